@@ -1,0 +1,34 @@
+# The doors: demo, test, lint, bench, asan. Each sets up what it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGE := setup.cfg setup.py pyproject.toml tarshards/_tar.c
+
+demo: $(VENV)/.demo
+	$(BIN)/python notebooks/digits.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto $(PYTEST)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One of them: make bench ONLY=read
+bench: $(VENV)/.bench
+	for program in $(or $(ONLY:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$program || exit; done
+
+asan: $(VENV)/.test
+	PYTHON=$(BIN)/python bash tests/tar/asan.sh
+
+$(VENV)/.%: $(PACKAGE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build data *.egg-info .hypothesis tarshards/*.so
+
+.PHONY: demo test lint bench asan clean
+.PRECIOUS: $(VENV)/.%

@@ -1,0 +1,152 @@
+"""Handwritten digits as tar shards: write them, stream them into a small classifier, and account for every sample."""
+
+from __future__ import annotations
+
+import random
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import click
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from tarshards import Ledger, ShardDataset, ShardWriter
+
+# The scans lie writer by writer, and the shards keep that order: those held out show other hands than the rest.
+ALL, TRAIN, TEST = "digits-{00..07}.tar", "digits-{00..05}.tar", "digits-{06..07}.tar"
+SHARD = 225  # samples in each but the last
+GOAL = 0.95
+
+
+def digit_samples() -> Iterator[dict[str, Any]]:
+    """Yield the 1,797 scans that come with scikit-learn, their 17 shades spread over 0..255."""
+    digits = load_digits()
+    for number, (image, label) in enumerate(zip(digits.images, digits.target)):
+        yield {"__key__": f"{number:04d}", "png": (image * 255 / 16).astype("uint8"), "cls": int(label)}
+
+
+def write_digits(folder: str) -> ShardWriter:
+    """Write all scans to eight shards in *folder*, and return the writer."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with ShardWriter(f"{folder}/digits-{{shard:02d}}.tar", max_samples=SHARD) as writer:
+        for sample in digit_samples():
+            writer.write(sample)
+    return writer
+
+
+def read_with_tarfile(shards: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of *shards* as Python's own tarfile reads them."""
+    for shard in shards:
+        with tarfile.open(shard) as archive:
+            for key, members in groupby(archive, lambda member: member.name.split(".")[0]):
+                fields = {member.name.split(".", 1)[1]: archive.extractfile(member).read() for member in members}
+                yield {"__key__": key, "__url__": shard, **fields}
+
+
+def samples_per_second(*readers: Callable[[], Iterable[Any]], passes: int = 9) -> list[float]:
+    """Return the speed of each reader: the median of so many passes, in turns."""
+    speeds: list[list[float]] = [[] for _ in readers]
+    for _ in range(passes):
+        for reader, speed in zip(readers, speeds):
+            begun = perf_counter()
+            count = sum(1 for _ in reader())
+            speed.append(count / (perf_counter() - begun))
+    return [median(speed) for speed in speeds]
+
+
+def nudge(image: torch.Tensor) -> torch.Tensor:
+    """Move an image by up to one pixel each way."""
+    top, left = random.choices(range(3), k=2)
+    return nn.functional.pad(image, (1, 1, 1, 1))[top : top + 8, left : left + 8]
+
+
+def classifier() -> nn.Module:
+    """Return an untrained network: a batch of images of 8 x 8 in, ten scores each out."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(64 * 4 * 4, 10),
+    )
+
+
+def train(folder: str, *, seed: int, epochs: int, ledger: Ledger) -> Iterator[float]:
+    """Train a classifier on the first six shards; yield after every epoch its accuracy on the other two."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # so small a network leaves the other cores to the workers
+    seen = (
+        ShardDataset(f"{folder}/{TRAIN}", shuffle=True, seed=seed, on_error=ledger)
+        .shuffle(500, seed=seed)
+        .decode("torchl")
+        .map_fields({"png": nudge})
+        .to_tuple("png", "cls")
+    )
+    held_out = ShardDataset(f"{folder}/{TEST}", on_error=ledger).decode("torchl").to_tuple("png", "cls")
+    seen_batches, held_out_batches = [
+        DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True) for dataset in (seen, held_out)
+    ]
+    model = classifier()
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for epoch in range(1, epochs + 1):
+        model.train()
+        with tqdm(total=6 * SHARD, desc=f"epoch {epoch}", unit=" samples", leave=False, disable=None) as bar:
+            for images, labels in seen_batches:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+                bar.update(len(labels))
+        model.eval()
+        with torch.no_grad():
+            right = torch.cat([model(images).argmax(1) == labels for images, labels in held_out_batches])
+        yield right.float().mean().item()
+
+
+def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
+    """Raise ClickException unless every sample that was *written* was delivered once an epoch, and nothing left out."""
+    delivered = ledger.samples
+    if delivered != written * epochs or ledger.skipped or ledger.quarantined or ledger.unaudited:
+        raise click.ClickException(f"written {written} samples x {epochs} epochs, delivered {delivered}\n{ledger}")
+
+
+@click.command()
+@click.option("--data", default="data/digits", show_default=True, help="Folder to write the shards to.")
+@click.option("--epochs", default=20, type=click.IntRange(min=1), show_default=True, help="Give up after so many.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the weights and of the order.")
+def main(data: str, epochs: int, seed: int) -> None:
+    """Write handwritten digits to tar shards and train on them up to 95 % on shards held out."""
+    writer = write_digits(data)
+    size = sum(Path(shard).stat().st_size for shard in writer.shards)
+    print(f"wrote      {len(writer.shards)} shards, {writer.samples} samples, {size} bytes: {data}/{ALL}")
+
+    dataset = ShardDataset(f"{data}/{ALL}")
+    ours, tarfiles = samples_per_second(lambda: dataset, lambda: read_with_tarfile(writer.shards))
+    print(f"read       {ours:.0f} samples/s; Python's tarfile {tarfiles:.0f}: {ours / tarfiles:.0f} times as many")
+
+    ledger = Ledger()
+    for epoch, accuracy in enumerate(train(data, seed=seed, epochs=epochs, ledger=ledger), 1):
+        print(f"epoch {epoch:<4} {accuracy:.1%} of the held-out digits right")
+        if accuracy >= GOAL:
+            break
+
+    audit(ledger, written=writer.samples, epochs=epoch)
+    print(f"account    written {writer.samples} x {epoch} epochs = delivered {ledger.samples} samples")
+    print(ledger)
+    if accuracy < GOAL:
+        raise click.ClickException(f"{accuracy:.1%} after {epochs} epochs; the goal is {GOAL:.0%}")
+
+
+if __name__ == "__main__":
+    main()

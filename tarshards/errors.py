@@ -1,0 +1,79 @@
+"""Every error of tarshards; each says where in the data it happened.
+
+TarshardsError
+├── UrlError      a shard expression or URL that cannot be understood (also a ValueError)
+├── OpenError     a URL that cannot be opened, or that breaks off while it is read or written
+├── TarError      bytes that are not a whole and sound tar archive
+├── SampleError   members that do not form samples, or samples that do not form members
+├── OpError       a user's function that failed on a sample
+├── DecodeError   a field whose bytes do not decode
+├── EncodeError   a field whose value does not encode
+└── WorldError    ranks and shards that do not fit together
+
+Bad arguments raise Python's own TypeError and ValueError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TarshardsError(Exception):
+    """Base of all errors; *url*, *offset* (bytes), *key* and *field* are None where unknown.
+
+    >>> str(TarshardsError("bad checksum", url="a.tar", offset=512))
+    'a.tar: offset 512: bad checksum'
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        url: str | None = None,
+        offset: int | None = None,
+        key: str | None = None,
+        field: str | None = None,
+    ):
+        self.reason, self.url, self.offset, self.key, self.field = reason, url, offset, key, field
+        name = ".".join(part for part in (key, field) if part is not None) or None
+        place = [url, None if offset is None else f"offset {offset}", name]
+        super().__init__(": ".join([part for part in place if part is not None] + [reason]))
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.reason, self.url, self.offset, self.key, self.field)
+
+
+def _rebuild(kind: type[TarshardsError], reason: str, url: Any, offset: Any, key: Any, field: Any) -> TarshardsError:
+    return kind(reason, url=url, offset=offset, key=key, field=field)
+
+
+class UrlError(TarshardsError, ValueError):
+    """A shard expression or URL that cannot be understood."""
+
+
+class OpenError(TarshardsError):
+    """A URL that cannot be opened, or that breaks off while it is read or written."""
+
+
+class TarError(TarshardsError):
+    """Bytes that are not a whole and sound tar archive."""
+
+
+class SampleError(TarshardsError):
+    """Members that do not form samples, or samples that do not form members."""
+
+
+class OpError(TarshardsError):
+    """A user's function that failed on a sample; its own exception is the cause."""
+
+
+class DecodeError(TarshardsError):
+    """A field whose bytes do not decode."""
+
+
+class EncodeError(TarshardsError):
+    """A field whose value does not encode."""
+
+
+class WorldError(TarshardsError):
+    """Ranks and shards that do not fit together."""

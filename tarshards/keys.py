@@ -1,0 +1,49 @@
+"""Member name <-> (key, field), by WebDataset's convention: the first dot of the base name splits them."""
+
+from __future__ import annotations
+
+from tarshards.errors import SampleError
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into its key and its lower-cased field; None for a name that has none.
+
+    Names without a dot, hidden files, and names with a component of the form ``__x__`` have none.
+
+    >>> split_name("a/b.c/d.seg.JPG")
+    ('a/b.c/d', 'seg.jpg')
+    >>> split_name("a/README"), split_name(".hidden"), split_name("__meta__/a.json")
+    (None, None, None)
+    """
+    folder, slash, base = name.rpartition("/") if "/" in name else ("", "", name)
+    stem, dot, field = base.partition(".")
+    if not stem or not dot or ("__" in name and is_reserved(name)):
+        return None
+    return folder + slash + stem if slash else stem, field.lower()
+
+
+def is_reserved(name: str) -> bool:
+    """Say whether a component of *name* has the form ``__x__``.
+
+    >>> is_reserved("a/__key__"), is_reserved("a__b__")
+    (True, False)
+    """
+    return any(part.startswith("__") and part.endswith("__") for part in name.split("/"))
+
+
+def join_name(key: str, field: str) -> str:
+    """Join *key* and *field* into the member name that reads back as both; raise SampleError where none does.
+
+    >>> join_name("a/b", "jpg")
+    'a/b.jpg'
+    >>> join_name("a.b", "txt")
+    Traceback (most recent call last):
+    tarshards.errors.SampleError: a.b.txt: the name 'a.b.txt' would read back as key 'a', field 'b.txt'
+    """
+    name = f"{key}.{field}"
+    back = split_name(name)
+    if back != (key, field) or "\0" in name:
+        what = "be skipped" if back is None else f"read back as key {back[0]!r}, field {back[1]!r}"
+        what = "break at its NUL byte" if "\0" in name else what
+        raise SampleError(f"the name {name!r} would {what}", key=key, field=field)
+    return name

@@ -1,0 +1,176 @@
+"""Bytes <-> members: plain POSIX tar, read loudly and written the same for the same input.
+
+``scan`` and ``cut`` are the one switch between the native header parser and its pure-Python twin.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+
+from tarshards.errors import TarError
+
+if TYPE_CHECKING:
+    from tarshards.ledger import Ledger
+
+try:
+    from tarshards._tar import cut, scan
+except ImportError:
+    from tarshards._tar_py import cut, scan
+
+BLOCK = 512
+CHUNK = 1 << 19  # bytes read at once where members are small; fits the processor's cache
+MAX_READ = 1 << 26  # bytes asked for at once, so that a lying size costs no more memory than this
+MEMBER_LIMIT = 16 << 30
+END = bytes(2 * BLOCK)  # what ends an archive that we write
+
+MODE_AND_OWNER = b"0000644\x000000000\x000000000\x00"
+TIME = b"00000000000\x00"
+AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
+AFTER_CHECKSUM_SUM = sum(AFTER_CHECKSUM) + sum(b" " * 8)
+
+
+class Member(NamedTuple):
+    """A regular file of an archive; *offset* is where its first header lies in the (decompressed) archive."""
+
+    name: str
+    data: bytes
+    offset: int
+
+
+def read_members(
+    stream: BinaryIO | RawIOBase,
+    *,
+    url: str | None = None,
+    select: Callable[[str], bool] | None = None,
+    end: Literal["required", "optional"] = "required",
+    limit: int = MEMBER_LIMIT,
+    ledger: Ledger | None = None,
+) -> Iterator[Member]:
+    """Yield the regular files of the tar archive in *stream*, in their order.
+
+    The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n.
+    Members for whose name *select* is false are passed over without being held. Directories, links and devices are
+    skipped, and counted by *ledger*. *url* names the archive in errors (by default the stream's own name).
+    Concatenated archives are read as one.
+
+    Raises TarError with the offset for a damaged or sparse member, one of more than *limit* bytes, an archive that is
+    cut short (``end="optional"`` accepts one cut between members), and for an empty input.
+    """
+    if url is None and isinstance(name := getattr(stream, "name", None), str):
+        url = name
+    buffer, base = b"", 0  # base: offset of the buffer in the archive
+    position, ended = 0, False
+    ahead = CHUNK
+    small = 0  # members in a row that came out of one buffer
+    while True:
+        members, position, need, ended, problem = scan(buffer, position, ended, limit)
+        available = len(buffer)
+        last = members.pop() if members and members[-1][3] > available else None
+        if ledger is not None:
+            for kind in [member[4] for member in members if member[4]]:
+                ledger.skip(kind)
+        small += len(members)
+        if select is not None:
+            members = [member for member in members if not member[4] and select(member[0])]
+        yield from cut(buffer, members, base, Member)
+        if last is not None:
+            # Its data goes on beyond the buffer, and is read straight into its bytes.
+            name, header, start, stop, kind = last
+            if not kind and (select is None or select(name)):
+                data = _read_exactly(stream, stop - max(start, available), url, base + header)
+                if start < available:
+                    data = buffer[start:] + data
+                yield Member(name, data, base + header)
+                del data
+            else:
+                _pass_over(stream, stop - available, url, base + header)
+                if kind and ledger is not None:
+                    ledger.skip(kind)
+            if stop - start >= CHUNK // 4:
+                small, ahead = 0, BLOCK  # likely more such follow: read no more than the next header
+            available, buffer = stop, b""
+        if problem:
+            if base + position == 0 and problem == "bad header checksum":
+                problem = "not a tar archive"
+            raise TarError(problem, url=url, offset=base + position)
+        if small >= 8:
+            ahead = CHUNK
+        base += min(position, available)
+        rest = buffer[position:]
+        position = max(0, position - available)
+        chunk = _read(stream, position + max(ahead, need - len(rest)), url, base)
+        if not chunk:
+            break
+        buffer = rest + chunk if rest else chunk
+    _check_end(rest, base, position, ended, url, end)
+
+
+def _read(stream: Any, size: int, url: str | None, offset: int) -> bytes:
+    data: bytes | None = stream.read(size)
+    if data is None:  # which is no end of the archive
+        raise TarError("the stream is non-blocking and has no bytes yet", url=url, offset=offset)
+    return data
+
+
+def _read_exactly(stream: Any, size: int, url: str | None, offset: int) -> bytes:
+    data = _read(stream, min(size, MAX_READ), url, offset)
+    if len(data) == size:
+        return data
+    parts, missing = [data], size - len(data)
+    while missing:
+        data = _read(stream, min(missing, MAX_READ), url, offset)
+        if not data:
+            raise TarError("truncated in this member", url=url, offset=offset)
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
+
+
+def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
+    if stream.seekable():
+        stream.seek(size - 1, 1)
+        size = 1
+    while size:
+        data = _read(stream, min(size, CHUNK), url, offset)
+        if not data:
+            raise TarError("truncated in this member", url=url, offset=offset)
+        size -= len(data)
+
+
+def _check_end(rest: bytes, base: int, missing: int, ended: bool, url: str | None, end: str) -> None:
+    """Raise TarError unless an archive may end after *rest*, whole blocks of which begin at *base*."""
+    if base + len(rest) == 0:
+        raise TarError("empty input, not a tar archive", url=url)
+    if base == 0 and not ended and not missing and len(rest) < BLOCK:
+        raise TarError("less than a header, not a tar archive", url=url, offset=0)
+    if ended and any(rest):
+        raise TarError("junk after the end of the archive", url=url, offset=base)
+    if not ended and (rest or missing):
+        raise TarError("truncated in a header or its padding", url=url, offset=base)
+    if not ended and end != "optional":
+        raise TarError("truncated: no block of zeros ends the archive", url=url, offset=base)
+
+
+def pack_header(name: str, size: int) -> bytes:
+    """Return the header of a regular file: plain ustar where it says everything, else with a pax header before it.
+
+    Time, owner and mode are fixed, so that the same members give the same bytes.
+    """
+    if len(name) <= 100 and name.isascii() and size < 1 << 33:
+        before = b"%b%b%011o\0%b" % (name.encode().ljust(100, b"\0"), MODE_AND_OWNER, size, TIME)
+        return b"%b%06o\0 %b" % (before, sum(before) + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def padding(size: int) -> int:
+    """How many zero bytes follow *size* bytes of data up to the next block.
+
+    >>> padding(1), padding(512)
+    (511, 0)
+    """
+    return -size % BLOCK

@@ -1,0 +1,1 @@
+"""The Unix tools: one click command a file, each over the library."""

@@ -1,0 +1,127 @@
+"""Tar shards for torch: the one importer of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import parent_process
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from tarshards.errors import WorldError
+from tarshards.stream import BoundOp, EpochCounter, ShardSource, Stream
+from tarshards.world import World
+
+
+class ShardDataset(Stream, IterableDataset):
+    """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
+
+    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own shards:
+    together they deliver every sample exactly once. *shuffle* permutes the shards by (*seed*, epoch) before they are
+    shared out. Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* takes the errors
+    of shards and ops: see ``Ledger``; ``ledger`` is the account over all workers. *world* replaces what
+    ``World.detect()`` says of the rank.
+
+    Iterating raises WorldError, on every rank, where there are fewer shards than ranks.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        on_error: Callable[[Exception], Any] | None = None,
+        world: World | None = None,
+        allow_pipe: bool = False,
+    ):
+        self._source = ShardSource(urls, shuffle=shuffle, seed=seed, on_error=on_error, allow_pipe=allow_pipe)
+        self._source.ledger.share()
+        self._ops = ()
+        self._epochs = SharedEpochCounter()
+        self._rank = world
+        self._pickled_by: tuple[int, World] | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("a ShardDataset is iterated, not indexed; sample n is next(iter(dataset.skip(n).take(1)))")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pickled_by": (os.getpid(), World.detect())}
+
+    def _here(self) -> World:
+        here = World.detect()
+        if self._rank is None:
+            parent = parent_process()
+            if here.seed is None or self._pickled_by is None or parent is None or parent.pid != self._pickled_by[0]:
+                return here
+            ranks = self._pickled_by[1]  # a spawned worker has no process group to ask
+        else:
+            ranks = self._rank
+            if here.seed is None:
+                return ranks
+            if ranks.num_workers > 1:
+                raise WorldError("world= names a worker, and the DataLoader has workers of its own")
+        return replace(here, rank=ranks.rank, world_size=ranks.world_size)
+
+    def _then(self, op: BoundOp) -> ShardDataset:
+        dataset = super()._then(op)
+        for ledger in dataset._ledgers():
+            ledger.share()
+        return dataset
+
+
+class SharedEpochCounter(EpochCounter):
+    """Counts the epochs of one dataset over all its copies in worker processes.
+
+    A table in shared memory says, for each of the last epochs, which pass over a DataLoader each worker began it for.
+    A worker that begins a pass joins the first epoch that others have begun for this pass and it has not; or else it
+    begins the next one. Workers that begin at the same moment come to the same answer, so that no lock is needed:
+    an entry is one 64-bit word, epoch + 1 above and the pass below.
+    """
+
+    EPOCHS, WORKERS, PASS_BITS = 8, 256, 40
+
+    def __init__(self, epoch: int = 0):
+        self._table = torch.zeros(self.EPOCHS, self.WORKERS, dtype=torch.int64).share_memory_()
+        self._first = torch.full((1,), epoch).share_memory_()
+        self._passes = 0
+
+    def begin(self, world: World) -> int:
+        """Return the epoch that begins now in this worker, the same for all workers of one pass."""
+        if world.worker >= self.WORKERS:
+            raise WorldError(f"worker {world.worker}: there can be {self.WORKERS} at most")
+        self._passes += 1
+        mask = (1 << self.PASS_BITS) - 1
+        this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask
+        table = self._table.tolist()  # read once: what is written meanwhile must not count by halves
+        begun = [
+            ((word >> self.PASS_BITS) - 1, worker)
+            for row in table
+            for worker, word in enumerate(row)
+            if word and word & mask == this_pass
+        ]
+        own = max((epoch for epoch, worker in begun if worker == world.worker), default=-1)
+        epoch = min((epoch for epoch, worker in begun if epoch > own), default=self._next(table))
+        self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
+        return epoch
+
+    def _next(self, table: list[list[int]]) -> int:
+        last = max(map(max, table)) >> self.PASS_BITS
+        return last if last else int(self._first)
+
+    def set(self, epoch: int) -> None:
+        """Let the next epoch be *epoch*, in persistent workers too."""
+        self._table.zero_()
+        self._first.fill_(epoch)
+
+    def copy(self) -> SharedEpochCounter:
+        """Return a counter of its own that goes on from here."""
+        return SharedEpochCounter(self._next(self._table.tolist()))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._table.share_memory_()  # what came by value is shared anew; what is shared stays
+        self._first.share_memory_()

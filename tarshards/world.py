@@ -1,0 +1,68 @@
+"""Which rank and which worker this process is: the only reader of rank variables and of torch's worker info."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tarshards.errors import WorldError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """One worker of one rank: *rank* of *world_size*, *worker* of *num_workers*, all counted from 0.
+
+    *seed* is what the workers of one pass over a DataLoader have in common (None outside of workers).
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.world_size and 0 <= self.worker < self.num_workers):
+            raise WorldError(
+                f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}: no such place"
+            )
+
+    @classmethod
+    def detect(cls) -> World:
+        """Ask torch.distributed (if initialised, else RANK and WORLD_SIZE) and torch's worker info.
+
+        torch is asked only where it is imported already. Raises WorldError where the variables make no sense.
+        """
+        rank, world_size = _detect_rank()
+        data = sys.modules.get("torch.utils.data")
+        info = data.get_worker_info() if data else None
+        if info is None:
+            return cls(rank, world_size)
+        return cls(rank, world_size, info.id, info.num_workers, info.seed - info.id)
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """The items of this worker: every world_size-th is the rank's, and every num_workers-th of those the worker's.
+
+        >>> World(rank=1, world_size=2, worker=0, num_workers=2).share("abcdefghij")
+        'bfj'
+        """
+        return items[self.rank :: self.world_size][self.worker :: self.num_workers]
+
+
+def _detect_rank() -> tuple[int, int]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if size is None:
+        return 0, 1
+    if rank is None:
+        raise WorldError(f"WORLD_SIZE is {size!r} and RANK is not set")
+    if not (rank.isascii() and rank.isdigit() and size.isascii() and size.isdigit()):
+        raise WorldError(f"RANK={rank!r} and WORLD_SIZE={size!r} are not both whole numbers")
+    return int(rank), int(size)

@@ -1,0 +1,172 @@
+"""Samples -> shards, atomically: a shard has its final name when it is whole, or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tarshards.errors import SampleError
+from tarshards.openers import open_shard
+from tarshards.samples import Sample, sample_members
+from tarshards.tar import END, pack_header, padding
+
+
+class _Writer:
+    """What both writers share: leaving by an exception discards what is not finished."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class TarWriter(_Writer):
+    """Write samples to one shard: a path, any URL that can be written, ``-`` for stdout.
+
+    Time, owner and mode are fixed and fields sorted, so that the same samples give the same bytes. The shard appears
+    under its name when ``close`` has succeeded; ``abort``, or leaving the ``with`` block by an exception, leaves none.
+    """
+
+    def __init__(self, target: str, *, allow_pipe: bool = False):
+        self.target = str(target)
+        self.samples = 0
+        self.size = len(END)  # bytes of the finished archive, before compression
+        self._keys: set[str] = set()
+        self._stream: Any = open_shard(self.target, "wb", allow_pipe=allow_pipe)
+
+    def write(self, sample: Sample) -> None:
+        """Append one sample.
+
+        Raises SampleError for a key that was written before or that would not read back and EncodeError for a value
+        that does not encode; nothing of such a sample is written.
+        """
+        packed = pack_sample(sample)
+        self.write_members(sample["__key__"], packed)
+
+    def write_members(self, key: str, packed: list[bytes]) -> None:
+        """Append the members of one sample as ``pack_sample`` returned them."""
+        if key in self._keys:
+            raise SampleError("this key is in the shard already", url=self.target, key=key)
+        self._keys.add(key)
+        self._send(b"".join(packed))
+        self.size += sum(map(len, packed))
+        self.samples += 1
+
+    def close(self) -> None:
+        """Finish the archive and give it its name; further calls do nothing."""
+        if not self._stream.closed:
+            self._send(END)
+            self._stream.close()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+        except BaseException:
+            self.abort()  # half a sample may be out
+            raise
+
+    def abort(self) -> None:
+        """Discard the archive."""
+        self._stream.abort()
+
+
+class ShardWriter(_Writer):
+    """Write samples to numbered shards, beginning a new one when *max_samples* or *max_bytes* would be exceeded.
+
+    *pattern* holds the shard's number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
+    before compression; only a single larger sample exceeds it. No shard is empty: without samples there is none.
+    ``shards`` lists the finished ones, which stay when a later one is aborted.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        max_samples: int | None = None,
+        max_bytes: int | None = None,
+        start: int = 0,
+        allow_pipe: bool = False,
+    ):
+        if max_samples is not None and max_samples < 1:
+            raise ValueError(f"a shard holds at least 1 sample, not max_samples={max_samples}")
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes must be positive, not {max_bytes}")
+        self.pattern = str(pattern)
+        if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
+            raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+        self.max_samples, self.max_bytes, self.allow_pipe = max_samples, max_bytes, allow_pipe
+        self.shards: list[str] = []
+        self.samples = 0
+        self._number = start
+        self._writer: TarWriter | None = None
+
+    def write(self, sample: Sample) -> None:
+        """Append one sample; raises as ``TarWriter.write`` does."""
+        packed = pack_sample(sample)
+        if self._writer is not None and self._is_full(sum(map(len, packed))):
+            self._finish_shard()
+        if self._writer is None:
+            self._writer = TarWriter(shard_name(self.pattern, self._number), allow_pipe=self.allow_pipe)
+        self._writer.write_members(sample["__key__"], packed)
+        self.samples += 1
+
+    def _is_full(self, size: int) -> bool:
+        assert self._writer is not None
+        samples, total = self._writer.samples + 1, self._writer.size + size
+        return (self.max_samples is not None and samples > self.max_samples) or (
+            self.max_bytes is not None and total > self.max_bytes
+        )
+
+    def _finish_shard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self.shards.append(self._writer.target)
+            self._writer = None
+            self._number += 1
+
+    def close(self) -> None:
+        """Finish the last shard; further calls do nothing."""
+        self._finish_shard()
+
+    def abort(self) -> None:
+        """Discard the shard that is being written."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+
+
+def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = False) -> int:
+    """Write *samples* to one shard and return how many there were."""
+    with TarWriter(target, allow_pipe=allow_pipe) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer.samples
+
+
+def pack_sample(sample: Sample) -> list[bytes]:
+    """Encode a sample as the blocks of its members: headers, data and padding in turn."""
+    packed = []
+    for name, data in sample_members(sample):
+        packed += [pack_header(name, len(data)), data, bytes(padding(len(data)))]
+    return packed
+
+
+def shard_name(pattern: str, shard: int) -> str:
+    """Fill the shard's number into *pattern*.
+
+    >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7)
+    ('a-007.tar', 'a-000007.tar')
+    """
+    name = re.sub(r"\{shard(?::(0?\d*)d?)?\}", lambda match: format(shard, f"{match[1] or ''}d"), pattern)
+    return re.sub(r"%(0?\d*)d", lambda match: format(shard, f"{match[1]}d"), name)

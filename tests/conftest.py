@@ -1,0 +1,37 @@
+"""What all tests share: small shards made by our writer, and the names of their samples."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import pytest
+
+from tarshards import ShardWriter
+
+
+@pytest.fixture
+def make_shards(tmp_path):
+    """Return a function that writes *shards* shards of *samples* samples each, and returns their expression."""
+
+    def make(shards: int, samples: int = 3, name: str = "set") -> str:
+        with ShardWriter(str(tmp_path / f"{name}-%04d.tar"), max_samples=samples) as writer:
+            for i in range(shards * samples):
+                writer.write({"__key__": f"{i:06d}", "cls": i, "txt": f"text {i}"})
+        return str(tmp_path / f"{name}-{{0000..{shards - 1:04d}}}.tar")
+
+    return make
+
+
+@pytest.fixture
+def open_files():
+    """Return a function that lists what this process has open."""
+
+    def listed() -> set[str]:
+        names = set()
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # the listing's own
+                names.add(f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        return {name for name in names if "/dev/shm" not in name and "/memfd:" not in name}
+
+    return listed

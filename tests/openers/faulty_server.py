@@ -1,0 +1,117 @@
+"""An HTTP server on 127.0.0.1 that misbehaves exactly as it is told to."""
+
+from __future__ import annotations
+
+import re
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from socket import SO_LINGER, SOL_SOCKET
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: what it claims, after how many bytes it breaks off (*cut*), and how it ends."""
+
+    status: str = "200 OK"
+    headers: tuple[tuple[str, str], ...] = ()
+    etag: str | None = '"v1"'
+    modified: str | None = None
+    body: bytes | None = None
+    framing: str = "length"  # or "chunked", "none"
+    ranges: bool = True
+    shift: int = 0  # added to the start that Content-Range claims
+    cut: int | None = None
+    end: str = "close"  # or "reset", "stall"
+
+    def build(self, body: bytes, start: int | None) -> bytes:
+        body = body if self.body is None else self.body
+        headers = [*self.headers, ("Connection", "close")]
+        headers += [("ETag", self.etag)] if self.etag else []
+        headers += [("Last-Modified", self.modified)] if self.modified else []
+        status, part = self.status, body
+        if start is not None and self.ranges and status.startswith("200"):
+            status, part = "206 Partial Content", body[start:]
+            headers += [("Content-Range", f"bytes {start + self.shift}-{len(body) - 1}/{len(body)}")]
+        if self.framing == "length":
+            headers += [("Content-Length", str(len(part)))]
+        elif self.framing == "chunked":
+            headers += [("Transfer-Encoding", "chunked")]
+            chunks = [part[at : at + 1000] for at in range(0, len(part), 1000)]
+            part = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + part
+
+
+@dataclass(repr=False)
+class Server:
+    """Gives *answers* in turn, then whole ones, of *body*; `requests` are those it got: method, path, headers, body."""
+
+    body: bytes = b""
+    answers: list[Answer] = field(default_factory=list)
+    default: Answer = Answer()
+    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def play(self, *answers: Answer, body: bytes, default: Answer | None = None) -> str:
+        """Answer so from now on; return the URL."""
+        self.answers[:], self.body, self.default = answers, body, default or Answer()
+        self.requests.clear()
+        return f"{self.url}/shard.tar"
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Listener
+
+    def handle(self) -> None:
+        script = self.server.script
+        line = self.rfile.readline().decode()
+        if not line:
+            return
+        method, path, _ = line.split()
+        headers: dict[str, str] = {}
+        while (line := self.rfile.readline().decode().strip()) != "":
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        script.requests.append((method, path, headers, body))
+        answer = script.answers.pop(0) if script.answers else script.default
+        match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
+        valid = headers.get("if-range") in (None, answer.etag, answer.modified)
+        raw = answer.build(script.body, int(match[1]) if match and valid else None)
+        self.request.sendall(raw if answer.cut is None else raw[: answer.cut])
+        if answer.end == "stall":
+            script.stopped.wait(5)
+        elif answer.end == "reset":
+            self.request.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+            # Without the shutdown that the server would do first, closing sends a reset.
+            self.rfile.close()
+            self.wfile.close()
+            self.request.close()
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    script: Server
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that leaves is no error."""
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    with _Listener(("127.0.0.1", 0), _Handler) as listener:
+        listener.script = Server(url=f"http://127.0.0.1:{listener.server_address[1]}")
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield listener.script
+        finally:
+            listener.script.stopped.set()
+            listener.shutdown()
+            thread.join()

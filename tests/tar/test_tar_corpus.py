@@ -1,0 +1,409 @@
+"""Archives by GNU tar, bsdtar, git and Python's tarfile, read as those programs read them."""
+
+import io
+import os
+import re
+import tarfile
+
+import pytest
+from tar_corpus import entry, header, pack, pax, program, read, read_whole, tarfile_archive, tarfile_members
+
+from tarshards.tar import BLOCK, END
+
+pytestmark = pytest.mark.usefixtures("twin")
+
+
+def path_of(length, folder):
+    """Return a path of *length* bytes in *folder*, its components short enough for a file system."""
+    rest = length - len(folder) - len("/.txt")
+    parts = []
+    while rest > 100:
+        parts.append("d" * 79)
+        rest -= 80
+    return "/".join([folder, *parts, "f" * rest + ".txt"])
+
+
+FILES = {
+    "short/a.cls": b"7",
+    "short/a.jpg": bytes(range(256)) * 3,
+    "short/b.cls": b"",
+    "short/b.jpg": bytes(512),
+    "short/b.txt": b"\n" * 513,
+    "short/c d 'e' \"f\" $g.txt": b"a name to be quoted",
+    **{path_of(length, "names"): b"%d" % length for length in (98, 99)},
+    **{path_of(length, "n100"): b"%d" % length for length in (100,)},
+    **{path_of(length, "ustar"): b"%d" % length for length in (101, 150, 180)},
+    "ustar/" + "p" * 60 + "/" + "p" * 88 + "/" + "n" * 100: b"a full prefix and a full name",
+    **{path_of(length, "long"): b"%d" % length for length in (256, 257, 512, 1000)},
+    "utf8/é.txt": b"Latin",
+    "utf8/日本語.jpg": b"CJK",
+    "utf8/" + "ü" * 90 + ".txt": b"long, too",
+    os.fsdecode(b"latin/\xe9\xff.txt"): b"not UTF-8",
+    "latin/\\": b"a name that listings show otherwise",
+}
+EVERYWHERE = ["short", "names"]
+USTAR = [*EVERYWHERE, "n100", "ustar"]
+ALL = [*USTAR, "long", "utf8", "latin"]
+LINKS = [*EVERYWHERE, "links"]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A folder with files of many kinds and names."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name, data in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, (1, 1234567890.5))
+    links = folder / "links"
+    (links / "empty folder").mkdir(parents=True)
+    (links / "one.txt").write_bytes(b"two names")
+    os.link(links / "one.txt", links / "two.txt")
+    (links / "short.txt").symlink_to("one.txt")
+    (links / "long.txt").symlink_to("../" * 60 + "one.txt")
+    os.mkfifo(links / "fifo")
+    (folder / "sparse").mkdir()
+    with open(folder / "sparse" / "holes.bin", "wb") as file:
+        for at in range(0, 1 << 22, 1 << 18):
+            file.seek(at)
+            file.write(b"island")
+        file.truncate(1 << 22)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gnu(tree):
+    """GNU tar, run in the tree."""
+    run = program("tar")
+    return lambda *arguments: run(*arguments, cwd=tree)
+
+
+@pytest.fixture(scope="module")
+def bsd(tree):
+    """bsdtar, run in the tree."""
+    run = program("bsdtar")
+    return lambda *arguments: run(*arguments, cwd=tree)
+
+
+def listed_by_gnu(path):
+    """The names of the regular files, as bytes."""
+    lines = program("tar")("-tvif", path, "--quoting-style=literal", "--full-time", "--numeric-owner").splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if line.startswith((b"-", b"C"))]
+
+
+def listed_by_bsd(path):
+    lines = program("bsdtar")("-tvf", path, "--options=read_concatenated_archives").splitlines()
+    return [line.split(maxsplit=8)[8] for line in lines if line.startswith(b"-")]
+
+
+def assert_read_as_the_oracles_do(path):
+    members = read_whole(path.read_bytes())
+    assert members == tarfile_members(path)
+    names = [os.fsencode(member.name) for member in members]
+    assert names == listed_by_gnu(path)
+    data = b"".join(member.data for member in members)
+    assert data == program("tar")("-xOif", path)
+    if all(name.isprintable() and "\\" not in name for name, _, _ in members):
+        assert names == listed_by_bsd(path)
+        assert data == program("bsdtar")("-xOf", path, "--options=read_concatenated_archives")
+    return members
+
+
+def names_in(*folders):
+    return sorted(name for name in FILES if name.startswith(tuple(f"{folder}/" for folder in folders)))
+
+
+@pytest.mark.parametrize(
+    ("format", "folders"),
+    [("v7", EVERYWHERE), ("ustar", USTAR), ("oldgnu", ALL), ("gnu", ALL), ("pax", ALL), ("posix", ALL)],
+)
+@pytest.mark.parametrize("blocking", [1, 20])
+def test_gnu_tar(gnu, tmp_path, format, folders, blocking):
+    path = tmp_path / "a.tar"
+    gnu("-cf", path, f"--format={format}", f"-b{blocking}", "--sort=name", *folders)
+    members = assert_read_as_the_oracles_do(path)
+    assert sorted(member.name for member in members) == names_in(*folders)
+    assert {member.name: member.data for member in members}.items() <= FILES.items()
+
+
+@pytest.mark.parametrize(
+    ("format", "folders"), [("v7", EVERYWHERE), ("ustar", USTAR), ("gnutar", ALL), ("pax", ALL), ("pax", USTAR)]
+)
+def test_bsdtar(bsd, tmp_path, format, folders):
+    path = tmp_path / "a.tar"
+    # bsdtar cannot convert a name that is not UTF-8 to pax, and says so.
+    folders = [folder for folder in folders if folder != "latin"]
+    bsd("-cf", path, f"--format={format}", *folders)
+    members = assert_read_as_the_oracles_do(path)
+    assert {member.name: member.data for member in members} == {name: FILES[name] for name in names_in(*folders)}
+
+
+@pytest.mark.parametrize(
+    ("format", "folders"), [(tarfile.USTAR_FORMAT, USTAR), (tarfile.GNU_FORMAT, ALL), (tarfile.PAX_FORMAT, ALL)]
+)
+def test_tarfile(tree, tmp_path, format, folders):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=format) as archive:
+        for folder in folders:
+            archive.add(tree / folder, folder)
+    members = assert_read_as_the_oracles_do(path)
+    assert {member.name: member.data for member in members} == {name: FILES[name] for name in names_in(*folders)}
+
+
+@pytest.mark.parametrize("format", ["v7", "ustar", "gnu", "pax"])
+def test_folders_links_and_fifos_are_passed_over_and_counted(gnu, tmp_path, format):
+    path = tmp_path / "a.tar"
+    long_link = ["--exclude=links/long.txt"] if format in ("v7", "ustar") else []
+    fifo = ["--exclude=links/fifo"] if format == "v7" else []
+    gnu("-cf", path, f"--format={format}", "--sort=name", *long_link, *fifo, *LINKS)
+    members = assert_read_as_the_oracles_do(path)
+    assert [member.name for member in members if member.name.startswith("links/")] == ["links/one.txt"]
+    assert read(path.read_bytes()).skipped == {
+        "directory": 4,
+        "hard link": 1,
+        "symbolic link": 2 - len(long_link),
+        **({} if fifo else {"fifo": 1}),
+    }
+
+
+@pytest.mark.parametrize("format", ["ustar", "gnutar", "pax"])
+def test_links_by_bsdtar(bsd, tmp_path, format):
+    path = tmp_path / "a.tar"
+    bsd("-cf", path, f"--format={format}", *(["--exclude=links/long.txt"] if format == "ustar" else []), *LINKS)
+    assert_read_as_the_oracles_do(path)
+    skipped = read(path.read_bytes()).skipped
+    assert (skipped["hard link"], skipped["fifo"]) == (1, 1)
+
+
+def test_devices_are_passed_over_and_counted():
+    archive = entry(kind=b"3") + entry(kind=b"4") + entry(b"1") + END
+    assert read(archive).skipped == {"character device": 1, "block device": 1}
+    assert [member.data for member in read_whole(archive)] == [b"1"]
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax", "ustar"])
+def test_appended(gnu, tmp_path, format):
+    path = tmp_path / "a.tar"
+    gnu("-cf", path, f"--format={format}", "short")
+    gnu("--append", "-f", path, f"--format={format}", "names", "n100")
+    members = assert_read_as_the_oracles_do(path)
+    assert sorted(member.name for member in members) == names_in("short", "names", "n100")
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax", "ustar"])
+def test_concatenated_by_tar(gnu, tmp_path, format):
+    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    gnu("-cf", path, f"--format={format}", "short")
+    gnu("-cf", other, f"--format={format}", "names", "n100")
+    gnu("--concatenate", "-f", path, other)
+    members = assert_read_as_the_oracles_do(path)
+    assert sorted(member.name for member in members) == names_in("short", "names", "n100")
+
+
+@pytest.mark.parametrize("formats", [("gnu", "pax", "ustar"), ("pax", "pax"), ("v7", "gnu")])
+def test_concatenated_by_cat(gnu, tmp_path, formats):
+    path, part = tmp_path / "a.tar", tmp_path / "part.tar"
+    for format in formats:
+        gnu("-cf", part, f"--format={format}", "short")
+        with open(path, "ab") as file:
+            file.write(part.read_bytes())
+    members = assert_read_as_the_oracles_do(path)
+    assert len(members) == len(formats) * len(names_in("short"))
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+def test_a_volume_label_is_no_member(gnu, tmp_path, format):
+    path = tmp_path / "a.tar"
+    gnu("-cf", path, f"--format={format}", "-V", "the label", "short")
+    members = assert_read_as_the_oracles_do(path)
+    assert sorted(member.name for member in members) == names_in("short")
+    assert read(path.read_bytes()).skipped.get("volume label", 0) == (format == "gnu")
+
+
+@pytest.mark.parametrize("blocking", [1, 20])
+def test_an_archive_of_nothing_has_no_members(gnu, bsd, tmp_path, blocking):
+    path = tmp_path / "a.tar"
+    gnu("-cf", path, f"-b{blocking}", "-T", os.devnull)
+    assert read_whole(path.read_bytes()) == []
+    bsd("-cf", path, "-T", os.devnull)
+    assert read_whole(path.read_bytes()) == []
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+def test_an_incremental_dump_s_folders_are_passed_over_with_their_contents(gnu, tmp_path, format):
+    path = tmp_path / "a.tar"
+    gnu("-cf", path, f"--format={format}", f"--listed-incremental={tmp_path / 'snapshot'}", *ALL)
+    members = read_whole(path.read_bytes())
+    # Python's tarfile takes the times that GNU tar keeps in place of the prefix for part of the name.
+    assert [os.fsencode(member.name) for member in members] == listed_by_gnu(path)
+    assert {member.name: member.data for member in members} == {name: FILES[name] for name in names_in(*ALL)}
+    assert read(path.read_bytes()).skipped["directory"] >= len(ALL)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("gnu",), ("pax", "--sparse-version=0.0"), ("pax", "--sparse-version=0.1"), ("pax", "--sparse-version=1.0")],
+)
+def test_sparse_members_are_refused(gnu, tmp_path, options):
+    path = tmp_path / "a.tar"
+    format, *version = options
+    gnu("-cf", path, f"--format={format}", "--hole-detection=raw", "--sparse", *version, "short", "sparse")
+    reading = read(path.read_bytes())
+    assert reading.error.reason == "sparse members are not supported"
+    assert len(reading.members) == len(names_in("short"))
+    gnu("-cf", path, f"--format={format}", "--hole-detection=raw", "--sparse", *version, "sparse/holes.bin")
+    assert read(path.read_bytes()).error.reason == "sparse members are not supported"
+
+
+@pytest.mark.parametrize("format", ["gnu", "posix"])
+def test_volumes_of_a_multi_volume_archive_are_refused(gnu, tmp_path, format):
+    volumes = [tmp_path / "1.tar", tmp_path / "2.tar"]
+    big = tmp_path / "big.bin"
+    big.write_bytes(bytes(range(256)) * 100)
+    prompts = f"n {volumes[1]}\n".encode() * 2
+    program("tar")(
+        "-cMf", volumes[0], f"--format={format}", "-L20", "-C", tmp_path, "big.bin", input=prompts, cwd=tmp_path
+    )
+    assert "truncated" in read(volumes[0].read_bytes()).error.reason
+    second = read(volumes[1].read_bytes())
+    assert second.members == []
+    assert second.error.reason == "continued members of multi-volume archives are not supported"
+
+
+def test_git_archive(tmp_path):
+    git = program("git")
+    files = {**{name: FILES[name] for name in names_in(*USTAR, "long")}, "utf8/é.txt": b"1"}
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for name, data in files.items():
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_bytes(data)
+    identity = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {
+        **identity,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(tmp_path),
+    }
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "files"]):
+        git(*command, cwd=repository, env=env)
+    path = tmp_path / "a.tar"
+    path.write_bytes(git("archive", "HEAD", cwd=repository, env=env))
+    assert path.read_bytes()[156:157] == b"g"
+    members = assert_read_as_the_oracles_do(path)
+    assert {member.name: member.data for member in members} == files
+
+
+def test_global_and_other_pax_records_are_no_part_of_a_member(tmp_path):
+    path = tmp_path / "a.tar"
+    pairs = [("a.txt", b"1"), ("é/" * 60 + "b.txt", b"2" * 1000)]
+    headers = {"comment": "é" * 400, "mtime": "1.5", "user.key": "a=b"}
+    path.write_bytes(tarfile_archive(pairs, format=tarfile.PAX_FORMAT, mtime=1.25, pax_headers=headers))
+    members = assert_read_as_the_oracles_do(path)
+    assert [(member.name, member.data) for member in members] == pairs
+    assert members[0].offset > 0
+
+
+def test_a_size_may_stand_in_base_256_or_in_a_pax_record(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(
+        entry(b"12345", name=b"a.txt", size=b"\x80" + bytes(10) + b"\5")
+        + pax(b"size=600")
+        + entry(b"6" * 600, name=b"b.txt", size=b"00000000000\0")
+        + pax(b"size=2", b"path=c.txt")
+        + entry(b"78", size=b"00000000000 ")
+        + END
+    )
+    assert_read_as_the_oracles_do(path)
+
+
+def test_a_header_may_be_of_any_old_kind(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(
+        entry(b"1", name=b"a.txt", kind=b"\0", magic=b"", size=b"          1 ")
+        + entry(b"2", name=b"b.txt", kind=b"7", prefix=b"prefix")
+        + entry(name=b"folder/", kind=b"\0", magic=b"")
+        + entry(b"3", name=b"c.txt", kind=b"0", magic=b"ustar\x0000", prefix=b"p" * 155)
+        + END
+    )
+    assert len(assert_read_as_the_oracles_do(path)) == 3
+
+
+ONE, TWO = pack([("a.txt", b"1")]), pack([("b.txt", b"2" * 600)])
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        ONE + TWO + END,
+        ONE + TWO + bytes(BLOCK),
+        ONE + TWO + END * 20,
+        ONE + TWO + bytes(BLOCK + 1),
+        ONE + TWO + bytes(2 * BLOCK - 1),
+        ONE + bytes(BLOCK) + TWO + END,
+        ONE + END + TWO + END,
+        bytes(BLOCK) + ONE + END * 9 + TWO + END,
+    ],
+)
+def test_zeros_may_stand_between_members_and_must_stand_at_the_end(archive):
+    assert [(member.name, len(member.data)) for member in read_whole(archive)] == [("a.txt", 1), ("b.txt", 600)]
+    assert [archive[member.offset : member.offset + 5] for member in read_whole(archive)] == [b"a.txt", b"b.txt"]
+
+
+@pytest.mark.parametrize("archive", [ONE + TWO, ONE + END + TWO])
+def test_an_archive_without_an_end_is_truncated_unless_the_end_is_optional(archive):
+    reading = read(archive)
+    assert (len(reading.members), reading.error.offset) == (2, len(archive))
+    assert reading.error.reason == "truncated: no block of zeros ends the archive"
+    assert read(archive, end="optional").error is None
+    assert read(archive, end="typing error").error is not None
+
+
+@pytest.mark.parametrize("zeros", [1, 100, BLOCK - 1])
+@pytest.mark.parametrize("end", ["required", "optional"])
+def test_less_than_a_block_of_zeros_is_no_end(zeros, end):
+    assert read(ONE + bytes(zeros), end=end).error.offset == len(ONE)
+
+
+@pytest.mark.parametrize("junk", [b"j", b"junk" * 100, b"junk" * 128, b"junk" * 1000, b"\0" * 511 + b"j"])
+@pytest.mark.parametrize("end", ["required", "optional"])
+def test_junk_after_the_end_is_refused(junk, end):
+    reading = read(ONE + END + junk, end=end)
+    assert len(reading.members) == 1
+    assert (reading.error.reason, reading.error.offset) == ("junk after the end of the archive", len(ONE + END))
+
+
+def test_junk_between_members_is_refused():
+    reading = read(ONE + b"junk".ljust(BLOCK) + TWO + END)
+    assert len(reading.members) == 1
+    assert (reading.error.reason, reading.error.offset) == ("bad header checksum", len(ONE))
+
+
+@pytest.mark.parametrize("end", ["required", "optional"])
+def test_an_empty_input_is_no_archive(end):
+    assert str(read(b"", url="a.tar", end=end).error) == "a.tar: empty input, not a tar archive"
+
+
+def zip_of(data):
+    import zipfile
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a.txt", data)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("size", [1, 100, 511, 512, 10000])
+def test_what_is_no_archive_is_named_so(size):
+    import gzip
+
+    text = b"Nothing is ever lost silently.\n" * (size // 31 + 1)
+    for junk in (text[:size], zip_of(text)[:size], gzip.compress(bytes(size))):
+        error = read(junk, url="a.tar", end="optional").error
+        assert re.fullmatch("a.tar: offset 0: .*not a tar archive", str(error))
+
+
+def test_an_archive_that_begins_badly_says_what_is_bad():
+    assert read(header(kind=b"S") + END).error.reason == "sparse members are not supported"
+    assert read(entry(b"12345") + END, limit=4).error.reason == "a member larger than the limit"

@@ -1,0 +1,117 @@
+"""The account: counts, threshold, merging over processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from contextlib import suppress
+
+import pytest
+
+from tarshards import Ledger
+from tarshards.errors import TarError
+
+
+def test_counts_and_table():
+    ledger = Ledger(max_errors=2)
+    ledger.count(shards=2, members=20, samples=10)
+    ledger.skip("directory")
+    ledger.skip("no extension")
+    ledger.skip("no extension")
+    ledger(TarError("bad header checksum", url="a.tar", offset=512))
+    assert (ledger.shards, ledger.members, ledger.samples) == (2, 20, 10)
+    assert ledger.skipped == {"directory": 1, "no extension": 2}
+    assert not ledger.unaudited
+    assert str(ledger).splitlines() == [
+        "shards           2",
+        "members         20",
+        "delivered       10 samples",
+        "skipped          3 members: 1 directory, 2 no extension",
+        "quarantined      1",
+        "  a.tar: offset 512: bad header checksum",
+    ]
+
+
+def test_broken_off_is_unaudited():
+    ledger = Ledger()
+    ledger.count(broken_off=1)
+    assert ledger.unaudited
+    assert "1 broken off: unaudited" in str(ledger)
+
+
+@pytest.mark.parametrize("max_errors", [0, 1, 3])
+def test_raises_past_its_threshold(max_errors):
+    ledger = Ledger(max_errors=max_errors)
+    for _ in range(max_errors):
+        ledger(ValueError("odd"))
+    with pytest.raises(ValueError, match="odd"):
+        ledger(ValueError("odd"))
+    assert len(ledger.quarantined) == max_errors + 1
+
+
+def test_of_any_handler():
+    ledger = Ledger()
+    assert Ledger.of(ledger) is ledger
+    seen = []
+    asked = Ledger.of(seen.append)
+    asked(ValueError("odd"))
+    assert len(seen) == len(asked.quarantined) == 1
+    with pytest.raises(ValueError, match="odd"):
+        Ledger.of(None)(ValueError("odd"))
+
+
+def test_merge_and_clear():
+    one, two = Ledger(max_errors=1), Ledger(max_errors=1)
+    for ledger in (one, two):
+        ledger.count(samples=3)
+        ledger.skip("directory")
+        ledger(ValueError("odd"))
+    one.merge(two)
+    assert (one.samples, one.skipped, len(one.quarantined)) == (6, {"directory": 2}, 2)
+    one.clear()
+    assert (one.samples, one.skipped, one.quarantined) == (0, {}, [])
+    one(ValueError("odd"))  # the threshold counts anew
+
+
+def _work(ledger: Ledger, samples: int) -> None:
+    ledger.count(samples=samples)
+    ledger.skip("directory")
+    with suppress(TarError):
+        ledger(TarError("bad", url="a.tar", offset=1))
+    ledger.report()
+    ledger.count(samples=1)
+    ledger.report()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_copies_in_other_processes_report_home(method):
+    ledger = Ledger()
+    ledger.share()
+    ledger.count(samples=100)
+    processes = [multiprocessing.get_context(method).Process(target=_work, args=(ledger, n)) for n in (10, 20)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert ledger.samples == 132
+    assert ledger.skipped == {"directory": 2}
+    assert [entry.offset for entry in ledger.quarantined] == [1, 1]
+    assert ledger.samples == 132, "reports are added once"
+
+
+def test_a_pickled_ledger_brings_its_counts():
+    ledger = Ledger()
+    ledger.count(samples=5)
+    assert pickle.loads(pickle.dumps(ledger)).samples == 5
+
+
+def test_the_mailbox_goes_with_its_owner():
+    ledger = Ledger()
+    ledger.share()
+    path = ledger._mailbox.path
+    assert os.path.exists(path)
+    assert os.stat(path).st_mode & 0o77 == 0, "private"
+    del ledger
+    assert not os.path.exists(path)

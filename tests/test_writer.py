@@ -1,0 +1,233 @@
+"""Shards that are whole or not there, and the same for the same samples."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tarshards import ShardWriter, TarWriter, read_samples, write_samples
+from tarshards.errors import EncodeError, OpenError, SampleError
+from tarshards.writer import shard_name
+
+SAMPLES = [{"__key__": f"k{i}", "cls": i, "txt": "x" * i} for i in range(10)]
+
+
+def keys(path) -> list[str]:
+    return [sample["__key__"] for sample in read_samples(path)]
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "tgz"])
+def test_what_is_written_is_read(tmp_path, suffix):
+    target = str(tmp_path / f"a.{suffix}")
+    assert write_samples(SAMPLES, target) == 10
+    assert [(sample["__key__"], sample["txt"]) for sample in read_samples(target)] == [
+        (sample["__key__"], sample["txt"].encode()) for sample in SAMPLES
+    ]
+
+
+names = st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+@given(
+    st.dictionaries(
+        names.filter(lambda key: not (key.startswith("__") and key.endswith("__"))),
+        st.dictionaries(names.map(str.lower).filter(lambda f: "__" not in f), st.binary(max_size=1500), min_size=1),
+        max_size=5,
+    )
+)
+@settings(max_examples=200)
+def test_read_write_is_the_identity(tmp_path_factory, samples):
+    target = str(tmp_path_factory.mktemp("law") / "a.tar")
+    written = [
+        {"__key__": key, **{f"x.{field}": value for field, value in fields.items()}} for key, fields in samples.items()
+    ]
+    write_samples(written, target)
+    read = [{field: value for field, value in sample.items() if field != "__url__"} for sample in read_samples(target)]
+    assert read == written
+
+
+@pytest.mark.parametrize("program", [["tar", "-xf"], ["bsdtar", "-xf"]])
+def test_others_read_what_we_write(tmp_path, program):
+    samples = [
+        {"__key__": "d/short", "bin": b"1"},
+        {"__key__": "d/" + "long" * 30, "bin": b"2" * 600},
+        {"__key__": "d/" + "ünïcödé-数" * 5, "txt": "ü"},
+        {"__key__": "d/" + "数" * 60, "bin": b""},
+    ]
+    write_samples(samples, str(tmp_path / "a.tar"))
+    done = subprocess.run(
+        [*program, "a.tar"], cwd=tmp_path, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    for sample in samples:
+        (field,) = sample.keys() - {"__key__"}
+        value = sample[field]
+        data = value.encode() if isinstance(value, str) else value
+        assert (tmp_path / f"{sample['__key__']}.{field}").read_bytes() == data
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert len(tar.getmembers()) == 4
+
+
+def test_same_samples_same_bytes(tmp_path):
+    for name in ("a.tar.gz", "b.tar.gz"):
+        samples = [dict(reversed(sample.items())) for sample in SAMPLES] if name[0] == "b" else SAMPLES
+        write_samples(samples, str(tmp_path / name))
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "place"),
+    [
+        ({"__key__": "k0", "x": b""}, SampleError, "k0"),
+        ({"__key__": "a.b", "x": b""}, SampleError, r"a\.b\.x"),
+        ({"__key__": "n", "X": b""}, SampleError, r"n\.X"),
+        ({"__key__": "n", "cls": "seven" and 1.5}, EncodeError, r"n\.cls"),
+        ({"__key__": "n", "nonsense": object()}, EncodeError, r"n\.nonsense"),
+        ({"x": b""}, SampleError, "__key__"),
+        ({"__key__": "n"}, SampleError, "n"),
+    ],
+)
+def test_refused_samples_are_named_and_leave_the_rest_whole(tmp_path, sample, error, place):
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write(SAMPLES[0])
+        with pytest.raises(error, match=place):
+            writer.write(sample)
+        writer.write(SAMPLES[1])
+    assert keys(tmp_path / "a.tar") == ["k0", "k1"]
+
+
+def test_an_exception_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write(SAMPLES[0])
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_leaves_the_old_shard(tmp_path):
+    write_samples(SAMPLES[:1], str(tmp_path / "a.tar"))
+    with pytest.raises(EncodeError):
+        write_samples([SAMPLES[1], {"__key__": "n", "x": object()}], str(tmp_path / "a.tar"))
+    assert keys(tmp_path / "a.tar") == ["k0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_nothing_has_its_name_before_the_end(tmp_path):
+    writer = TarWriter(str(tmp_path / "a.tar"))
+    writer.write(SAMPLES[0])
+    assert not (tmp_path / "a.tar").exists()
+    writer.close()
+    writer.close()
+    assert keys(tmp_path / "a.tar") == ["k0"]
+
+
+def test_a_full_disk_leaves_nothing_half_written():
+    with pytest.raises(OpenError, match="/dev/full"), TarWriter("/dev/full") as writer:
+        writer.write({"__key__": "a", "bin": bytes(1 << 20)})
+
+
+def test_killed_in_the_middle(tmp_path):
+    program = f"""
+from tarshards import ShardWriter
+import os, signal
+writer = ShardWriter({str(tmp_path)!r} + "/a-%06d.tar", max_samples=2)
+for i in range(5):
+    writer.write({{"__key__": str(i), "cls": i}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+    assert sorted(path.name for path in tmp_path.glob("*.tar")) == ["a-000000.tar", "a-000001.tar"]
+    assert keys(str(tmp_path / "a-{000000..000001}.tar")) == list("0123")
+
+
+@pytest.mark.parametrize("pattern", ["a-{shard:03d}.tar", "a-%03d.tar"])
+def test_max_samples(tmp_path, pattern):
+    with ShardWriter(str(tmp_path / pattern), max_samples=4) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    assert [Path(shard).name for shard in writer.shards] == ["a-000.tar", "a-001.tar", "a-002.tar"]
+    assert [len(keys(shard)) for shard in writer.shards] == [4, 4, 2]
+    assert writer.samples == 10
+
+
+@pytest.mark.parametrize("max_bytes", [1, 2048, 5000, 10_000, 1 << 20])
+def test_max_bytes_is_the_size_of_the_file(tmp_path, max_bytes):
+    rng = random.Random(max_bytes)
+    samples = [{"__key__": str(i), "bin": rng.randbytes(rng.randrange(3000))} for i in range(50)]
+    with ShardWriter(str(tmp_path / "a-%03d.tar"), max_bytes=max_bytes) as writer:
+        for sample in samples:
+            writer.write(sample)
+    sizes = [os.path.getsize(shard) for shard in writer.shards]
+    counts = [len(keys(shard)) for shard in writer.shards]
+    assert sum(counts) == 50
+    assert all(size <= max_bytes or count == 1 for size, count in zip(sizes, counts))
+    # No shard could have taken the next one's first sample.
+    firsts = [next(read_samples(shard)) for shard in writer.shards]
+    for size, following in zip(sizes, firsts[1:]):
+        assert size + 512 + -(-len(following["bin"]) // 512) * 512 > max_bytes
+
+
+def test_no_samples_no_shard(tmp_path):
+    with ShardWriter(str(tmp_path / "a-%03d.tar"), max_samples=4) as writer:
+        pass
+    assert writer.shards == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_shards_stay_when_a_later_one_fails(tmp_path):
+    def write_some():
+        with ShardWriter(str(tmp_path / "a-%03d.tar"), max_samples=4) as writer:
+            for sample in [*SAMPLES[:6], {"__key__": "bad", "x": object()}]:
+                writer.write(sample)
+
+    with pytest.raises(EncodeError):
+        write_some()
+    assert [path.name for path in tmp_path.iterdir()] == ["a-000.tar"]
+
+
+def test_start(tmp_path):
+    with ShardWriter(str(tmp_path / "a-%03d.tar"), start=7) as writer:
+        writer.write(SAMPLES[0])
+    assert [Path(shard).name for shard in writer.shards] == ["a-007.tar"]
+
+
+@pytest.mark.parametrize("arguments", [{"max_samples": 0}, {"max_bytes": 0}])
+def test_bad_limits(arguments):
+    with pytest.raises(ValueError, match="max_"):
+        ShardWriter("a-%03d.tar", **arguments)
+
+
+def test_a_pattern_needs_a_number():
+    with pytest.raises(ValueError, match="shard number"):
+        ShardWriter("a.tar")
+
+
+def test_shard_names():
+    assert shard_name("a-{shard}.tar", 3) == "a-3.tar"
+    assert shard_name("{shard:02d}/%%-{other}", 3) == "03/%%-{other}"
+
+
+def test_compressed_is_deterministic_and_plain_inside(tmp_path):
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    write_samples(SAMPLES, str(tmp_path / "a.tar.gz"))
+    assert gzip.decompress((tmp_path / "a.tar.gz").read_bytes()) == (tmp_path / "a.tar").read_bytes()
+
+
+def test_values_are_encoded_by_their_field(tmp_path):
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    write_samples([{"__key__": "a", "png": image, "json": {"a": [1]}, "npy": image}], str(tmp_path / "a.tar"))
+    from tarshards import Stream
+
+    (sample,) = Stream.from_shards(tmp_path / "a.tar").decode("rgb8")
+    assert (sample["png"] == image).all()
+    assert (sample["npy"] == image).all()
+    assert sample["json"] == {"a": [1]}
