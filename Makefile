@@ -17,7 +17,7 @@ lint: $(VENV)/.test
 
 # One of them: make bench ONLY=read
 bench: $(VENV)/.bench
-	for program in $(or $(ONLY:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$program || exit; done
+	for program in $(or $(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py))); do $(BIN)/python $$program || exit; done
 
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/tar/asan.sh

@@ -39,9 +39,7 @@ PROBLEMS = {
 ScannedMember = tuple[str, int, int, int, str]
 
 
-def scan(
-    buffer: bytes, position: int, ended: bool, limit: int
-) -> tuple[list[ScannedMember], int, int, int, str | None]:
+def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
     """Parse the headers in *buffer* from *position* on, as far as it reaches.
 
     *ended* says whether the block before *position* was one of zeros; *limit* is the largest size of a member.
@@ -63,7 +61,7 @@ def scan(
             if at != position:
                 problem = "an extended header without its member"
                 break
-            ended = True
+            ended = 1
             position = at = at + BLOCK
             continue
         if not _checksum_is_right(block):
@@ -88,7 +86,7 @@ def scan(
                     break
                 path = records.get(b"path", path)
                 size_record = records.get(b"size", size_record)
-            ended = False
+            ended = 0
             at = following
             if kind_code == 0x67 and path is None and size_record is None:
                 position = at
@@ -121,11 +119,11 @@ def scan(
             break
         start = at + BLOCK
         members.append((raw_name.decode("utf-8", "surrogateescape"), position, start, start + size, kind or ""))
-        ended = False
+        ended = 0
         path = size_record = None
         position = at = start + (size + 511 & ~511)
         need = BLOCK
-    return members, at if problem else position, need, int(ended), problem
+    return members, at if problem else position, need, ended, problem
 
 
 def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> list[Any]:
@@ -134,7 +132,7 @@ def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> l
     Raises ValueError for one that does not lie in the buffer.
     """
     make = tuple.__new__  # twice as fast as a named tuple's own
-    members = []
+    members: list[Any] = []
     for name, header, start, end, kind in scanned:
         if not kind:
             if not 0 <= start <= end <= len(buffer):

@@ -79,9 +79,9 @@ class Ledger:
         return cls() if on_error is None else cls(max_errors=float("inf"), on_error=on_error)
 
     def __call__(self, error: Exception) -> None:
-        place = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
+        place: list[Any] = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
         reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
-        self._mine().quarantined.append(Quarantined(*place, reason))
+        self._mine().quarantined.append(Quarantined._make([*place, reason]))
         self._errors += 1
         if self.on_error is not None:
             self.on_error(error)

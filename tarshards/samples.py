@@ -9,7 +9,7 @@ from tarshards.codecs import encode_field
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.keys import is_reserved, join_name, split_name
 from tarshards.ledger import Ledger
-from tarshards.openers import open_shard
+from tarshards.openers import open_shard, public
 from tarshards.tar import Member, read_members
 from tarshards.urls import expand_urls
 
@@ -35,14 +35,16 @@ def read_samples(
 
 def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:
     """Yield the samples of one shard; errors go to *ledger*, which raises them or lets them end the shard."""
+    name = public(url)
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
-            yield from group_members(read_members(stream, url=url, ledger=ledger), url=url, ledger=ledger, split=split)
+            members = read_members(stream, url=name, ledger=ledger)
+            yield from group_members(members, url=name, ledger=ledger, split=split)
         ledger.count(shards=1)
     except TarshardsError as error:
         ledger(error)
     except OSError as error:
-        ledger(_caused(OpenError(error.strerror or str(error), url=url), error))
+        ledger(_caused(OpenError(error.strerror or str(error), url=name), error))
     finally:
         ledger.report()
 

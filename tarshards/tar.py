@@ -62,7 +62,7 @@ def read_members(
     if url is None and isinstance(name := getattr(stream, "name", None), str):
         url = name
     buffer, base = b"", 0  # base: offset of the buffer in the archive
-    position, ended = 0, False
+    position, ended = 0, 0
     ahead = CHUNK
     small = 0  # members in a row that came out of one buffer
     while True:
@@ -140,7 +140,7 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
         size -= len(data)
 
 
-def _check_end(rest: bytes, base: int, missing: int, ended: bool, url: str | None, end: str) -> None:
+def _check_end(rest: bytes, base: int, missing: int, ended: int, url: str | None, end: str) -> None:
     """Raise TarError unless an archive may end after *rest*, whole blocks of which begin at *base*."""
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)

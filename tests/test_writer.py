@@ -91,7 +91,7 @@ def test_same_samples_same_bytes(tmp_path):
         ({"__key__": "k0", "x": b""}, SampleError, "k0"),
         ({"__key__": "a.b", "x": b""}, SampleError, r"a\.b\.x"),
         ({"__key__": "n", "X": b""}, SampleError, r"n\.X"),
-        ({"__key__": "n", "cls": "seven" and 1.5}, EncodeError, r"n\.cls"),
+        ({"__key__": "n", "cls": 1.5}, EncodeError, r"n\.cls"),
         ({"__key__": "n", "nonsense": object()}, EncodeError, r"n\.nonsense"),
         ({"x": b""}, SampleError, "__key__"),
         ({"__key__": "n"}, SampleError, "n"),
@@ -107,9 +107,13 @@ def test_refused_samples_are_named_and_leave_the_rest_whole(tmp_path, sample, er
 
 
 def test_an_exception_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), TarWriter(str(tmp_path / "a.tar")) as writer:
-        writer.write(SAMPLES[0])
-        raise KeyboardInterrupt
+    def interrupted():
+        with TarWriter(str(tmp_path / "a.tar")) as writer:
+            writer.write(SAMPLES[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from tarshards.errors import UrlError
 from tarshards.openers.compression import compressed, decompressed
 from tarshards.openers.streams import Reader, Writer, public
 
-__all__ = ["Reader", "Writer", "open_shard", "open_url"]
+__all__ = ["Reader", "Writer", "open_shard", "open_url", "public"]
 
 #: The room that opens each scheme, imported at first use; all other schemes are fsspec's.
 ROOMS = {"": "local", "file": "local", "-": "stdio", "http": "http", "https": "http", "pipe": "pipe"}

@@ -61,4 +61,4 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-sanitized -m pytest -q -p no:cacheprovider -k 'native or twins' tests/tar
+sanitized -m pytest -q -n auto -p no:cacheprovider -k 'native or twins' tests/tar

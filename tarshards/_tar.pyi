@@ -1,0 +1,2 @@
+from tarshards._tar_py import cut as cut
+from tarshards._tar_py import scan as scan
