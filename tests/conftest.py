@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tarshards import ShardWriter
+
+BIN = Path(__file__).parents[1] / "bin"
 
 
 @pytest.fixture
@@ -35,3 +39,13 @@ def open_files():
         return {name for name in names if "/dev/shm" not in name and "/memfd:" not in name}
 
     return listed
+
+
+@pytest.fixture(scope="session")
+def path_with_tools(tmp_path_factory) -> str:
+    """A PATH on which the tools of this tree come first, run by this interpreter."""
+    folder = tmp_path_factory.mktemp("bin")
+    for tool in BIN.iterdir():
+        (folder / tool.name).write_text(f'#!/bin/sh\nexec {sys.executable} {tool} "$@"\n')
+        (folder / tool.name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

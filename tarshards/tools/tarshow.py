@@ -28,5 +28,5 @@ def main(shards: tuple[str, ...], count: int | None, fields: str | None) -> None
 
 
 def _visible(text: str) -> str:
-    """Escape what would not be seen, or would break a line: control characters and bytes that are no UTF-8."""
-    return "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else repr(c)[1:-1] for c in text)
+    """Escape what would not be seen, or would break a line: control characters, and bytes that are no UTF-8."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)

@@ -9,7 +9,7 @@ import tracemalloc
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, load_twin, pack, pax, read, seal, tarfile_archive
 
@@ -61,6 +61,21 @@ POSITIONS = st.one_of(st.integers(0, 40).map(lambda n: n * BLOCK), st.integers(0
 LIMITS = st.sampled_from([0, 4, 1 << 20, MEMBER_LIMIT, (1 << 63) - 1])
 
 
+# Bodies that fill their last block: what is read beyond them is read beyond the buffer.
+FULL = [
+    entry(b"505 path=" + b"p" * 495 + b"\n" + b"1234567", kind=b"x"),
+    entry(b"512 path=" + b"p" * 502 + b"\n", kind=b"x"),
+    entry(b"513 path=" + b"p" * 503, kind=b"x"),
+    entry(b"512 comment" + b"c" * 500 + b"\n", kind=b"x"),
+    entry(b"n" * 512, kind=b"L"),
+]
+
+
+@example(buffer=FULL[0], position=0, ended=False, limit=0)
+@example(buffer=FULL[1], position=0, ended=False, limit=0)
+@example(buffer=FULL[2], position=0, ended=False, limit=0)
+@example(buffer=FULL[3], position=0, ended=False, limit=0)
+@example(buffer=FULL[4], position=0, ended=False, limit=0)
 @settings(max_examples=1500, deadline=None)
 @given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), ended=st.booleans(), limit=LIMITS)
 def test_both_twins_say_the_same_of_any_buffer(buffer, position, ended, limit):
@@ -198,6 +213,7 @@ def test_a_checksum_that_is_no_number_is_wrong_even_where_the_signed_sum_is_minu
     [
         ({"name": b"n" * 100}, "n" * 100),
         ({"name": b"n" * 100, "prefix": b"p" * 155}, "p" * 155 + "/" + "n" * 100),
+        ({"name": b"n" * 100, "prefix": b"p" * 155 + b"padding"}, "p" * 155 + "/" + "n" * 100),
         ({"name": b"n", "prefix": b"p"}, "p/n"),
         ({"name": b"n", "prefix": b"p", "magic": b"ustar  \0"}, "n"),
         ({"name": b"n", "prefix": b"p", "magic": b""}, "n"),
@@ -336,6 +352,13 @@ def test_what_is_wrong_with_a_pax_header(scan, body, problem):
     assert result[4] == problem
     assert result[1] == BLOCK + (len(extended) if "name" in problem else 0)
     assert len(result[0]) == 1
+
+
+@pytest.mark.parametrize("size", [10, 11, 13])
+def test_a_pax_record_ends_with_its_header_s_data(scan, size):
+    # The padding is no part of it, whatever it holds.
+    extended = entry(b"12 path=abc\n1 ", kind=b"x", size=b"%011o\0" % size)
+    assert problem_of(scan(extended + header())) == (0, "bad pax header")
 
 
 @pytest.mark.parametrize("record", [b"path=a", b"size=1"])

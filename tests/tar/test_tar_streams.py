@@ -150,6 +150,17 @@ def test_small_and_large_members_in_any_order(sizes, steps, picked):
             assert read_whole(stream, select=names.__contains__) == everything[::picked]
 
 
+@pytest.mark.parametrize("size", [10, CHUNK - 1, 3 * CHUNK])
+@pytest.mark.parametrize("opener", [io.BytesIO, Drip])
+@pytest.mark.parametrize("select", [None, "a.txt".__eq__])
+def test_the_data_of_what_is_no_regular_file_is_passed_over_and_counted_once(size, opener, select):
+    folders = entry(b"." * size, name=b"d/", kind=b"D") + entry(b"." * size, name=b"e/")
+    archive = pack([("a.txt", b"1")]) + folders + pack([("a.txt", b"2")]) + END
+    reading = read(opener(archive), select=select)
+    assert [member.data for member in reading.members] == [b"1", b"2"]
+    assert (reading.skipped, reading.error) == ({"directory": 2}, None)
+
+
 def test_select_sees_the_name_of_every_regular_file_once():
     archive = pack([("a.txt", b"1"), ("b.txt", bytes(CHUNK))]) + entry(name=b"d/", kind=b"5") + pack([("c", b"")]) + END
     seen = []

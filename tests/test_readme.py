@@ -1,0 +1,53 @@
+"""What the README shows does run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import tarshards
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for name, text in BLOCKS if name == language]
+
+
+def test_reading_is_three_lines(make_shards):
+    (three_lines, _) = blocks("python")
+    body = "".join(f"    {line}\n" for line in three_lines.splitlines())
+    body = body.replace('"train-{000..146}.tar"', repr(make_shards(2)))
+    space = {name: getattr(tarshards, name) for name in tarshards.__all__}
+    exec(f"def read():\n{body}", space)
+    assert [sample["cls"] for sample in space["read"]()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_one_screen_of_python(tmp_path):
+    program = tmp_path / "screen.py"
+    program.write_text(blocks("python")[1])
+    done = subprocess.run([sys.executable, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "delivered    16000 samples" in done.stdout
+    assert "quarantined      0" in done.stdout
+
+
+def test_one_screen_of_shell(tmp_path, path_with_tools):
+    environment = {**os.environ, "PATH": path_with_tools}
+    command = ["bash", "-eu", "-c", blocks("bash")[0]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "./001\tcls:4\ttxt:9"
+
+
+def test_every_room_is_in_the_table():
+    text = (ROOT / "README.md").read_text()
+    rooms = {
+        path.stem for path in (ROOT / "tarshards").iterdir() if not path.stem.startswith("_") and path.stem != "py"
+    }
+    for room in rooms - {"py"}:
+        assert f"| `{room}`" in text or f"| `{room}/`" in text
