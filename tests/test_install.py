@@ -1,0 +1,31 @@
+"""The package installs with and without a compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("compiler", "room"), [("cc", "tarshards._tar"), ("false", "tarshards._tar_py")])
+def test_build(tmp_path, compiler, room, make_shards):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("tarshards", "bin"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib"]
+    done = subprocess.run(build, cwd=tmp_path, env={**os.environ, "CC": compiler}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    program = "import sys\nfrom tarshards import read_samples, tar\n"
+    program += "print(tar.scan.__module__, len(list(read_samples(sys.argv[1]))))"
+    run = [sys.executable, "-c", program, make_shards(2)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    done = subprocess.run(run, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [room, "6"], done.stderr
+    assert (tmp_path / "lib/tarshards/py.typed").exists()
