@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ def test_build(tmp_path, compiler, room, make_shards):
     assert done.returncode == 0, done.stderr
     program = "import sys\nfrom tarshards import read_samples, tar\n"
     program += "print(tar.scan.__module__, len(list(read_samples(sys.argv[1]))))"
-    run = [sys.executable, "-c", program, make_shards(2)]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    run = [sys.executable, "-S", "-c", program, make_shards(2)]  # -S: no editable install to fall back on
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}:{sysconfig.get_path('purelib')}"}
     done = subprocess.run(run, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [room, "6"], done.stderr
     assert (tmp_path / "lib/tarshards/py.typed").exists()
