@@ -63,8 +63,8 @@ def read_members(
         url = name
     buffer, base = b"", 0  # base: offset of the buffer in the archive
     position, ended = 0, 0
-    ahead = CHUNK
-    small = 0  # members in a row that came out of one buffer
+    ahead = CHUNK  # how much to read when members are missing
+    mark = None  # offset of the end of the last large member
     while True:
         members, position, need, ended, problem = scan(buffer, position, ended, limit)
         available = len(buffer)
@@ -72,38 +72,36 @@ def read_members(
         if ledger is not None:
             for kind in [member[4] for member in members if member[4]]:
                 ledger.skip(kind)
-        small += len(members)
         if select is not None:
             members = [member for member in members if not member[4] and select(member[0])]
         yield from cut(buffer, members, base, Member)
-        if last is not None:
-            # Its data goes on beyond the buffer, and is read straight into its bytes.
+        if last is not None:  # its data goes on beyond the buffer
             name, header, start, stop, kind = last
             if not kind and (select is None or select(name)):
                 data = _read_exactly(stream, stop - max(start, available), url, base + header)
-                if start < available:
-                    data = buffer[start:] + data
-                yield Member(name, data, base + header)
+                yield Member(name, buffer[start:] + data if start < available else data, base + header)
                 del data
             else:
                 _pass_over(stream, stop - available, url, base + header)
                 if kind and ledger is not None:
                     ledger.skip(kind)
-            if stop - start >= CHUNK // 4:
-                small, ahead = 0, BLOCK  # likely more such follow: read no more than the next header
+            if stop - start >= CHUNK // 8:
+                # A large member is best read straight into its bytes: read no further than to the data of the next,
+                # which is likely as far off as this one was from the one before.
+                ahead = min(base + start - mark, CHUNK) if mark is not None else BLOCK
+                mark = base + position
             available, buffer = stop, b""
         if problem:
             if base + position == 0 and problem == "bad header checksum":
                 problem = "not a tar archive"
             raise TarError(problem, url=url, offset=base + position)
-        if small >= 8:
-            ahead = CHUNK
         base += min(position, available)
         rest = buffer[position:]
         position = max(0, position - available)
         chunk = _read(stream, position + max(ahead, need - len(rest)), url, base)
         if not chunk:
             break
+        ahead = min(2 * ahead, CHUNK)
         buffer = rest + chunk if rest else chunk
     _check_end(rest, base, position, ended, url, end)
 
