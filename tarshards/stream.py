@@ -123,7 +123,7 @@ class Stream:
     off closes what it opened.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
-    [array([1, 9, 25]), array([49, 81])]
+    [array([ 1,  9, 25]), array([49, 81])]
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):

@@ -104,9 +104,9 @@ def test_an_error_is_one_line(own_codecs):
     def decode_odd(data):
         raise ValueError("first\nsecond" if data else "")
 
-    with pytest.raises(DecodeError, match=r"\Afirst\Z"):
+    with pytest.raises(DecodeError, match=r"\Aodd: first\Z"):
         decode_field("odd", b"x")
-    with pytest.raises(DecodeError, match=r"\AValueError\Z"):
+    with pytest.raises(DecodeError, match=r"\Aodd: ValueError\Z"):
         decode_field("odd", b"")
 
 
