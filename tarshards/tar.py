@@ -26,6 +26,8 @@ MAX_READ = 1 << 26  # bytes asked for at once, so that a lying size costs no mor
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # what ends an archive that we write
 
+NOT_YET = "the stream is non-blocking and has no bytes yet"  # which is no end of the archive
+
 MODE_AND_OWNER = b"0000644\x000000000\x000000000\x00"
 TIME = b"00000000000\x00"
 AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
@@ -69,16 +71,19 @@ def read_members(
         members, position, need, ended, problem = scan(buffer, position, ended, limit)
         available = len(buffer)
         last = members.pop() if members and members[-1][3] > available else None
-        if ledger is not None:
-            for kind in [member[4] for member in members if member[4]]:
+        wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
+        whole = cut(buffer, wanted, base, Member)
+        if ledger is not None and len(whole) < len(members):
+            for kind in [found[4] for found in members if found[4]]:
                 ledger.skip(kind)
-        if select is not None:
-            members = [member for member in members if not member[4] and select(member[0])]
-        yield from cut(buffer, members, base, Member)
+        yield from whole
         if last is not None:  # its data goes on beyond the buffer
             name, header, start, stop, kind = last
             if not kind and (select is None or select(name)):
-                data = _read_exactly(stream, stop - max(start, available), url, base + header)
+                missing = stop - (start if start > available else available)
+                data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
+                if len(data) < missing:
+                    data += _read_rest(stream, missing - len(data), url, base + header)
                 yield Member(name, buffer[start:] + data if start < available else data, base + header)
                 del data
             else:
@@ -88,42 +93,42 @@ def read_members(
             if stop - start >= CHUNK // 8:
                 # A large member is best read straight into its bytes: read no further than to the data of the next,
                 # which is likely as far off as this one was from the one before.
-                ahead = min(base + start - mark, CHUNK) if mark is not None else BLOCK
+                ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
             available, buffer = stop, b""
         if problem:
             if base + position == 0 and problem == "bad header checksum":
                 problem = "not a tar archive"
             raise TarError(problem, url=url, offset=base + position)
-        base += min(position, available)
+        if ahead > CHUNK:
+            ahead = CHUNK
         rest = buffer[position:]
-        position = max(0, position - available)
-        chunk = _read(stream, position + max(ahead, need - len(rest)), url, base)
+        missing = need - len(rest)
+        if position > available:
+            base += available
+            position -= available
+        else:
+            base += position
+            position = 0
+        chunk = stream.read(position + (ahead if ahead > missing else missing))
         if not chunk:
             break
-        ahead = min(2 * ahead, CHUNK)
+        ahead *= 2
         buffer = rest + chunk if rest else chunk
+    if chunk is None:
+        raise TarError(NOT_YET, url=url, offset=base)
     _check_end(rest, base, position, ended, url, end)
 
 
-def _read(stream: Any, size: int, url: str | None, offset: int) -> bytes:
-    data: bytes | None = stream.read(size)
-    if data is None:  # which is no end of the archive
-        raise TarError("the stream is non-blocking and has no bytes yet", url=url, offset=offset)
-    return data
-
-
-def _read_exactly(stream: Any, size: int, url: str | None, offset: int) -> bytes:
-    data = _read(stream, min(size, MAX_READ), url, offset)
-    if len(data) == size:
-        return data
-    parts, missing = [data], size - len(data)
-    while missing:
-        data = _read(stream, min(missing, MAX_READ), url, offset)
+def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
+    """Read the last *size* bytes of the member at *offset*."""
+    parts = []
+    while size:
+        data = stream.read(min(size, MAX_READ))
         if not data:
-            raise TarError("truncated in this member", url=url, offset=offset)
+            raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         parts.append(data)
-        missing -= len(data)
+        size -= len(data)
     return b"".join(parts)
 
 
@@ -132,9 +137,9 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
         stream.seek(size - 1, 1)
         size = 1
     while size:
-        data = _read(stream, min(size, CHUNK), url, offset)
+        data = stream.read(min(size, CHUNK))
         if not data:
-            raise TarError("truncated in this member", url=url, offset=offset)
+            raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         size -= len(data)
 
 
