@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarshards.codecs import decode_field
 from tarshards.collate import collate
 from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.fields import parse_selection, pick_field, place, select, split_fields
 from tarshards.keys import is_reserved
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def map_fields(
 
 
 def _map_fields(functions: Mapping[str, Callable[[Any], Any]], sample: Sample) -> Sample:
-    return {**sample, **{field: function(_pick(sample, field)) for field, function in functions.items()}}
+    return {**sample, **{field: function(sample[pick_field(sample, [field])]) for field, function in functions.items()}}
 
 
 def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
@@ -80,11 +81,11 @@ def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
     >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
     [{'__key__': 'a', 'jpg': 1}]
     """
-    names = _split_fields(fields)
+    names = split_fields(fields)
     for sample in samples:
         kept = {field: value for field, value in sample.items() if is_reserved(field)}
         for alternatives in names:
-            field = _which(sample, alternatives)
+            field = pick_field(sample, alternatives)
             kept[field] = sample[field]
         yield kept
 
@@ -99,11 +100,23 @@ def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterat
     """
     alternatives = {new: old.split(";") for new, old in names.items()}
     for sample in samples:
-        new_of = {_which(sample, old): new for new, old in alternatives.items()}
+        new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
         renamed = {new_of.get(field, field): value for field, value in sample.items()}
         if len(renamed) < len(sample):
-            raise SampleError("two fields would get one name", **_place(sample))
+            raise SampleError("two fields would get one name", **place(sample))
         yield renamed
+
+
+def select_fields(samples: Iterable[Sample], spec: str) -> Iterator[Sample]:
+    """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
+
+    ``__key__`` and its like stay. Raises SampleError where a sample has none of the alternatives, or two of one name.
+
+    >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
+    [{'__key__': 'a', 'image': 1, 'txt': 3}]
+    """
+    terms = parse_selection(spec)
+    return (select(sample, terms) for sample in samples)
 
 
 def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...]]:
@@ -114,35 +127,13 @@ def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...
     >>> list(to_tuple([{"jpg": 1, "cls": 2}], "jpg;png", "cls"))
     [(1, 2)]
     """
-    names = _split_fields(fields)
+    names = split_fields(fields)
     for sample in samples:
-        yield tuple([sample[_which(sample, alternatives)] for alternatives in names])
-
-
-def _split_fields(fields: tuple[str, ...]) -> list[list[str]]:
-    return [name.split(";") for name in " ".join(fields).split()]
-
-
-def _which(sample: Sample, alternatives: list[str]) -> str:
-    for field in alternatives:
-        if field in sample:
-            return field
-    wanted = "field " + " or ".join(alternatives)
-    raise SampleError(f"no {wanted}; there are {', '.join(f for f in sample if not is_reserved(f))}", **_place(sample))
-
-
-def _pick(sample: Sample, field: str) -> Any:
-    return sample[_which(sample, [field])]
-
-
-def _place(sample: Any) -> dict[str, Any]:
-    if not isinstance(sample, dict):
-        return {"url": None, "key": None}
-    return {"url": sample.get("__url__"), "key": sample.get("__key__")}
+        yield tuple([sample[pick_field(sample, alternatives)] for alternatives in names])
 
 
 def _op_error(error: Exception, sample: Any) -> OpError:
-    failure = OpError(f"{type(error).__name__}: {error}", **_place(sample))
+    failure = OpError(f"{type(error).__name__}: {error}", **place(sample))
     failure.__cause__ = error
     return failure
 
@@ -178,7 +169,7 @@ def decode(
                     value = decode_field(field, value, images=images, allow_unsafe=allow_unsafe)
                 decoded[field] = value
         except DecodeError as error:
-            failure = DecodeError(error.reason, **_place(sample), field=field)
+            failure = DecodeError(error.reason, **place(sample), field=field)
             if on_error is None:
                 raise failure from error
             failure.__cause__ = error

@@ -158,6 +158,7 @@ class Stream:
     map_fields = _op(ops.map_fields)
     keep_fields = _op(ops.keep_fields)
     rename_fields = _op(ops.rename_fields)
+    select_fields = _op(ops.select_fields)
     to_tuple = _op(ops.to_tuple)
     decode = _op(ops.decode)
     batched = _op(ops.batched)

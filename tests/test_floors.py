@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "tarshards"
 FLOORS = [
     {"errors"},
     {"keys", "world", "ledger"},
-    {"urls", "openers", "codecs", "collate", "parallel"},
+    {"urls", "openers", "codecs", "fields", "collate", "parallel"},
     {"tar", "_tar", "_tar_py"},
     {"samples"},
     {"ops", "writer"},

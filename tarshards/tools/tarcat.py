@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import click
 
-from tarshards.ledger import Ledger
-from tarshards.ops import keep_fields, take
-from tarshards.samples import read_samples
-from tarshards.tools._common import (
-    count_option,
-    fields_option,
-    no_tar_onto_a_terminal,
-    output_option,
-    shards_argument,
-    tell_of_skipped,
-)
+from tarshards.tools._common import Input, check_output, output_option, overwrite_option, reads_samples
 from tarshards.writer import write_samples
 
 
 @click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
-@shards_argument
-@count_option
-@fields_option
+@reads_samples
 @output_option
-def main(shards: tuple[str, ...], count: int | None, fields: str | None, output: str) -> None:
+@overwrite_option
+def main(source: Input, output: str, overwrite: bool) -> None:
     """Concatenate the samples of SHARDS into one tar.
 
     SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, pipe:command.
     """
-    no_tar_onto_a_terminal(output)
-    ledger = Ledger()
-    samples = read_samples(list(shards) or "-", on_error=ledger, allow_pipe=True)
-    if fields is not None:
-        samples = keep_fields(samples, fields)
-    write_samples(take(samples, count), output, allow_pipe=True)
-    tell_of_skipped(ledger)
+    check_output(output, overwrite)
+    write_samples(source, output, allow_pipe=True)
