@@ -8,8 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tarshards import ShardWriter
+
+# A busy machine is no failure.
+settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tarshards")
 
 BIN = Path(__file__).parents[1] / "bin"
 

@@ -25,7 +25,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 
 
-def run(command: Callable[..., Any]) -> None:
+def run(command: click.Command) -> None:
     """Run a click command as a program.
 
     Exit codes: 0 done; 1 the data failed or something was lost, which stderr tells; 2 the command line is wrong; 130
@@ -34,7 +34,12 @@ def run(command: Callable[..., Any]) -> None:
     """
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        sys.exit(command(standalone_mode=False))
+        # Not command.main(), which makes of a closed pipe an exit code of its own.
+        with command.make_context(os.path.basename(sys.argv[0]), sys.argv[1:]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -207,9 +212,7 @@ def reads_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("-c", "--count", type=click.IntRange(min=0), help="Stop after this many samples."),
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
-        click.option(
-            "--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."
-        ),
+        click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
         click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all when there are more."),
         click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
         click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
