@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any
 
+TICK = 0.2  # seconds; a signal that comes just before a wait is seen only after it
+
 
 def bounded_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
@@ -30,6 +32,9 @@ def bounded_map(
 
 
 def _take(pending: list[Future[Any]], ordered: bool) -> Any:
-    future = pending[0] if ordered else next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
+    candidates = pending[:1] if ordered else pending
+    while not (done := [future for future in candidates if future.done()]):
+        wait(candidates, TICK, FIRST_COMPLETED)
+    future = done[0]
     pending.remove(future)
     return future.result()

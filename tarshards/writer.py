@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from tarshards.errors import SampleError
 from tarshards.openers import open_shard
 from tarshards.samples import Sample, sample_members
 from tarshards.tar import END, pack_header, padding
+
+DUPLICATE_KEY = "this key is in the shard already"
 
 
 class _Writer:
@@ -57,7 +60,7 @@ class TarWriter(_Writer):
     def write_members(self, key: str, packed: list[bytes]) -> None:
         """Append the members of one sample as ``pack_sample`` returned them."""
         if key in self._keys:
-            raise SampleError("this key is in the shard already", url=self.target, key=key)
+            raise SampleError(DUPLICATE_KEY, url=self.target, key=key)
         self._keys.add(key)
         self._send(b"".join(packed))
         self.size += sum(map(len, packed))
@@ -87,6 +90,9 @@ class ShardWriter(_Writer):
     *pattern* holds the shard's number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
     before compression; only a single larger sample exceeds it. No shard is empty: without samples there is none.
     ``shards`` lists the finished ones, which stay when a later one is aborted.
+
+    *values* are filled into the pattern too, by their names. *open_writer* opens each shard by its name, in place of
+    ``TarWriter``; *on_finish* is called with the name of each finished shard and its writer.
     """
 
     def __init__(
@@ -97,6 +103,9 @@ class ShardWriter(_Writer):
         max_bytes: int | None = None,
         start: int = 0,
         allow_pipe: bool = False,
+        values: Mapping[str, str] | None = None,
+        open_writer: Callable[[str], TarWriter] | None = None,
+        on_finish: Callable[[str, TarWriter], Any] | None = None,
     ):
         if max_samples is not None and max_samples < 1:
             raise ValueError(f"a shard holds at least 1 sample, not max_samples={max_samples}")
@@ -105,7 +114,10 @@ class ShardWriter(_Writer):
         self.pattern = str(pattern)
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
-        self.max_samples, self.max_bytes, self.allow_pipe = max_samples, max_bytes, allow_pipe
+        self.max_samples, self.max_bytes = max_samples, max_bytes
+        self._values = values or {}
+        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe)
+        self._on_finish = on_finish
         self.shards: list[str] = []
         self.samples = 0
         self._number = start
@@ -117,7 +129,7 @@ class ShardWriter(_Writer):
         if self._writer is not None and self._is_full(sum(map(len, packed))):
             self._finish_shard()
         if self._writer is None:
-            self._writer = TarWriter(shard_name(self.pattern, self._number), allow_pipe=self.allow_pipe)
+            self._writer = self._open_writer(self._name())
         self._writer.write_members(sample["__key__"], packed)
         self.samples += 1
 
@@ -128,12 +140,17 @@ class ShardWriter(_Writer):
             self.max_bytes is not None and total > self.max_bytes
         )
 
+    def _name(self) -> str:
+        return shard_name(self.pattern, self._number, self._values)
+
     def _finish_shard(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            self.shards.append(self._writer.target)
-            self._writer = None
+            name, writer, self._writer = self._name(), self._writer, None
+            self.shards.append(name)
             self._number += 1
+            if self._on_finish is not None:
+                self._on_finish(name, writer)
 
     def close(self) -> None:
         """Finish the last shard; further calls do nothing."""
@@ -162,11 +179,19 @@ def pack_sample(sample: Sample) -> list[bytes]:
     return packed
 
 
-def shard_name(pattern: str, shard: int) -> str:
-    """Fill the shard's number into *pattern*.
+def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None) -> str:
+    """Fill the shard's number, and *values* by their names, into *pattern*; what it does not know stays.
 
-    >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7)
-    ('a-007.tar', 'a-000007.tar')
+    >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
+    ('a-007.tar', 'a-000007.tar', '%d-7.tar')
     """
-    name = re.sub(r"\{shard(?::(0?\d*)d?)?\}", lambda match: format(shard, f"{match[1] or ''}d"), pattern)
-    return re.sub(r"%(0?\d*)d", lambda match: format(shard, f"{match[1]}d"), name)
+
+    def fill(match: re.Match[str]) -> str:
+        variable, width, percent_width = match.groups()
+        if variable is None:
+            return format(shard, f"{percent_width}d")
+        if variable == "shard":
+            return format(shard, f"{width or ''}d")
+        return match[0] if width is not None else (values or {}).get(variable, match[0])
+
+    return re.sub(r"\{([^{}:]+)(?::(0?\d*)d?)?\}|%(0?\d*)d", fill, pattern)

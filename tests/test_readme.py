@@ -41,7 +41,7 @@ def test_one_screen_of_shell(tmp_path, path_with_tools):
     command = ["bash", "-eu", "-c", blocks("bash")[0]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == "./001\tcls:4\ttxt:9"
+    assert done.stdout.splitlines()[0] == './001\tcls:4=1\ttxt:9="text 001\\n"'
 
 
 def test_every_room_is_in_the_table():

@@ -220,6 +220,28 @@ def test_shard_names():
     assert shard_name("{shard:02d}/%%-{other}", 3) == "03/%%-{other}"
 
 
+def test_values_in_names_are_taken_as_they_are():
+    assert shard_name("{x.y}-{shard:02d}-%d-{z}", 3, {"x.y": "%d{shard}"}) == "%d{shard}-03-3-{z}"
+
+
+def test_finished_shards_are_told_and_opened_as_asked(tmp_path):
+    told = []
+
+    def open_elsewhere(name):
+        return TarWriter(f"{tmp_path}/other-{name}")
+
+    def finished(name, writer):
+        assert (tmp_path / f"other-{name}").exists()
+        told.append((name, writer.samples))
+
+    options = {"values": {"cls": "7"}, "open_writer": open_elsewhere, "on_finish": finished}
+    with ShardWriter("{cls}-%d.tar", max_samples=4, **options) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    assert told == [("7-0.tar", 4), ("7-1.tar", 4), ("7-2.tar", 2)]
+    assert writer.shards == [name for name, _ in told]
+
+
 def test_compressed_is_deterministic_and_plain_inside(tmp_path):
     write_samples(SAMPLES, str(tmp_path / "a.tar"))
     write_samples(SAMPLES, str(tmp_path / "a.tar.gz"))

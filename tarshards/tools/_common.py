@@ -179,8 +179,11 @@ class Input:
             sys.exit(1)
 
 
-def reads_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input."""
+def reads_samples(command: Callable[..., Any], *, count: tuple[str, ...] = ("-c", "--count")) -> Callable[..., Any]:
+    """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
+
+    *count* are the names of that option, for a tool whose -c is another.
+    """
 
     @wraps(command)
     def with_source(
@@ -209,7 +212,7 @@ def reads_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     decorators = [
         click.argument("shards", nargs=-1, metavar="[SHARDS]..."),
         click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too."),
-        click.option("-c", "--count", type=click.IntRange(min=0), help="Stop after this many samples."),
+        click.option(*count, "count", type=click.IntRange(min=0), help="Stop after this many samples."),
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
         click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),

@@ -1,0 +1,115 @@
+"""The tools on local shards, beside cat, GNU tar and xargs doing the same work to the same disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from measure import DATA, interleave, machine, record
+
+from tarshards import TarWriter, read_samples
+
+BIN = Path(__file__).parents[1] / "bin"
+FOLDER = DATA / "tools"
+OUT = FOLDER / "out"
+CORES = os.cpu_count() or 1
+SERVER = """import sys
+for line in sys.stdin:
+    print("{}", flush=True)
+"""
+
+
+def make_shard(name: str, count: int, size: int) -> Path:
+    path = FOLDER / f"{name}.tar"
+    if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        rng = random.Random(0)
+        with TarWriter(str(path)) as writer:
+            for i in range(count):
+                writer.write({"__key__": f"{i:08d}", "bin": rng.randbytes(size), "cls": i % 1000})
+    return path
+
+
+def make_tree(shard: Path) -> Path:
+    """Unpack the shard with one directory a sample, as tarproc gives a command."""
+    tree = FOLDER / shard.stem
+    if not tree.exists():
+        for sample in read_samples(str(shard)):
+            folder = tree / sample["__key__"]
+            folder.mkdir(parents=True)
+            for field in ("bin", "cls"):
+                (folder / f"sample.{field}").write_bytes(sample[field])
+    return tree
+
+
+def shell(command: str) -> None:
+    """Run a bash line into an emptied folder; the tools are those of this tree."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True, cwd=OUT, stdout=subprocess.DEVNULL)
+
+
+def tool(name: str, arguments: str) -> str:
+    return f"{sys.executable} {BIN / name} -q {arguments}"
+
+
+def table(works: dict[str, str], peer: str, runs: int) -> list[str]:
+    """Rows of seconds, and of how many times as fast as *peer* each is."""
+    seconds = interleave({name: partial(shell, command) for name, command in works.items()}, runs=runs)
+    rows = [f"| | s, median of {runs} | x {peer} |", "|---|---|---|"]
+    for name, times in seconds.items():
+        ratio = median(theirs / ours for theirs, ours in zip(seconds[peer], times))
+        rows.append(f"| {name} | {median(times):.2f} | {ratio:.2f} |")
+    return [*rows, ""]
+
+
+def main() -> None:
+    large, small = make_shard("large", 5000, 110 * 1024), make_shard("small", 20_000, 2048)
+    few = make_shard("few", 1000, 2048)
+    server = FOLDER / "server.py"
+    server.write_text(SERVER)
+    tree = make_tree(few)
+    lines = [machine("click"), "", f"**One shard of {large.stat().st_size / 1e6:.0f} MB, 110 KB samples**", ""]
+    lines += table(
+        {
+            "cat": f"cat {large} >a.tar",
+            "tarcat": tool("tarcat", f"{large} -o a.tar"),
+            "tarsplit": tool("tarsplit", f"-s 200MB -o a-%06d.tar {large}"),
+        },
+        "cat",
+        5,
+    )
+    lines += [f"**One shard of {small.stat().st_size / 1e6:.0f} MB, 2 KB samples**", ""]
+    lines += table(
+        {
+            "tar -xf, tar -cf": f"mkdir x; tar -xf {small} -C x; tar -cf a.tar --sort=name -C x .",
+            "tarcat": tool("tarcat", f"{small} -o a.tar"),
+            "tarsplit": tool("tarsplit", f"-s 20MB -o a-%06d.tar {small}"),
+        },
+        "tar -xf, tar -cf",
+        5,
+    )
+    xargs = (
+        f"find {tree} -mindepth 1 -maxdepth 1 -type d -print0 | xargs -0 -P {CORES} -I{{}} bash -c 'cd {{}} && true'"
+    )
+    lines += ["**true in a directory for each of 1,000 samples**, as many at a time as there are cores", ""]
+    lines += table(
+        {
+            "xargs": xargs,
+            "tarproc -c true": tool("tarproc", f"-p {CORES} -c true {few} -o a.tar"),
+            "tarproc --server": tool("tarproc", f"-p {CORES} --server '{sys.executable} {server}' {few} -o a.tar"),
+        },
+        "xargs",
+        5,
+    )
+    record("Tools", lines[:-1])
+
+
+if __name__ == "__main__":
+    main()

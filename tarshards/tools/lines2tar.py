@@ -1,0 +1,33 @@
+"""Lines of text to samples."""
+
+from __future__ import annotations
+
+import click
+
+from tarshards.create import KeyTemplate, is_field, read_text
+from tarshards.ops import progress
+from tarshards.tools._common import check_output, output_option, overwrite_option
+from tarshards.writer import write_samples
+
+
+@click.command(epilog="Without FILES, or for -, lines are read from stdin. One line is held at a time.")
+@click.argument("files", nargs=-1, metavar="[FILES]...")
+@click.option("-k", "--key", default="{record:09d}", metavar="TEMPLATE", help="Keys.", show_default=True)
+@click.option("-f", "--field", default="txt", help="The field that a line becomes.", show_default=True)
+@output_option
+@overwrite_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: bool, quiet: bool) -> None:
+    """Write a tar with a sample for each line of FILES, which are UTF-8 text, maybe compressed.
+
+    FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
+    """
+    try:
+        KeyTemplate(key, ["record"]).fill({"record": 0})
+    except ValueError as error:
+        raise click.UsageError(f"-k: {error}") from error
+    if not is_field(field):
+        raise click.UsageError(f"-f: {field!r} cannot name a field")
+    check_output(output, overwrite)
+    samples = read_text(list(files) or ["-"], field=field, key=key, allow_pipe=True)
+    write_samples(samples if quiet else progress(samples), output, allow_pipe=True)

@@ -1,0 +1,81 @@
+"""Killed at any moment, tarproc leaves nothing running, and resumes to the bytes of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+
+import pytest
+from left import processes_with, wait_until
+
+COMMAND = 'echo "$TAR_KEY" >>{runs}; sleep 0.04; tr a-z A-Z <sample.txt >sample.up; echo "$TAR_INDEX" >sample-b.n'
+
+
+def leftovers(scratch) -> list[str]:
+    return [*os.listdir(scratch), *processes_with(str(scratch))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_resumed_is_as_undisturbed(tmp_path, scratch, make_tar, start, tarproc, number):
+    tar = make_tar(60)
+    rng = random.Random(int(number))
+    runs = tmp_path / "runs"
+    command = COMMAND.format(runs=runs)
+    assert tarproc("-c", command, "-p", 2, tar, "-o", "whole.tar") == (0, "")
+    assert Counter(runs.read_text().split()) == Counter(f"{i:04d}" for i in range(60))
+    runs.write_text("")
+    options = ("-c", command, "-p", 2, tar, "-o", "out.tar", "--resume", "--joblog", "log")
+    killed = 0
+    for _ in range(5):
+        process = start(*options)
+        time.sleep(rng.uniform(0.15, 0.4))
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        killed += process.returncode != 0
+        wait_until(lambda: leftovers(scratch) == [])
+        if process.returncode == 0:
+            break
+        assert not (tmp_path / "out.tar").exists()
+    assert killed >= 2
+    assert process.returncode == 0 or tarproc(*options) == (0, "")
+    assert (tmp_path / "out.tar").read_bytes() == (tmp_path / "whole.tar").read_bytes()
+    counts = Counter(runs.read_text().split())
+    assert sorted(counts) == [f"{i:04d}" for i in range(60)]
+    assert sum(counts.values()) <= 60 + 2 * killed, "only the samples that were running begin again"
+    assert not (tmp_path / "out.tar.tarproc").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("way", ["-c", "--server", "--python"])
+def test_no_child_outlives_it(tmp_path, scratch, make_tar, start, number, way):
+    (tmp_path / "slow.py").write_text("import time\ndef nap(sample):\n    open('begun', 'w')\n    time.sleep(60)\n")
+    line = {"-c": f"touch {tmp_path}/begun; sleep 60 & setsid sleep 60; wait", "--python": "slow:nap"}
+    process = start(
+        way, line.get(way, f"touch {tmp_path}/begun; sleep 60 & sleep 60"), "-p", 2, make_tar(9), "-o", "out.tar"
+    )
+    wait_until(lambda: (tmp_path / "begun").exists())
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    assert errors == b""
+    if number in (signal.SIGINT, signal.SIGTERM):
+        assert os.listdir(scratch) == []
+        names = {"begun", "in.tar", "scratch", "slow.py", "__pycache__"}
+        assert set(os.listdir(tmp_path)) <= names
+    else:
+        wait_until(lambda: leftovers(scratch) == [])
+
+
+def test_a_closed_pipe_ends_it_quietly(tmp_path, scratch, make_tar, start):
+    process = start(
+        "-c", "head -c 100000 /dev/zero >sample.big; test $TAR_INDEX -lt 20 || sleep 60", "-p", 2, make_tar(99)
+    )
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(timeout=10) == -signal.SIGPIPE
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert leftovers(scratch) == []

@@ -1,0 +1,38 @@
+"""Every tool has help, a page and a word in the changes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
+
+
+def help_of(tool: str) -> str:
+    command = [sys.executable, str(ROOT / "bin" / tool), "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_has_help_and_a_page(tool):
+    page = (ROOT / "docs/tools" / f"{tool}.md").read_text()
+    if tool == "tarscat":  # another name of tarcat
+        assert "[tarcat](tarcat.md)" in page
+        page += (ROOT / "docs/tools/tarcat.md").read_text()
+    told = help_of(tool)
+    assert told.startswith(f"Usage: {tool} ")
+    for option in set(re.findall(r"--[a-z0-9-]+", told)) - {"--help"}:
+        assert option in page, f"docs/tools/{tool}.md does not tell of {option}"
+    assert "xit" in page, "the page tells the exit codes"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
+    assert tool in (ROOT / "docs/tools/index.md").read_text()
+    assert f"`{tool}`" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"bin/{tool}\n" in (ROOT / "setup.cfg").read_text()

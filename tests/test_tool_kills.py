@@ -1,0 +1,98 @@
+"""Killed at any moment, a tool leaves whole shards or none; run again, it gives what it would have given."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tarshards import write_samples
+
+COUNT = 4000
+LINES = {
+    "tarsort": "tarsort -q -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
+    "tarsort --shuffle": "tarsort -q --shuffle -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
+    "tarsort --regroup": "tarsort -q --regroup -s txt -M 200KB --tmpdir spill all.tar -o out/a.tar --overwrite",
+    "tarsplit": "tarsplit -q -n 300 -o out/a all.tar --overwrite",
+    "tarsplit --ratios": "tarsplit -q -s 500KB --ratios x=.5,y=.5 -o out/a all.tar --overwrite --post 'cp {} {}.copy'",
+}
+
+
+@pytest.fixture
+def start(tmp_path, path_with_tools):
+    """Return a function that starts a line of bash in tmp_path, in which all.tar waits to be worked on."""
+    rng = random.Random(0)
+    samples = ({"__key__": f"{i * 7919 % COUNT:06d}", "txt": rng.randbytes(450).hex()} for i in range(COUNT))
+    write_samples(samples, str(tmp_path / "all.tar"))
+    for folder in ("out", "spill"):
+        (tmp_path / folder).mkdir()
+
+    def start(line: str) -> subprocess.Popen:
+        environment = {**os.environ, "PATH": path_with_tools}
+        command = ["bash", "-c", f"exec {line}"]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def undisturbed(start, line: str, out: Path) -> tuple[dict[str, bytes], float]:
+    """What the line writes, and how long it takes; *out* is emptied again."""
+    begun = time.monotonic()
+    process = start(line)
+    _, errors = process.communicate()
+    seconds = time.monotonic() - begun
+    assert (process.returncode, errors) == (0, "")
+    result = contents(out)
+    for path in out.iterdir():
+        path.unlink()
+    return result, seconds
+
+
+@pytest.mark.parametrize("tool", LINES)
+def test_killed_and_run_again(tmp_path, start, tool):
+    out = tmp_path / "out"
+    whole, seconds = undisturbed(start, LINES[tool], out)
+    rng = random.Random(tool)
+    for _ in range(4):
+        process = start(LINES[tool])
+        time.sleep(rng.uniform(0, seconds))
+        process.kill()
+        process.communicate()
+        assert list((tmp_path / "spill").iterdir()) == []
+        left = {name: data for name, data in contents(out).items() if not name.startswith(".")}
+        assert {name: whole[name] for name in left if name.endswith(".tar")} == {
+            name: data for name, data in left.items() if name.endswith(".tar")
+        }
+    time.sleep(0.2)  # a copy that outlived its tool ends
+    process = start(LINES[tool])
+    assert process.communicate() == (None, "")
+    assert {name: data for name, data in contents(out).items() if not name.startswith(".")} == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("tool", LINES)
+def test_interrupted_at_any_moment(tmp_path, start, tool, number):
+    out = tmp_path / "out"
+    whole, seconds = undisturbed(start, LINES[tool], out)
+    rng = random.Random(f"{tool}{number}")
+    for _ in range(3):
+        process = start(LINES[tool])
+        time.sleep(max(0.15, rng.uniform(0.2, 1) * seconds))  # before that, Python itself starts
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode in (0, -number, {signal.SIGINT: 130, signal.SIGTERM: 143}[number]), errors
+        assert list((tmp_path / "spill").iterdir()) == []
+        left = contents(out)
+        assert not [name for name in left if name.startswith(".")]
+        assert {name: whole[name] for name in left if name.endswith(".tar")} == {
+            name: data for name, data in left.items() if name.endswith(".tar")
+        }
