@@ -13,6 +13,7 @@ from tarshards.samples import Sample, sample_members
 from tarshards.tar import END, pack_header, padding
 
 DUPLICATE_KEY = "this key is in the shard already"
+LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
 
 
 class _Writer:
@@ -62,7 +63,10 @@ class TarWriter(_Writer):
         if key in self._keys:
             raise SampleError(DUPLICATE_KEY, url=self.target, key=key)
         self._keys.add(key)
-        self._send(b"".join(packed))
+        if max(map(len, packed)) < LARGE:
+            packed = [b"".join(packed)]
+        for part in packed:
+            self._send(part)
         self.size += sum(map(len, packed))
         self.samples += 1
 

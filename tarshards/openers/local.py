@@ -47,7 +47,7 @@ def open_writer(path: str, name: str) -> Writer:
     temporary = os.path.join(folder, f".{base}.{os.urandom(4).hex()}.tmp")
     # 0o666 lets the umask decide; tempfile would give 0o600.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    file = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 17)
+    file = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16)
 
     def commit() -> None:
         file.close()

@@ -148,7 +148,8 @@ class Input:
         samples = islice(samples, self.count)
         if self.fields is not None:
             samples = self._select(samples, self.fields)
-        return iter(samples if self.quiet else progress(samples))
+        # Asked here too, because to import the bar takes longer than many a run.
+        return iter(progress(samples) if sys.stderr.isatty() and not self.quiet else samples)
 
     def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
         for sample in samples:
