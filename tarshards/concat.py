@@ -149,12 +149,14 @@ class _Readers:
 
     def take(self, ledger: Ledger) -> Iterator[Sample]:
         """Yield what waits, until every shard has ended; let *ledger* decide about errors."""
+        from tarshards.parallel import TICK
+
         for _ in self.urls:
             ended = None
             while ended is None:
                 with self.filled:
                     while not self.queues[self.current]:
-                        self.filled.wait()
+                        self.filled.wait(TICK)
                     item, size = self.queues[self.current].popleft()
                     self.held -= size
                     ended = item if isinstance(item, _ShardLedger) else None
