@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -197,11 +196,12 @@ class _Mailbox:
 
     def __init__(self) -> None:
         import tempfile
+        from multiprocessing.util import Finalize
 
         descriptor, self.path = tempfile.mkstemp(prefix="tarshards-ledger-")
         os.close(descriptor)
         self.owner, self.position = os.getpid(), 0
-        weakref.finalize(self, _remove, self.path, self.owner)
+        Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit
 
     def post(self, tally: Tally) -> bool:
         """Append *tally*, unless this is the owner's process or the mailbox is not on this machine."""
@@ -231,6 +231,6 @@ def _read_tally(fields: dict[str, Any]) -> Tally:
     return Tally(**{**fields, "skipped": Counter(fields["skipped"])}, quarantined=quarantined)
 
 
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner and os.path.exists(path):
+def _remove(path: str) -> None:
+    if os.path.exists(path):
         os.unlink(path)

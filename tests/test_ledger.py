@@ -107,6 +107,36 @@ def test_a_pickled_ledger_brings_its_counts():
     assert pickle.loads(pickle.dumps(ledger)).samples == 5
 
 
+def _keep_a_ledger(queue) -> None:
+    global kept
+    kept = Ledger()
+    kept.share()
+    queue.put(kept._mailbox.path)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_mailbox_goes_with_its_process(method):
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    process = context.Process(target=_keep_a_ledger, args=(queue,))
+    process.start()
+    path = queue.get()
+    process.join()
+    assert not os.path.exists(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_copy_leaves_the_mailbox():
+    ledger = Ledger()
+    ledger.share()
+    if (child := os.fork()) == 0:
+        del ledger
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.path.exists(ledger._mailbox.path)
+
+
 def test_the_mailbox_goes_with_its_owner():
     ledger = Ledger()
     ledger.share()
