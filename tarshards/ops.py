@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -320,9 +321,12 @@ def _async_map(
 
 def progress(samples: Iterable[Any], *, total: int | None = None, description: str | None = None) -> Iterator[Any]:
     """Show a progress bar on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():  # to import the bar takes longer than many a run
+        yield from samples
+        return
     from tqdm import tqdm
 
-    with tqdm(samples, total=total, desc=description, unit=" samples", disable=None) as bar:
+    with tqdm(samples, total=total, desc=description, unit=" samples") as bar:
         yield from bar
 
 

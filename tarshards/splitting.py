@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
 from tarshards.fields import place
 from tarshards.openers.local import local_path
-from tarshards.openers.pipe import kill, start
+from tarshards.openers.pipe import ending, kill, start
 from tarshards.samples import Sample
 from tarshards.writer import ShardWriter, TarWriter
 
@@ -187,8 +187,7 @@ class ShardCommand:
         status = process.wait()
         del self._running[0]
         if status:
-            ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise OpError(f"the command for this shard {ending}; the shard is kept", url=shard)
+            raise OpError(f"the command for this shard {ending(status)}; the shard is kept", url=shard)
         if self.delete:
             try:
                 os.unlink(local_path(shard))

@@ -32,8 +32,16 @@ def start(url: str, **ends: Any) -> subprocess.Popen[bytes]:
 def check(process: subprocess.Popen[bytes], url: str) -> None:
     status = process.wait()
     if status:
-        ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise OpenError(f"the command {ending}", url=url)
+        raise OpenError(f"the command {ending(status)}", url=url)
+
+
+def ending(status: int) -> str:
+    """Say how a process ended that has this status, which is negative for a signal.
+
+    >>> ending(3), ending(-9)
+    ('ended with status 3', 'was killed by signal 9')
+    """
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.keys import is_reserved
+from tarshards.openers.pipe import ending
 from tarshards.samples import sample_members
 from tarshards.shell.child import GRACE, Child
 from tarshards.shell.scratch import Sample, Scratch, pack, remove, unpack
@@ -31,9 +32,7 @@ class Failure(Exception):
 
     @classmethod
     def of(cls, status: int, what: str) -> Failure:
-        if status < 0:
-            return cls(f"{what} was killed by signal {-status}", 0, -status)
-        return cls(f"{what} ended with status {status}", status)
+        return cls(f"{what} {ending(status)}", max(status, 0), max(-status, 0))
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
+from inspect import signature
 from itertools import islice
 from typing import Any
 
 import click
 
 from tarshards.errors import TarshardsError
+from tarshards.fields import parse_selection
 from tarshards.ledger import Ledger
 from tarshards.ops import progress, select_fields
 from tarshards.samples import Sample, read_samples
-from tarshards.urls import expand_urls
 from tarshards.writer import TarWriter
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -119,6 +120,11 @@ class Input:
         quiet: bool,
         verbose: bool,
     ):
+        if fields is not None:
+            try:
+                parse_selection(fields)
+            except ValueError as error:
+                raise click.UsageError(f"-f: {error}") from error
         self.specs = [*shards, *(f"@{name}" for name in lists)] or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         if verbose:
@@ -133,11 +139,6 @@ class Input:
         self._target = target
         self._rejected: TarWriter | None = None
 
-    @property
-    def urls(self) -> list[str]:
-        """The URLs of the shards."""
-        return expand_urls(self.specs)
-
     def __iter__(self) -> Iterator[Sample]:
         return self.choose(read_samples(self.specs, on_error=self.ledger, allow_pipe=True))
 
@@ -148,8 +149,7 @@ class Input:
         samples = islice(samples, self.count)
         if self.fields is not None:
             samples = self._select(samples, self.fields)
-        # Asked here too, because to import the bar takes longer than many a run.
-        return iter(progress(samples) if sys.stderr.isatty() and not self.quiet else samples)
+        return iter(samples if self.quiet else progress(samples))
 
     def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
         for sample in samples:
@@ -187,21 +187,8 @@ def reads_samples(command: Callable[..., Any], *, count: tuple[str, ...] = ("-c"
     """
 
     @wraps(command)
-    def with_source(
-        shards: tuple[str, ...],
-        lists: tuple[str, ...],
-        count: int | None,
-        slice_: slice | None,
-        fields: str | None,
-        on_error: str,
-        max_errors: int | None,
-        quiet: bool,
-        verbose: bool,
-        **options: Any,
-    ) -> Any:
-        if fields is not None:
-            _check_fields(fields)
-        source = Input(shards, lists, count, slice_, fields, on_error, max_errors, quiet, verbose)
+    def with_source(**options: Any) -> Any:
+        source = Input(**{name: options.pop(name) for name in signature(Input).parameters})
         failed = True
         try:
             result = command(source=source, **options)
@@ -224,13 +211,6 @@ def reads_samples(command: Callable[..., Any], *, count: tuple[str, ...] = ("-c"
     for decorator in reversed(decorators):
         with_source = decorator(with_source)
     return with_source
-
-
-def _check_fields(fields: str) -> None:
-    try:
-        select_fields([], fields)
-    except ValueError as error:
-        raise click.UsageError(f"-f: {error}") from error
 
 
 output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
