@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tarshards.codecs import decoder, encoder
     from tarshards.errors import (
+        AuditError,
         DecodeError,
         EncodeError,
         OpenError,
         OpError,
         SampleError,
+        ShardIndexError,
+        StateError,
         TarError,
         TarshardsError,
         UrlError,
@@ -36,6 +39,9 @@ __version__ = "0.1.0"
 _ROOM_OF = {
     "decoder": "codecs",
     "encoder": "codecs",
+    "AuditError": "errors",
+    "ShardIndexError": "errors",
+    "StateError": "errors",
     "DecodeError": "errors",
     "EncodeError": "errors",
     "OpenError": "errors",
@@ -62,6 +68,7 @@ _ROOM_OF = {
 }
 
 __all__ = [
+    "AuditError",
     "DecodeError",
     "EncodeError",
     "Ledger",
@@ -70,7 +77,9 @@ __all__ = [
     "OpenError",
     "SampleError",
     "ShardDataset",
+    "ShardIndexError",
     "ShardWriter",
+    "StateError",
     "Stream",
     "TarError",
     "TarWriter",

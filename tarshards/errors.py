@@ -1,14 +1,17 @@
 """Every error of tarshards; each says where in the data it happened.
 
 TarshardsError
-├── UrlError      a shard expression or URL that cannot be understood (also a ValueError)
-├── OpenError     a URL that cannot be opened, or that breaks off while it is read or written
-├── TarError      bytes that are not a whole and sound tar archive
-├── SampleError   members that do not form samples, or samples that do not form members
-├── OpError       a user's function that failed on a sample
-├── DecodeError   a field whose bytes do not decode
-├── EncodeError   a field whose value does not encode
-└── WorldError    ranks and shards that do not fit together
+├── UrlError         a shard expression or URL that cannot be understood (also a ValueError)
+├── OpenError        a URL that cannot be opened, or that breaks off while it is read or written
+├── TarError         bytes that are not a whole and sound tar archive
+├── SampleError      members that do not form samples, or samples that do not form members
+├── OpError          a user's function that failed on a sample
+├── DecodeError      a field whose bytes do not decode
+├── EncodeError      a field whose value does not encode
+├── WorldError       ranks and shards that do not fit together
+├── ShardIndexError  an index that is missing, stale or damaged
+├── StateError       a state that is of another dataset, version or kind of run
+└── AuditError       samples that were neither delivered nor accounted for
 
 Bad arguments raise Python's own TypeError and ValueError.
 """
@@ -77,3 +80,15 @@ class EncodeError(TarshardsError):
 
 class WorldError(TarshardsError):
     """Ranks and shards that do not fit together."""
+
+
+class ShardIndexError(TarshardsError):
+    """An index that is missing, stale or damaged."""
+
+
+class StateError(TarshardsError):
+    """A state that is of another dataset, version or kind of run."""
+
+
+class AuditError(TarshardsError):
+    """Samples that were neither delivered nor accounted for."""
