@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGE := setup.cfg setup.py pyproject.toml tarshards/_tar.c
+PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*.c)
 
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py

@@ -1,20 +1,23 @@
-"""Build the native tar header parser; everything else stands in setup.cfg.
+"""Build the native rooms; everything else stands in setup.cfg.
 
-The extension is optional: without a compiler the install succeeds and the pure-Python twin reads the shards.
+They are optional: without a compiler the install succeeds and their pure-Python twins do the work.
 """
 
 from setuptools import Extension, setup
 
+
+def native(name):
+    return Extension(
+        f"tarshards.{name}",
+        [f"tarshards/{name}.c"],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        extra_compile_args=["-O3", "-Wall", "-Wextra"],
+        py_limited_api=True,
+        optional=True,
+    )
+
+
 setup(
-    ext_modules=[
-        Extension(
-            "tarshards._tar",
-            ["tarshards/_tar.c"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            extra_compile_args=["-O3", "-Wall", "-Wextra"],
-            py_limited_api=True,
-            optional=True,
-        )
-    ],
+    ext_modules=[native("_tar"), native("_mapped")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "tarshards"
 FLOORS = [
     {"errors"},
     {"keys", "world", "ledger"},
-    {"urls", "openers", "codecs", "fields", "collate", "parallel"},
-    {"tar", "_tar", "_tar_py", "expressions"},
+    {"urls", "openers", "_mapped", "_mapped_py", "codecs", "fields", "collate", "parallel"},
+    {"tar", "_tar", "_tar_py", "ranges", "expressions"},
     {"samples"},
     {"ops", "writer", "concat", "sorting", "shell", "tabulate", "show"},
     {"stream", "splitting", "create", "contact_sheet"},

@@ -37,7 +37,7 @@ def open_url(
     if mode not in ("rb", "wb"):
         raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
     url = os.fspath(url)
-    room = import_module(f"tarshards.openers.{_room(url)}")
+    room = import_module(f"tarshards.openers.{room_of(url)}")
     stream: BinaryIO = room.open_stream(url, mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries)
     return stream
 
@@ -56,7 +56,8 @@ def open_shard(
     return shard
 
 
-def _room(url: str) -> str:
+def room_of(url: str) -> str:
+    """Name the room that opens *url*; raise UrlError for an unknown scheme."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
     scheme = "-" if url == "-" else match[1].lower() if match else ""
     if scheme in ROOMS:

@@ -173,7 +173,7 @@ class HttpReader(Reader):
             if self._position:
                 self._resume(response)
             elif response.status == 200:
-                self._length, self._validator = response.length, _validator(response)
+                self._length, self._validator = response.length, validator(response)
             else:
                 raise self._error(f"unexpected status {response.status}")
         except BaseException:
@@ -184,7 +184,7 @@ class HttpReader(Reader):
 
     def _resume(self, response: http.client.HTTPResponse) -> None:
         """Bring *response* to where the last one broke off, if it is the same body."""
-        if _validator(response) != self._validator:
+        if validator(response) != self._validator:
             raise self._error("changed while it was read")
         if response.status == 206:
             part = response.headers.get("Content-Range", "")
@@ -219,7 +219,7 @@ class HttpReader(Reader):
         super().close()
 
 
-def _validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:
+def validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:
     """Return the header that tells versions of a body apart: a strong ETag, else the time of its last change."""
     etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
     if etag and not etag.startswith("W/"):

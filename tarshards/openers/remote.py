@@ -16,21 +16,13 @@ STREAMED = {"s3", "s3a", "gs", "gcs"}
 
 
 def open_stream(url: str, mode: str, **_: Any) -> Reader | Writer:
-    scheme, _colon, rest = url.partition(":")
-    scheme = scheme.lower()
     name = public(url)
-    address = f"{scheme}:{rest}" if rest.startswith("//") or scheme == "data" else f"{scheme}://{rest}"
+    store, path = find_store(url)
     try:
-        import fsspec
-
-        store, path = fsspec.core.url_to_fs(address)
         if mode == "rb":
             return RemoteReader(store, store.open(path, "rb"), name)
-        if scheme in STREAMED:
+        if _scheme(url) in STREAMED:
             return _streamed(store.open(path, "wb", autocommit=False), name)
-    except ImportError as exc:
-        need = f"pip install 'tarshards[{EXTRAS[scheme]}]'" if scheme in EXTRAS else str(exc)
-        raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=name) from exc
     except Exception as exc:
         raise failure(exc, name) from exc
 
@@ -41,6 +33,26 @@ def open_stream(url: str, mode: str, **_: Any) -> Reader | Writer:
             raise failure(exc, name) from exc
 
     return spooled(name, put)
+
+
+def find_store(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of *url*, and the path that *url* has there."""
+    scheme, rest = _scheme(url), url.partition(":")[2]
+    address = f"{scheme}:{rest}" if rest.startswith("//") or scheme == "data" else f"{scheme}://{rest}"
+    try:
+        import fsspec
+
+        store, path = fsspec.core.url_to_fs(address)
+    except ImportError as exc:
+        need = f"pip install 'tarshards[{EXTRAS[scheme]}]'" if scheme in EXTRAS else str(exc)
+        raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=public(url)) from exc
+    except Exception as exc:
+        raise failure(exc, public(url)) from exc
+    return store, path
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].lower()
 
 
 class RemoteReader(Reader):
