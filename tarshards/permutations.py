@@ -1,0 +1,58 @@
+"""Permutations by a seed that no release of numpy changes: sorted hashes of splitmix64.
+
+The generator is Steele, Lea and Flood's ("Fast splittable pseudorandom number generators", 2014).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finalizer, of every element.
+
+    >>> [f"{x:016x}" for x in mix(np.array([0x9E3779B97F4A7C15], np.uint64))]
+    ['e220a8397b1dcdaf']
+    """
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def fold(key: NDArray[np.uint64], word: Any) -> NDArray[np.uint64]:
+    """The key that follows *key* and a 64-bit *word*."""
+    return mix((key ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
+
+
+def key_of(*numbers: int) -> NDArray[np.uint64]:
+    """The key of whole numbers of any size and sign: each folds in 2 n + (1 if negative), then its n 64-bit limbs."""
+    key = np.zeros(1, np.uint64)
+    for number in numbers:
+        limbs = -(-abs(number).bit_length() // 64)
+        key = fold(key, np.uint64(2 * limbs + (number < 0)))
+        for i in range(limbs):
+            key = fold(key, np.uint64(abs(number) >> 64 * i & 0xFFFFFFFFFFFFFFFF))
+    return key
+
+
+def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDArray[np.uint64]:
+    """Row k is a permutation of range(sizes[k]) by keys[k]; what follows in its *width* places is not less than that.
+
+    It sorts i by the i-th output of splitmix64 begun at the key, whose lowest bits, as many as width - 1 has, make room
+    for i itself: no ties, and no sorting of two arrays.
+    """
+    i = np.arange(width, dtype=np.uint64)
+    mask = np.uint64((1 << (width - 1).bit_length()) - 1)
+    rows = mix(keys[:, None] + (i + np.uint64(1)) * GOLDEN)
+    rows &= ~mask
+    rows |= i
+    if np.min(sizes) < width:
+        rows[i >= np.asarray(sizes, np.uint64)[:, None]] = np.iinfo(np.uint64).max
+    rows.sort(axis=1)
+    rows &= mask
+    return rows
