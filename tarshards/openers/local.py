@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import stat
+from itertools import count
 from typing import Any
 from urllib.parse import unquote
 
@@ -43,22 +45,75 @@ def open_writer(path: str, name: str) -> Writer:
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return Writer(name, file.write, commit=file.close, discard=file.raw.close)
     target = os.path.realpath(path)
-    folder, base = os.path.split(target)
-    temporary = os.path.join(folder, f".{base}.{os.urandom(4).hex()}.tmp")
-    # 0o666 lets the umask decide; tempfile would give 0o600.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    file = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16)
+    temporary, descriptor = _claim(target)
+    # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
+    file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16), os.dup(descriptor)
 
     def commit() -> None:
         file.close()
         os.replace(temporary, target)
+        os.close(lock)
 
     def discard() -> None:
         # Closing the raw file first drops the buffer unwritten.
         file.raw.close()
-        os.unlink(temporary)
+        try:
+            os.unlink(temporary)
+        finally:
+            os.close(lock)
 
     return Writer(name, file.write, commit=commit, discard=discard)
+
+
+def _claim(target: str) -> tuple[str, int]:
+    """Make a temporary file beside *target* and lock it; those that killed writers of *target* have left go."""
+    folder, base = os.path.split(target)
+    names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
+    path = next(names)
+    while True:
+        try:
+            # 0o666 lets the umask decide; tempfile would give 0o600.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            if not _sweep(path):
+                path = next(names)
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = _is_at(path, descriptor)
+        except BlockingIOError:  # another writer is about to sweep it
+            ours = False
+        except OSError:  # a file system without locks, where nothing is swept
+            ours = True
+        if ours:
+            while os.path.lexists(other := next(names)):
+                _sweep(other)
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _sweep(path: str) -> bool:
+    """Remove the temporary file at *path*; False if its writer lives, or may."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, descriptor):
+            os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _is_special(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The program that calls one Python function: pickled samples come on stdin, pickled results go to stdout."""
+"""The program that calls one Python function: pickled samples come on stdin, frames of results go to stdout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tarshards.shell.worker import encoded_results
+from tarshards.errors import SampleError
+from tarshards.keys import is_reserved
+from tarshards.samples import sample_members
+from tarshards.shell.folder import Sample, write_all
+from tarshards.shell.worker import framed
 
 
 def load(name: str) -> Callable[[Any], Any]:
@@ -23,26 +27,39 @@ def load(name: str) -> Callable[[Any], Any]:
     return function
 
 
+def encoded_results(sample: Sample, results: Any) -> list[Sample]:
+    """Return what a function made of *sample*, None, a dict or a list of dicts, with all fields encoded."""
+    results = [] if results is None else [results] if isinstance(results, dict) else results
+    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+        raise TypeError(f"the function returned {type(results).__name__}, not a dict, a list of dicts or None")
+    encoded: dict[str, Sample] = {}
+    for result in results:
+        key = result.get("__key__", sample["__key__"])
+        if key in encoded:
+            raise SampleError("the function returned this key twice", key=key)
+        members = sample_members({**result, "__key__": key})
+        names = sorted(field for field in result if not is_reserved(field))
+        encoded[key] = {"__key__": key, **{field: data for field, (_, data) in zip(names, members)}}
+    return list(encoded.values())
+
+
 def main(name: str) -> None:
-    replies = os.fdopen(os.dup(1), "wb")
+    replies = os.dup(1)
     os.dup2(2, 1)  # what the function prints is no data
     function, problem = None, None
     try:
         function = load(name)
     except Exception as error:
         problem = f"{name}: {type(error).__name__}: {error}"
-    while True:
-        try:
-            sample = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
+    jobs = open(0, "rb", closefd=False)  # noqa: SIM115 - until the end
+    while jobs.read(8):
+        sample = pickle.load(jobs)
         try:
             results = encoded_results(sample, function(sample)) if function else []
             reply: Any = (problem, results)
         except Exception as error:
             reply = (f"{type(error).__name__}: {error}", [])
-        pickle.dump(reply, replies)
-        replies.flush()
+        write_all(replies, framed(reply))
 
 
 if __name__ == "__main__":

@@ -1,87 +1,60 @@
-"""A process in a group of its own, which ends as a whole group."""
+"""A process in a group of its own, which ends as a whole group; for a program of one thread."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from threading import Lock, Timer
-from typing import IO, Any
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
+
+
+def wait_for(descriptor: int, event: int, deadline: float | None) -> bool:
+    """Wait for the event of poll at *descriptor*; False if the *deadline* on the monotonic clock came first."""
+    if deadline is None:
+        return True
+    poller = select.poll()
+    poller.register(descriptor, event)
+    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 class Child:
-    """A running process; ``stop`` may be called from any thread, at any time."""
+    """A running process, started as os.posix_spawn does."""
 
-    def __init__(self, arguments: list[str], **options: Any):
-        self._lock = Lock()
-        self._ended = False
-        self._killer: Timer | None = None
-        self.timed_out = False
-        self.process = subprocess.Popen(arguments, process_group=0, **options)
+    def __init__(self, arguments: list[str], environment: dict[str, str], file_actions: Sequence[Any]):
+        self._status: int | None = None
+        self.pid = os.posix_spawn(
+            arguments[0], arguments, environment, file_actions=file_actions, setpgroup=0, setsigdef=DEFAULTS
+        )
 
-    def stop(self) -> None:
-        """Send the group SIGTERM, and a while later SIGKILL."""
-        with self._lock:
-            if self._ended or self._killer is not None:
-                return
-            self._signal(signal.SIGTERM)
-            self._killer = _daemon(GRACE, self._kill)
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the leader; False if that takes more than *seconds*."""
+        if seconds is not None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                return wait_for(descriptor, select.POLLIN, time.monotonic() + seconds)
+            finally:
+                os.close(descriptor)
+        # The leader must not be reaped before its group is killed: the id would be free for another process.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return True
 
-    @contextmanager
-    def deadline(self, seconds: float | None) -> Iterator[None]:
-        """Stop the group unless the block is left within *seconds* (None: wait for ever)."""
-        timer = None if seconds is None else _daemon(seconds, self._time_out)
-        try:
-            yield
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def wait(self) -> int:
-        """Wait for the leader, then kill what it has left running; return its status as subprocess does."""
-        # The leader must not be reaped before: its id is the group's, and would be free for another process.
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return self.end()
-
-    def end(self) -> int:
-        """Kill the group at once and return the leader's status."""
-        with self._lock:
-            if not self._ended:
-                self._signal(signal.SIGKILL)
-                self.process.wait()
-                self._ended = True
-            if self._killer is not None:
-                self._killer.cancel()
-        for end in (self.process.stdin, self.process.stdout):
-            _close(end)
-        return self.process.returncode
-
-    def _time_out(self) -> None:
-        self.timed_out = True
-        self.stop()
-
-    def _kill(self) -> None:
-        with self._lock:
-            if not self._ended:
-                self._signal(signal.SIGKILL)
+    def end(self, grace: float = 0.0) -> int:
+        """Kill the whole group, with *grace* after a SIGTERM; return the leader's status as subprocess does."""
+        if self._status is None:
+            if grace:
+                self._signal(signal.SIGTERM)
+                self.wait(grace)
+            self._signal(signal.SIGKILL)
+            with suppress(ChildProcessError):  # a signal's handler has come between
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status or 0
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-
-def _daemon(seconds: float, function: Any) -> Timer:
-    timer = Timer(seconds, function)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _close(end: IO[bytes] | None) -> None:
-    if end is not None:
-        with suppress(BrokenPipeError):
-            end.close()
+            os.killpg(self.pid, number)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import socket
-import time
 import zlib
-from threading import Lock
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError
-from tarshards.shell.scratch import Sample
+from tarshards.openers.streams import failure
+from tarshards.shell.folder import Sample, write_all
 
 COLUMNS = ["Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command", "Shard", "Key"]
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -21,6 +18,8 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
     """Return a digest of a sample, its shard, its bytes, and of what is done with it."""
+    import hashlib
+
     parts = [work.encode(), sample.get("__url__", "").encode(errors="surrogateescape")]
     parts.append(sample["__key__"].encode(errors="surrogateescape"))
     for field, data in sorted(fields.items()):
@@ -32,11 +31,24 @@ def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def _open(path: str, mode: str, **options: Any) -> IO[Any]:
-    try:
-        return open(path, mode, **options)
-    except OSError as error:
-        raise OpenError(error.strerror or str(error), url=path) from error
+class _File:
+    """A file that is written to its end at once; its failures name it."""
+
+    def __init__(self, path: str, flags: int):
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+        except OSError as error:
+            raise failure(error, path) from error
+
+    def write(self, data: bytes) -> None:
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            raise failure(error, self.path) from error
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class Outcome(NamedTuple):
@@ -54,14 +66,12 @@ class Journal:
     """
 
     def __init__(self, path: str, *, retry_failed: bool = False):
-        self.path = path
-        self._file: Any = _open(path, "a+b")
+        self._file = _File(path, 0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
             raise OpenError("another run is using this state", url=path) from error
-        self._lock = Lock()
         self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
         self._scan(retry_failed)
 
@@ -70,8 +80,8 @@ class Journal:
         if name not in self._places:
             return None
         offset, length = self._places[name]
-        head = json.loads(os.pread(self._file.fileno(), length, offset))
-        data = os.pread(self._file.fileno(), head["size"], offset + length)
+        head = json.loads(os.pread(self._file.descriptor, length, offset))
+        data = os.pread(self._file.descriptor, head["size"], offset + length)
         if zlib.crc32(data) != head["crc32"]:
             return None
         outputs, position = [], 0
@@ -95,50 +105,46 @@ class Journal:
         data = b"".join(parts)
         head = {"name": name, "failure": outcome.failure, "outputs": outputs, "size": len(data)}
         line = json.dumps({**head, "crc32": zlib.crc32(data)}).encode() + b"\n"
-        with self._lock:
-            self._file.write(line + data)
-            self._file.flush()
+        self._file.write(line + data)
 
     def close(self) -> None:
         self._file.close()
 
     def _scan(self, retry_failed: bool) -> None:
-        self._file.seek(0)
-        length = os.fstat(self._file.fileno()).st_size
         end = 0
-        while line := self._file.readline():
-            try:
-                head = json.loads(line)
-                start, stop = end, end + len(line) + head["size"]
-            except (ValueError, KeyError, TypeError):
-                break
-            if not line.endswith(b"\n") or stop > length:
-                break
-            end = stop
-            self._file.seek(end)
-            if head["failure"] is None or not retry_failed:
-                self._places[head["name"]] = start, len(line)
-            else:
-                self._places.pop(head["name"], None)
-        self._file.truncate(end)
+        with open(self._file.descriptor, "rb", closefd=False) as file:
+            length = os.fstat(file.fileno()).st_size
+            while line := file.readline():
+                try:
+                    head = json.loads(line)
+                    start, stop = end, end + len(line) + head["size"]
+                except (ValueError, KeyError, TypeError):
+                    break
+                if not line.endswith(b"\n") or stop > length:
+                    break
+                end = file.seek(stop)
+                if head["failure"] is None or not retry_failed:
+                    self._places[head["name"]] = start, len(line)
+                else:
+                    self._places.pop(head["name"], None)
+        os.truncate(self._file.descriptor, end)
 
 
 class Joblog:
     """A table of what ran, in GNU parallel's columns with the shard and the key behind them; a line as each ends."""
 
     def __init__(self, path: str, *, append: bool = False):
-        fresh = not append or not os.path.exists(path) or not os.path.getsize(path)
-        self._file: Any = _open(path, "a" if append else "w", buffering=1, errors="surrogateescape")
-        self._lock, self._host = Lock(), socket.gethostname()
-        if fresh:
-            self._file.write("\t".join(COLUMNS) + "\n")
+        self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename
+        if not os.fstat(self._file.descriptor).st_size:
+            self._write(COLUMNS)
 
-    def add(self, index: int, begun: float, sent: int, got: int, exitval: int, signal: int, *names: str) -> None:
-        """Add the line of one sample; *names* are its command, shard and key."""
-        runtime = f"{time.time() - begun:.3f}"
-        row = [index + 1, self._host, f"{begun:.3f}", runtime, sent, got, exitval, signal, *names]
-        with self._lock:
-            self._file.write("\t".join(str(cell).translate(ESCAPES) for cell in row) + "\n")
+    def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
+        """Add the line of one sample; *times* are when it began and how many seconds it took."""
+        self._write([str(index + 1), self._host, *(f"{time:.3f}" for time in times), *map(str, cells)])
+
+    def _write(self, row: list[str]) -> None:
+        line = "\t".join(cell.translate(ESCAPES) for cell in row) + "\n"
+        self._file.write(line.encode(errors="surrogateescape"))
 
     def close(self) -> None:
         self._file.close()

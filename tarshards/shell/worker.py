@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
-import subprocess
+import select
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from tarshards.errors import SampleError, TarshardsError
-from tarshards.keys import is_reserved
-from tarshards.openers.pipe import ending
-from tarshards.samples import sample_members
-from tarshards.shell.child import GRACE, Child
-from tarshards.shell.scratch import Sample, Scratch, pack, remove, unpack
+from tarshards.errors import TarshardsError
+from tarshards.shell.child import GRACE, Child, wait_for
+from tarshards.shell.folder import Sample, pack, remove, unpack, write_all
 
-STDERR = 2
+STDIN, STDOUT, STDERR = 0, 1, 2
+PIPE_BUF = select.PIPE_BUF  # what a pipe that poll says is writable takes at once
 
 
 class Failure(Exception):
@@ -32,11 +29,12 @@ class Failure(Exception):
 
     @classmethod
     def of(cls, status: int, what: str) -> Failure:
+        from tarshards.openers.pipe import ending
+
         return cls(f"{what} {ending(status)}", max(status, 0), max(-status, 0))
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What is done with each sample: exactly one of the first four is set."""
 
     command: str | None = None
@@ -46,6 +44,7 @@ class Work:
     subdirs: bool = False
     add_log: str | None = None
     timeout: float | None = None
+    retries: int = 0
 
     def __str__(self) -> str:
         return str(self.command or self.script or self.server or self.python)
@@ -69,46 +68,43 @@ class Work:
 
 
 def bash() -> str:
+    import shutil
+
     return shutil.which("bash") or "/bin/sh"
 
 
 class Worker:
-    """What one slot runs samples with; ``stop`` may be called from any thread."""
+    """What one slot runs samples with, in directories below *scratch*."""
 
-    def __init__(self, work: Work, scratch: Scratch, slot: int):
+    def __init__(self, work: Work, scratch: str, slot: str):
         self.work, self.scratch, self.slot = work, scratch, slot
         self.arguments = work.arguments()
-        self.environment = {**os.environ, "TAR_SLOT": str(slot), "TAR_SCRATCH": scratch.path}
+        self.environment = dict(os.environ)
         self.child: Child | None = None
-        self.stopped = False
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
         """Return what becomes of *sample*, or raise Failure."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End what runs, and let nothing begin."""
-        self.stopped = True
+        """End what runs."""
         if self.child is not None:
-            self.child.stop()
+            self.child.end(GRACE)
 
     def close(self) -> None:
-        if self.child is not None:
-            self.child.end()
+        """End what is left when there are no more samples."""
 
-    def start(self, **options: Any) -> Child:
+    def start(self, environment: dict[str, str], *file_actions: Any) -> Child:
         try:
-            self.child = Child(self.arguments, **options)
+            self.child = Child(self.arguments, environment, file_actions)
         except (OSError, ValueError) as error:
             raise Failure(f"cannot run {self.arguments[0]}: {error}", 127) from error
-        if self.stopped:  # by another thread that did not see the child yet
-            self.child.stop()
         return self.child
 
     @contextmanager
     def folder(self, index: int, fields: dict[str, bytes]) -> Iterator[str]:
         """The scratch directory of a sample, while it is needed."""
-        path = f"{self.scratch.path}/{index}"
+        path = f"{self.scratch}/{index}"
         try:
             unpack(fields, path)
             yield path
@@ -123,6 +119,7 @@ class CommandWorker(Worker):
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
         with self.folder(index, fields) as folder:
+            os.chdir(folder)
             environment = {
                 **self.environment,
                 "TAR_KEY": sample["__key__"],
@@ -130,26 +127,29 @@ class CommandWorker(Worker):
                 "TAR_SHARD": sample.get("__url__", ""),
             }
             if self.work.add_log is None:
-                self._execute(folder, environment, STDERR)
+                self._execute(environment, STDERR)
                 return pack(folder, sample, subdirs=self.work.subdirs)
-            log = f"{self.scratch.path}/log-{self.slot}"
-            with open(log, "w+b") as file:
+            with open(f"{self.scratch}/log-{self.slot}", "w+b") as file:
                 try:
-                    self._execute(folder, environment, file.fileno())
+                    self._execute(environment, file.fileno())
                     packed = pack(folder, sample, subdirs=self.work.subdirs)
                 except (Failure, TarshardsError):
                     file.seek(0)
-                    sys.stderr.buffer.write(file.read())
-                    sys.stderr.flush()
+                    write_all(STDERR, file.read())
                     raise
                 file.seek(0)
                 return _with_log(packed, sample, self.work.add_log, file.read())
 
-    def _execute(self, folder: str, environment: dict[str, str], output: int) -> None:
-        child = self.start(cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        with child.deadline(self.work.timeout):
-            status = child.wait()
-        if child.timed_out:
+    def _execute(self, environment: dict[str, str], output: int) -> None:
+        child = self.start(
+            environment,
+            (os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, STDOUT),
+            (os.POSIX_SPAWN_DUP2, output, STDERR),
+        )
+        in_time = child.wait(self.work.timeout)
+        status = child.end(0 if in_time else GRACE)
+        if not in_time:
             raise Failure(f"the command ran for more than {self.work.timeout:g} s", -1, 15)
         if status:
             raise Failure.of(status, "the command")
@@ -158,8 +158,8 @@ class CommandWorker(Worker):
 def _with_log(packed: list[Sample], sample: Sample, field: str, log: bytes) -> list[Sample]:
     same = [other for other in packed if other["__key__"] == sample["__key__"]]
     if not same:
-        place = {name: value for name, value in sample.items() if name in ("__key__", "__url__")}
-        same, packed = [place], [place, *packed]
+        same = [dict(sample)]
+        packed = same + packed
     if field in same[0]:
         raise Failure(f"the command left a field {field}, and so would the log")
     same[0][field] = log
@@ -169,39 +169,65 @@ def _with_log(packed: list[Sample], sample: Sample, field: str, log: bytes) -> l
 class _Persistent(Worker):
     """Talks to one process, sample after sample; one that dies, hangs or talks nonsense fails its sample only."""
 
+    requests = replies = -1  # our ends of its pipes
+
     def ask(self, question: bytes) -> Any:
+        child = self.child or self._begin()
+        deadline = None if self.work.timeout is None else time.monotonic() + self.work.timeout
         try:
-            running = self.child or self.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment)
-            with running.deadline(self.work.timeout):
-                return self.exchange(running.process.stdin, running.process.stdout, question)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            if self.child is None:
-                raise
-            child, self.child = self.child, None
-            late = child.timed_out
-            status = child.end() if isinstance(error, ValueError) else _ended(child, 0.5)
-            if late:
+            self._send(question, deadline)
+            return self.answer(deadline)
+        except (OSError, EOFError, ValueError) as error:
+            self._hang_up()
+            if isinstance(error, TimeoutError):
+                child.end(GRACE)
                 raise Failure(f"the worker took more than {self.work.timeout:g} s", -1, 15) from None
             if isinstance(error, ValueError):
+                child.end()
                 raise Failure(str(error)) from None
-            raise Failure.of(status, "the worker") from None
+            raise Failure.of(child.end(0 if child.wait(0.5) else GRACE), "the worker") from None
 
-    def close(self) -> None:
-        if self.child is not None and self.child.process.stdin is not None and not self.stopped:
-            with suppress(BrokenPipeError):
-                self.child.process.stdin.close()
-            _ended(self.child, GRACE)
-        super().close()
-
-    def exchange(self, requests: Any, replies: Any, question: bytes) -> Any:
-        """Send *question* and return the answer; raise EOFError where there is none, ValueError for a wrong one."""
+    def answer(self, deadline: float | None) -> Any:
+        """Return the answer; raise EOFError where there is none, ValueError for a wrong one."""
         raise NotImplementedError
 
+    def receive(self, deadline: float | None) -> bytes:
+        if not wait_for(self.replies, select.POLLIN, deadline):
+            raise TimeoutError
+        data = os.read(self.replies, 1 << 16)
+        if not data:
+            raise EOFError
+        return data
 
-def _ended(child: Child, patience: float) -> int:
-    """Wait for a process that has no more to say, and stop it when *patience* ends."""
-    with child.deadline(patience):
-        return child.wait()
+    def close(self) -> None:
+        if (child := self.child) is not None:
+            os.close(self.requests)
+            child.end(0 if child.wait(GRACE) else GRACE)
+
+    def _send(self, question: bytes, deadline: float | None) -> None:
+        step = len(question) if deadline is None else PIPE_BUF
+        for start in range(0, len(question), step):
+            if not wait_for(self.requests, select.POLLOUT, deadline):
+                raise TimeoutError
+            write_all(self.requests, question[start : start + step])
+
+    def _begin(self) -> Child:
+        theirs, self.requests = os.pipe()
+        self.replies, back = os.pipe()
+        try:
+            return self.start(
+                self.environment, (os.POSIX_SPAWN_DUP2, theirs, STDIN), (os.POSIX_SPAWN_DUP2, back, STDOUT)
+            )
+        finally:
+            os.close(theirs)
+            os.close(back)
+            if self.child is None:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.child = None
+        os.close(self.requests)
+        os.close(self.replies)
 
 
 class ServerWorker(_Persistent):
@@ -216,12 +242,10 @@ class ServerWorker(_Persistent):
                 raise Failure(f"the worker says: {reply['error']}", 1)
             return pack(folder, sample, subdirs=self.work.subdirs)
 
-    def exchange(self, requests: Any, replies: Any, question: bytes) -> Any:
-        requests.write(question)
-        requests.flush()
-        line = replies.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
+    def answer(self, deadline: float | None) -> Any:
+        line = self.receive(deadline)
+        while not line.endswith(b"\n"):
+            line += self.receive(deadline)
         try:
             reply = json.loads(line)
         except ValueError:
@@ -235,34 +259,50 @@ class PythonWorker(_Persistent):
     """Calls a Python function in a process of its own."""
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
-        place: Sample = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
-        reason, results = self.ask(pickle.dumps({**place, **fields}))
+        reason, results = self.ask(framed({**sample, **fields}))
         if reason is not None:
             raise Failure(reason, 1)
-        return [{**place, **result} for result in results]
+        return [{**sample, **result} for result in results]
 
-    def exchange(self, requests: Any, replies: Any, question: bytes) -> Any:
-        requests.write(question)
-        requests.flush()
-        return pickle.load(replies)
-
-
-def encoded_results(sample: Sample, results: Any) -> list[Sample]:
-    """Return what a function made of *sample*, None, a dict or a list of dicts, with all fields encoded."""
-    results = [] if results is None else [results] if isinstance(results, dict) else results
-    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
-        raise TypeError(f"the function returned {type(results).__name__}, not a dict, a list of dicts or None")
-    encoded: dict[str, Sample] = {}
-    for result in results:
-        key = result.get("__key__", sample["__key__"])
-        if key in encoded:
-            raise SampleError("the function returned this key twice", key=key)
-        members = sample_members({**result, "__key__": key})
-        names = sorted(field for field in result if not is_reserved(field))
-        encoded[key] = {"__key__": key, **{field: data for field, (_, data) in zip(names, members)}}
-    return list(encoded.values())
+    def answer(self, deadline: float | None) -> Any:
+        frames = Frames()
+        while not (found := frames.add(self.receive(deadline))):
+            pass
+        return found[0]
 
 
-def make_worker(work: Work, scratch: Scratch, slot: int) -> Worker:
+def framed(value: Any) -> bytes:
+    """Return *value* as bytes that say where they end."""
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(8, "little") + data
+
+
+class Frames:
+    """Takes bytes as they come, and gives the values of the frames that are whole."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> list[Any]:
+        """Return the values that end in *data*.
+
+        >>> frames, data = Frames(), framed("one") + framed("two")
+        >>> frames.add(data[:5]), frames.add(data[5:])
+        ([], ['one', 'two'])
+        """
+        self._data += data
+        values, start = [], 0
+        with memoryview(self._data) as view:
+            while start + 8 <= len(view):
+                end = start + 8 + int.from_bytes(view[start : start + 8], "little")
+                if end > len(view):
+                    break
+                values.append(pickle.loads(view[start + 8 : end]))
+                start = end
+        del self._data[:start]
+        return values
+
+
+def make_worker(work: Work, scratch: str, slot: str) -> Worker:
     kind = ServerWorker if work.server is not None else PythonWorker if work.python is not None else CommandWorker
     return kind(work, scratch, slot)

@@ -18,7 +18,8 @@ WAYS = ("command", "script", "python", "server")
 
 
 @click.command(
-    epilog="Holds the samples under way and, unless --unordered, those done before an earlier one: at most 4 a slot. "
+    epilog="Holds the samples under way and, unless --unordered, those done before an earlier one: at most 4 a slot, "
+    "and more of quick ones up to 64 MB. "
     "Exit code: the number of samples that failed up to 100, 101 for more; 1 for bad data."
 )
 @partial(reads_samples, count=("--count",))

@@ -2,10 +2,12 @@
 
 import io
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -159,7 +161,53 @@ def test_a_killed_process_leaves_no_final_name(tmp_path, suffix):
         for _ in range(3):
             child.stdout.readline()
         child.send_signal(signal.SIGKILL)
-    assert all(name.startswith(".a.tar") for name in os.listdir(tmp_path))
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".a.tar")
+    write(str(path))
+    assert os.listdir(tmp_path) == [path.name], "the next writer removes what the killed one has left"
+
+
+def test_a_living_writer_keeps_its_file(tmp_path):
+    path = str(tmp_path / "a.tar")
+    first, second = open_url(path, "wb"), open_url(path, "wb")
+    first.write(b"first")
+    second.write(DATA)
+    child = os.fork()
+    if not child:
+        os._exit(open_url(path, "wb").abort() is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(tmp_path)) == 2
+    first.close()
+    assert (tmp_path / "a.tar").read_bytes() == b"first"
+    second.close()
+    assert (tmp_path / "a.tar").read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+def test_many_writers_of_one_file_some_of_them_killed(tmp_path):
+    path = str(tmp_path / "a.tar")
+    program = (
+        "import sys; from tarshards.openers import open_url\n"
+        "while True:\n"
+        "    with open_url(sys.argv[1], 'wb') as stream: stream.write(sys.argv[2].encode() * 200_000)\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", program, path, letter]) for letter in "abcd"]
+    rng = random.Random(0)
+    seen = set()
+    for child in children:
+        end = time.monotonic() + 0.3 + rng.random() / 10
+        while time.monotonic() < end:
+            if os.path.exists(path):
+                data = Path(path).read_bytes()
+                assert len(data) == 200_000
+                assert len(set(data)) == 1
+                seen.add(data[:1])
+        assert child.poll() is None, "no writer stumbles over another"
+        child.kill()
+        child.wait()
+    assert len(seen) > 1
+    write(path)
+    assert Path(path).read_bytes() == DATA
 
 
 def test_a_forked_copy_discards_nothing(tmp_path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from left import processes_with, wait_until
@@ -67,6 +69,25 @@ def test_no_child_outlives_it(tmp_path, scratch, make_tar, start, number, way):
         assert set(os.listdir(tmp_path)) <= names
     else:
         wait_until(lambda: leftovers(scratch) == [])
+
+
+@pytest.mark.parametrize(("options", "code"), [("", 1), ("--halt now,fail=1", 1), ("--halt soon,fail=2", 2)])
+@pytest.mark.parametrize("source", ["-", "pipe:cat {} - </dev/ptmx"])
+def test_a_halted_run_waits_for_no_input(tmp_path, scratch, make_tar, start, options, code, source):
+    tar = make_tar(4)
+    process = start(
+        "-c", "test $TAR_INDEX -ge 2", *options.split(), source.format(tar), "-o", "out.tar", stdin=subprocess.PIPE
+    )
+    with process:  # its stdin is kept open, as by a program that has stalled
+        process.stdin.write(Path(tar).read_bytes())
+        process.stdin.flush()
+        assert process.wait(timeout=10) == code
+        errors = process.stderr.read().decode()
+    assert len(errors.splitlines()) == (1 if not options else 2 + code), errors
+    assert "Traceback" not in errors
+    assert sorted(os.listdir(tmp_path)) == ["in.tar", "scratch"]
+    assert leftovers(scratch) == []
+    assert processes_with(f"{tar}\0-") == []
 
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path, scratch, make_tar, start):

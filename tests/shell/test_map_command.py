@@ -126,7 +126,8 @@ def test_look_ahead_is_bounded(tmp_path):
             taken.append(sample["__key__"])
             yield sample
 
-    command = f'test $TAR_INDEX != 0 || sleep 0.5; ls "{tmp_path}"/tarproc-* | grep -c "^[0-9]" >sample.scratch'
+    nap = "test $TAR_INDEX != 0 && sleep 0.03 || sleep 0.6"
+    command = f'{nap}; ls "{tmp_path}"/tarproc-* | grep -c "^[0-9]" >sample.scratch'
     found = map_command(source(), command, slots=2, tmpdir=str(tmp_path))
     first = next(found)
     assert len(taken) <= 9

@@ -44,7 +44,7 @@ def test_failing_samples_go_to_quarantine(make_tar, tarproc, tmp_path):
 
 
 def test_failed_ones_are_resumed(make_tar, tarproc, tmp_path):
-    line = ("-e", "skip", "-c", "test $TAR_INDEX != 3 -o -e /proc/$PPID/cwd/cured", make_tar(9), "-o", "out.tar")
+    line = ("-e", "skip", "-c", f"test $TAR_INDEX != 3 -o -e {tmp_path}/cured", make_tar(9), "-o", "out.tar")
     assert tarproc(*line, "--resume")[0] == 1
     assert (tmp_path / "out.tar.tarproc").exists(), "kept while something failed"
     (tmp_path / "cured").touch()
@@ -80,6 +80,42 @@ def test_wrong_command_lines(make_tar, tarproc, tmp_path, options):
     assert status == 2, errors
     assert "Traceback" not in errors
     assert sorted(os.listdir(tmp_path)) == ["in.tar", "scratch"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 KB, and on it a folder."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk]).returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--resume --state disk/state", "disk/state: No space left on device"),
+        ("--joblog disk/log", "disk/log: No space left on device"),
+        ("--joblog disk/none/log", "disk/none/log: No such file or directory"),
+        ("--resume --state disk/none/state", "disk/none/state: No such file or directory"),
+        ("--tmpdir disk", "{}/in.tar: 0000: scratch directory: [Errno 28] No space left on device"),
+        ("--tmpdir /proc", "/proc: no scratch directory can be made here: No such file or directory"),
+    ],
+)
+def test_a_full_disk_is_an_error_of_one_line(make_tar, tarproc, tmp_path, small_disk, options, message):
+    if "/proc" not in options:
+        (small_disk / "ballast").write_bytes(bytes(48 << 10))
+    line = (
+        f"{options} -p 2 --python zeros:of -o out.tar" if "tmpdir" not in options else f"{options} -c true -o out.tar"
+    )
+    (tmp_path / "zeros.py").write_text("def of(sample):\n    return {**sample, 'zeros.bin': bytes(2000)}\n")
+    if options == "--tmpdir disk":
+        write_samples([{"__key__": "0000", "bin": bytes(1 << 16)}], str(tmp_path / "in.tar"))
+    tar = tmp_path / "in.tar" if options == "--tmpdir disk" else make_tar(400)
+    assert tarproc(*line.split(), tar) == (1, f"tarproc: {message.format(tmp_path)}\n")
+    assert not (tmp_path / "out.tar").exists()
 
 
 def test_the_line_of_the_slides(tmp_path, path_with_tools):
