@@ -11,13 +11,13 @@ def native(name):
         f"tarshards.{name}",
         [f"tarshards/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
-        extra_compile_args=["-O3", "-Wall", "-Wextra"],
+        extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
         py_limited_api=True,
         optional=True,
     )
 
 
 setup(
-    ext_modules=[native("_tar"), native("_mapped")],
+    ext_modules=[native("_tar"), native("_mapped"), native("_rows"), native("_pixels")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

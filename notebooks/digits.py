@@ -15,10 +15,10 @@ import click
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import default_collate
 from tqdm import tqdm
 
-from tarshards import Ledger, ShardDataset, ShardWriter
+from tarshards import Ledger, ShardDataset, ShardLoader, ShardWriter
 
 # The scans lie writer by writer, and the shards keep that order: those held out show other hands than the rest.
 ALL, TRAIN, TEST = "digits-{00..07}.tar", "digits-{00..05}.tar", "digits-{06..07}.tar"
@@ -89,14 +89,14 @@ def train(folder: str, *, seed: int, epochs: int, ledger: Ledger) -> Iterator[fl
     torch.set_num_threads(1)  # so small a network leaves the other cores to the workers
     seen = (
         ShardDataset(f"{folder}/{TRAIN}", shuffle=True, seed=seed, on_error=ledger)
-        .shuffle(500, seed=seed)
         .decode("torchl")
         .map_fields({"png": nudge})
         .to_tuple("png", "cls")
     )
     held_out = ShardDataset(f"{folder}/{TEST}", on_error=ledger).decode("torchl").to_tuple("png", "cls")
     seen_batches, held_out_batches = [
-        DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True) for dataset in (seen, held_out)
+        ShardLoader(dataset, 32, num_workers=2, persistent_workers=True, collate_fn=default_collate)
+        for dataset in (seen, held_out)
     ]
     model = classifier()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)

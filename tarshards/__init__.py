@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tarshards.array_loader import ArrayLoader
     from tarshards.codecs import decoder, encoder
     from tarshards.errors import (
         AuditError,
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
         UrlError,
         WorldError,
     )
+    from tarshards.index import Index, IndexedShards, build_index
     from tarshards.ledger import Ledger
+    from tarshards.mixing import mix
+    from tarshards.mixture import Mixture
     from tarshards.openers import open_shard, open_url
+    from tarshards.plan import EpochPlan
     from tarshards.samples import group_members, read_samples
     from tarshards.stream import Stream
     from tarshards.tar import Member, read_members
     from tarshards.torch_data import ShardDataset
+    from tarshards.torch_loader import ShardLoader
     from tarshards.urls import expand_urls
     from tarshards.world import World
     from tarshards.writer import ShardWriter, TarWriter, write_samples
@@ -37,29 +43,37 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOM_OF = {
+    "ArrayLoader": "array_loader",
     "decoder": "codecs",
     "encoder": "codecs",
     "AuditError": "errors",
-    "ShardIndexError": "errors",
-    "StateError": "errors",
     "DecodeError": "errors",
     "EncodeError": "errors",
-    "OpenError": "errors",
     "OpError": "errors",
+    "OpenError": "errors",
     "SampleError": "errors",
+    "ShardIndexError": "errors",
+    "StateError": "errors",
     "TarError": "errors",
     "TarshardsError": "errors",
     "UrlError": "errors",
     "WorldError": "errors",
+    "Index": "index",
+    "IndexedShards": "index",
+    "build_index": "index",
     "Ledger": "ledger",
+    "mix": "mixing",
+    "Mixture": "mixture",
     "open_shard": "openers",
     "open_url": "openers",
+    "EpochPlan": "plan",
     "group_members": "samples",
     "read_samples": "samples",
     "Stream": "stream",
     "Member": "tar",
     "read_members": "tar",
     "ShardDataset": "torch_data",
+    "ShardLoader": "torch_loader",
     "expand_urls": "urls",
     "World": "world",
     "ShardWriter": "writer",
@@ -68,16 +82,22 @@ _ROOM_OF = {
 }
 
 __all__ = [
+    "ArrayLoader",
     "AuditError",
     "DecodeError",
     "EncodeError",
+    "EpochPlan",
+    "Index",
+    "IndexedShards",
     "Ledger",
     "Member",
+    "Mixture",
     "OpError",
     "OpenError",
     "SampleError",
     "ShardDataset",
     "ShardIndexError",
+    "ShardLoader",
     "ShardWriter",
     "StateError",
     "Stream",
@@ -87,10 +107,12 @@ __all__ = [
     "UrlError",
     "World",
     "WorldError",
+    "build_index",
     "decoder",
     "encoder",
     "expand_urls",
     "group_members",
+    "mix",
     "open_shard",
     "open_url",
     "read_members",

@@ -99,11 +99,7 @@ static void mapping_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    Mapping *self = (Mapping *)object;
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "read takes an offset and a size");
-    Py_ssize_t offset = PyLong_AsSsize_t(args[0]), size = PyLong_AsSsize_t(args[1]);
-    if (PyErr_Occurred()) return NULL;
+static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
     if (offset < 0 || size < 0 || offset > self->size || size > self->size - offset)
         return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
@@ -125,6 +121,36 @@ static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_
     return data;
 }
 
+static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "read takes an offset and a size");
+    Py_ssize_t offset = PyLong_AsSsize_t(args[0]), size = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    return read_bytes((Mapping *)object, offset, size);
+}
+
+/* Put the bytes of members, rows (field, offset, size) of int64, into a dict under their names, but those named None. */
+static PyObject *mapping_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "fill takes a dict, names, members, a begin and an end");
+    Py_ssize_t begin = PyLong_AsSsize_t(args[3]), end = PyLong_AsSsize_t(args[4]);
+    Py_buffer members;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &members, PyBUF_SIMPLE) < 0) return NULL;
+    int failed = begin < 0 || end > members.len / 24;
+    if (failed) PyErr_Format(PyExc_ValueError, "members %zd to %zd of %zd", begin, end, members.len / 24);
+    for (Py_ssize_t i = begin; i < end && !failed; i++) {
+        int64_t member[3];
+        memcpy(member, (char *)members.buf + 24 * i, 24);
+        PyObject *name = PyList_GetItem(args[1], (Py_ssize_t)member[0]);
+        if (name == Py_None) continue;
+        PyObject *data = name ? read_bytes((Mapping *)object, (Py_ssize_t)member[1], (Py_ssize_t)member[2]) : NULL;
+        failed = !data || PyDict_SetItem(args[0], name, data) < 0;
+        Py_XDECREF(data);
+    }
+    PyBuffer_Release(&members);
+    if (failed) return NULL;
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
 static Py_ssize_t mapping_length(PyObject *object) { return ((Mapping *)object)->size; }
 
 static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
@@ -135,6 +161,7 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
+    {"fill", (PyCFunction)(void (*)(void))mapping_fill, METH_FASTCALL, "Read members into a dict."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,20 +1,21 @@
-"""Files mapped into memory, in pure Python: the twin of _mapped.c for where there is no compiler."""
+"""Bytes of a file by system calls, in pure Python: the twin of _mapped.c for where there is no compiler.
+
+A copy out of a mapping would kill the process where the file has shrunk; a read comes short.
+"""
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Any
 
 
 class Mapping:
-    """A file mapped for reading. It keeps its file open, to ask for its length before every copy."""
+    """A file kept open for reading in any order."""
 
     def __init__(self, path: str | os.PathLike[str]):
         with open(path, "rb", buffering=0) as file:
             self._file = os.dup(file.fileno())
         self._size = os.fstat(self._file).st_size
-        self._map: Any = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) if self._size else b""
 
     def __len__(self) -> int:
         return self._size
@@ -23,10 +24,20 @@ class Mapping:
         """Return *size* bytes at *offset*."""
         if offset < 0 or size < 0 or offset + size > self._size:
             raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
-        if os.fstat(self._file).st_size < self._size:
-            raise OSError("the file has shrunk since it was opened")
-        data: bytes = self._map[offset : offset + size]
+        data = os.pread(self._file, size, offset)
+        while len(data) < size:  # a call gives 2 GiB at most
+            more = os.pread(self._file, size - len(data), offset + len(data))
+            if not more:
+                raise OSError("the file has shrunk since it was opened")
+            data += more
         return data
+
+    def fill(self, sample: dict[str, Any], names: list[str | None], members: Any, begin: int, end: int) -> None:
+        """Put the bytes of *members* into *sample* under their *names*, but those named None."""
+        for field, offset, size in members[begin:end].tolist():
+            name = names[field]
+            if name is not None:
+                sample[name] = self.read(offset, size)
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from tarshards.errors import AuditError
 
 
 class Quarantined(NamedTuple):
@@ -22,7 +25,12 @@ class Quarantined(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts of one process."""
+    """The counts of one process; those from *planned* on are of planned epochs.
+
+    *planned* samples were to be read, *dropped* ones among them left to the epoch's tail; *repeated* ones came again to
+    fill it. *read* says by shard what was delivered, lost or dropped, without the repeats; *epochs* by dataset and order
+    how many were begun, and *parts* how many began in their middle.
+    """
 
     shards: int = 0
     broken_off: int = 0
@@ -30,15 +38,20 @@ class Tally:
     samples: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[Quarantined] = field(default_factory=list)
+    planned: int = 0
+    dropped: int = 0
+    repeated: int = 0
+    parts: int = 0
+    read: Counter[str] = field(default_factory=Counter)
+    epochs: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         """Add the counts of *other*."""
-        self.shards += other.shards
-        self.broken_off += other.broken_off
-        self.members += other.members
-        self.samples += other.samples
-        self.skipped += other.skipped
-        self.quarantined += other.quarantined
+        for name, value in vars(other).items():
+            if isinstance(value, Counter):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
 
 
 class Ledger:
@@ -69,6 +82,7 @@ class Ledger:
         self._tally = Tally()
         self._pid = os.getpid()
         self._mailbox: _Mailbox | None = None
+        self._datasets: dict[str, tuple[Sequence[str], Iterable[int]]] = {}
 
     @classmethod
     def of(cls, on_error: Callable[[Exception], Any] | None) -> Ledger:
@@ -87,9 +101,19 @@ class Ledger:
         if self._errors > self.max_errors:
             raise error
 
-    def count(self, *, shards: int = 0, broken_off: int = 0, members: int = 0, samples: int = 0) -> None:
-        """Add to the counts."""
-        self._mine().add(Tally(shards, broken_off, members, samples))
+    def count(self, **counts: int) -> None:
+        """Add to the counts, by their names in ``Tally``."""
+        tally = vars(self._mine())
+        for name, value in counts.items():
+            tally[name] += value
+
+    def add(self, tally: Tally) -> None:
+        """Add the counts of a part."""
+        self._mine().add(tally)
+
+    def know(self, dataset: str, shards: Sequence[str], counts: Iterable[int]) -> None:
+        """Learn how many samples each shard of *dataset* has."""
+        self._datasets[dataset] = (shards, counts)
 
     def skip(self, reason: str) -> None:
         """Count a member that is no part of a sample."""
@@ -98,6 +122,7 @@ class Ledger:
     def merge(self, other: Ledger) -> None:
         """Add the counts of *other*, which may come from another process or machine."""
         self._mine().add(other._total())
+        self._datasets |= other._datasets
 
     def clear(self) -> None:
         """Set all counts to zero."""
@@ -134,20 +159,71 @@ class Ledger:
         """Whether the reading of a shard was broken off, so that the counts cover a part of it."""
         return self._total().broken_off > 0
 
+    def check(self, group: Any = None, *, timeout: float = 300.0) -> None:
+        """Raise AuditError unless all samples of the planned epochs are accounted for.
+
+        Delivered + quarantined + dropped = indexed, repeats apart; where whole epochs were read, of every shard. The
+        account is of this rank and its workers, or with a ``torch.distributed`` *group* of all its ranks, all of which
+        must call this; ranks that have not come after *timeout* seconds are an error (gloo).
+        """
+        self.audit([self._total()] if group is None else _gather(self._total(), group, timeout), group is not None)
+
+    def audit(self, tallies: list[Tally], all_ranks: bool = False) -> None:
+        """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, account for what was planned."""
+        total = Tally()
+        for tally in tallies:
+            total.add(tally)
+        if total.broken_off:
+            return  # unaudited, as the property says
+        for rank, tally in enumerate(tallies if all_ranks else ()):
+            if tally.epochs != tallies[0].epochs:
+                raise AuditError(
+                    f"rank {rank} has read other epochs than rank 0, or by another seed, state or dataset: "
+                    f"{_first(tally.read)}, and rank 0 {_first(tallies[0].read)}"
+                )
+        ranks = len(tallies) if all_ranks else 1
+        if total.read.total() != total.planned:
+            raise AuditError(
+                f"{total.planned} samples planned, {total.read.total()} delivered, quarantined or dropped"
+                + self._differences(total, ranks)
+            )
+        if not total.parts and (all_ranks or total.planned == self._indexed(total, 1).total()):
+            differences = self._differences(total, ranks)
+            if differences:
+                raise AuditError("not every sample was read once an epoch" + differences)
+
+    def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
+        """Count what the epochs of *total* hold, by shard."""
+        indexed: Counter[str] = Counter()
+        for order, epochs in total.epochs.items():
+            shards, counts = self._datasets.get(order.partition(" ")[0], ((), ()))
+            for shard, count in zip(shards, counts):
+                indexed[shard] += int(count) * epochs // ranks
+        return indexed
+
+    def _differences(self, total: Tally, ranks: int) -> str:
+        """Name the shards of which too much or too little was read, the first few."""
+        indexed = self._indexed(total, ranks)
+        names = [name for name in indexed | total.read if indexed[name] != total.read[name]]
+        words = [f"{name} ({total.read[name]} of {indexed[name]})" for name in names[:5]]
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return f": {', '.join(words)}{more}" if names else ""
+
     def __str__(self) -> str:
         tally = self._total()
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.skipped.items()))
         broken_off = f" ({tally.broken_off} broken off: unaudited)" if tally.broken_off else ""
-        return "\n".join(
-            [
-                f"shards      {tally.shards:>6}{broken_off}",
-                f"members     {tally.members:>6}",
-                f"delivered   {tally.samples:>6} samples",
-                f"skipped     {tally.skipped.total():>6} members{reasons and ': ' + reasons}",
-                f"quarantined {len(tally.quarantined):>6}",
-            ]
-            + [f"  {_describe(entry)}" for entry in tally.quarantined]
-        )
+        lines = [
+            f"shards      {tally.shards:>6}{broken_off}",
+            f"members     {tally.members:>6}",
+            f"delivered   {tally.samples:>6} samples",
+            f"skipped     {tally.skipped.total():>6} members{reasons and ': ' + reasons}",
+            f"quarantined {len(tally.quarantined):>6}",
+        ]
+        if tally.planned:
+            lines[0] = f"planned     {tally.planned:>6} samples{broken_off}"
+            lines[3] = f"dropped     {tally.dropped:>6} samples, {tally.repeated} repeated"
+        return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])
 
     def share(self) -> None:
         """Let copies of this ledger in other processes of this machine report to it."""
@@ -183,6 +259,12 @@ class Ledger:
                 self._mailbox = None  # a copy come home: what it had to report it reported
             else:
                 self._tally, self._errors = Tally(), 0  # a copy sent out
+
+
+def _first(read: Counter[str]) -> str:
+    """Say of a shard how much of it was read."""
+    name = min(read, default=None)
+    return "nothing" if name is None else f"{read[name]} samples of {name}"
 
 
 def _describe(entry: Quarantined) -> str:
@@ -227,8 +309,24 @@ class _Mailbox:
 
 
 def _read_tally(fields: dict[str, Any]) -> Tally:
-    quarantined = [Quarantined(*entry) for entry in fields.pop("quarantined")]
-    return Tally(**{**fields, "skipped": Counter(fields["skipped"])}, quarantined=quarantined)
+    counters = {name: Counter(value) for name, value in fields.items() if isinstance(value, dict)}
+    quarantined = [Quarantined(*entry) for entry in fields["quarantined"]]
+    return Tally(**{**fields, **counters, "quarantined": quarantined})
+
+
+def _gather(tally: Tally, group: Any, timeout: float) -> list[Tally]:
+    """Return the tallies of all ranks of a ``torch.distributed`` group."""
+    from datetime import timedelta
+
+    distributed = sys.modules["torch.distributed"]
+    if distributed.get_backend(group) == "gloo":
+        try:
+            distributed.monitored_barrier(group, timeout=timedelta(seconds=timeout))
+        except RuntimeError as exc:
+            raise AuditError(f"not all ranks came within {timeout:g} s: {str(exc).splitlines()[0]}") from exc
+    tallies: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(tallies, tally, group=group)
+    return tallies
 
 
 def _remove(path: str) -> None:

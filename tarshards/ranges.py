@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Self
 
@@ -31,6 +32,9 @@ class Ranges:
     def read(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset*; raise OpenError where they cannot be had."""
         raise NotImplementedError
+
+    def verify(self) -> None:
+        """Raise OpenError if the file is known to have been written to since it was opened."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -67,8 +71,10 @@ class LocalRanges(Ranges):
         from tarshards.openers.local import local_path
 
         self.name = url
+        self._path = local_path(url)
         try:
-            self.mapping = Mapping(local_path(url))
+            self.mapping = Mapping(self._path)
+            self._opened = os.stat(self._path)
         except (OSError, ValueError) as exc:
             raise failure(exc, url) from exc
         self.size = len(self.mapping)
@@ -78,6 +84,15 @@ class LocalRanges(Ranges):
             return self.mapping.read(offset, size)
         except (OSError, ValueError) as exc:
             raise failure(exc, self.name, offset) from exc
+
+    def verify(self) -> None:
+        try:
+            now = os.stat(self._path)
+        except FileNotFoundError:
+            return
+        then = self._opened
+        if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino) and now.st_mtime_ns != then.st_mtime_ns:
+            raise OpenError("was written to while it was read", url=self.name)
 
 
 class HttpRanges(Ranges):
@@ -95,7 +110,7 @@ class HttpRanges(Ranges):
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
-        if offset + size <= len(self._head):
+        if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
         return self._ask(offset, size)
 
@@ -129,7 +144,8 @@ class StoreRanges(Ranges):
     def __init__(self, url: str):
         from tarshards.openers.remote import find_store
 
-        self.name = public(url)
+        self.name, self._url = public(url), url
+        self._process = os.getpid()
         self._store, self._path = find_store(url)
         try:
             self.size = int(self._store.size(self._path))
@@ -139,6 +155,11 @@ class StoreRanges(Ranges):
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
+        if self._process != os.getpid():  # stores have threads, which a forked process has not
+            from tarshards.openers.remote import find_store
+
+            self._store, self._path = find_store(self._url)
+            self._process = os.getpid()
         try:
             data: Any = self._store.cat_file(self._path, start=offset, end=offset + size) if size else b""
         except Exception as exc:

@@ -41,6 +41,7 @@ def split_samples(
     first: int = 0,
     max_shards: float = float("inf"),
     routes: Mapping[str, Route] | None = None,
+    index: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     on_finish: Callable[[str], Any] | None = None,
@@ -49,9 +50,10 @@ def split_samples(
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return what was written.
 
     Each of *routes* gives a variable of the pattern its value for a sample; every combination of values is a series of
-    shards, numbered from *first*. A SampleError of a route is raised, or given to *reject*. Reading stops where one
-    more than *max_shards* would be begun. *on_finish* is called with the name of each finished shard. Raises OpenError
-    for a shard that exists, unless *overwrite*, and for one that two series would write.
+    shards, numbered from *first*, which *index* gives indexes and a manifest. A SampleError of a route is raised, or
+    given to *reject*. Reading stops where one more than *max_shards* would be begun. *on_finish* is called with the
+    name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for one that two
+    series would write.
     """
     shards: list[Shard] = []
     begun: set[str] = set()
@@ -81,6 +83,7 @@ def split_samples(
             max_samples=max_samples,
             max_bytes=max_bytes,
             start=first,
+            index=index and not dry_run,
             values=dict(zip(routes, values)),
             open_writer=open_writer,
             on_finish=finish,

@@ -3,53 +3,79 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing import parent_process
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset
 
 from tarshards.errors import WorldError
-from tarshards.stream import BoundOp, EpochCounter, ShardSource, Stream
+from tarshards.sources import open_shards
+from tarshards.stream import BoundOp, EpochCounter, Stream
 from tarshards.world import World
+
+if TYPE_CHECKING:
+    from tarshards.plan import Tail
 
 
 class ShardDataset(Stream, IterableDataset):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
-    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own shards:
-    together they deliver every sample exactly once. *shuffle* permutes the shards by (*seed*, epoch) before they are
-    shared out. Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* takes the errors
-    of shards and ops: see ``Ledger``; ``ledger`` is the account over all workers. *world* replaces what
-    ``World.detect()`` says of the rank.
+    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
+    together they deliver every sample exactly once an epoch. Where all shards have an *index*, "auto" or True, the
+    epoch is planned: *shuffle* permutes samples (see ``EpochPlan`` for it, *seed*, *pool* and *tail*, by default "pad"
+    for more than one rank), ``len`` is exact, there may be more ranks and workers than shards. Else shards are shared
+    out, and *shuffle* permutes them by (*seed*, epoch). Of each sample only *fields* are kept, and where it is planned
+    read.
 
-    Iterating raises WorldError, on every rank, where there are fewer shards than ranks.
+    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* takes the errors of shards
+    and ops: see ``Ledger``; ``ledger`` is the account over all workers. *world* replaces what ``World.detect()`` says
+    of the rank. ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader``
+    has its own.
+
+    Raises ShardIndexError where only some shards have an index; iterating raises WorldError, on every rank, where there
+    are fewer shards than ranks and no index.
     """
 
     def __init__(
         self,
         urls: Any,
         *,
+        index: bool | Literal["auto"] = "auto",
         shuffle: bool = False,
         seed: int = 0,
+        tail: Tail | None = None,
+        pool: int | None = None,
+        fields: str | Iterable[str] | None = None,
         on_error: Callable[[Exception], Any] | None = None,
         world: World | None = None,
         allow_pipe: bool = False,
     ):
-        self._source = ShardSource(urls, shuffle=shuffle, seed=seed, on_error=on_error, allow_pipe=allow_pipe)
+        self._source = open_shards(
+            urls,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            pool=pool,
+            fields=fields,
+            on_error=on_error,
+            allow_pipe=allow_pipe,
+        )
         self._source.ledger.share()
         self._ops = ()
         self._epochs = SharedEpochCounter()
         self._rank = world
         self._pickled_by: tuple[int, World] | None = None
+        self._begin_state()
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError("a ShardDataset is iterated, not indexed; sample n is next(iter(dataset.skip(n).take(1)))")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pickled_by": (os.getpid(), World.detect())}
+        return {**self.__dict__, "_progress": None, "_pickled_by": (os.getpid(), World.detect())}
 
     def _here(self) -> World:
         here = World.detect()
@@ -65,6 +91,11 @@ class ShardDataset(Stream, IterableDataset):
             if ranks.num_workers > 1:
                 raise WorldError("world= names a worker, and the DataLoader has workers of its own")
         return replace(here, rank=ranks.rank, world_size=ranks.world_size)
+
+    def _over(self, source: Any) -> ShardDataset:
+        dataset = super()._over(source)
+        dataset.ledger.share()
+        return dataset
 
     def _then(self, op: BoundOp) -> ShardDataset:
         dataset = super()._then(op)
@@ -89,8 +120,8 @@ class SharedEpochCounter(EpochCounter):
         self._first = torch.full((1,), epoch).share_memory_()
         self._passes = 0
 
-    def begin(self, world: World) -> int:
-        """Return the epoch that begins now in this worker, the same for all workers of one pass."""
+    def begin(self, world: World, epoch: int | None = None) -> int:
+        """Return the epoch that begins now in this worker, the same for all workers of one pass; or *epoch*."""
         if world.worker >= self.WORKERS:
             raise WorldError(f"worker {world.worker}: there can be {self.WORKERS} at most")
         self._passes += 1
@@ -104,13 +135,22 @@ class SharedEpochCounter(EpochCounter):
             if word and word & mask == this_pass
         ]
         own = max((epoch for epoch, worker in begun if worker == world.worker), default=-1)
-        epoch = min((epoch for epoch, worker in begun if epoch > own), default=self._next(table))
+        if epoch is None:
+            epoch = min((epoch for epoch, worker in begun if epoch > own), default=self._next(table))
+        else:  # what other passes have begun after it is no longer so
+            later = (self._table >> self.PASS_BITS > epoch) & (self._table & mask != this_pass)
+            self._table[later] = 0
         self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
         return epoch
 
     def _next(self, table: list[list[int]]) -> int:
         last = max(map(max, table)) >> self.PASS_BITS
         return last if last else int(self._first)
+
+    @property
+    def next(self) -> int:
+        """The epoch that would begin now."""
+        return self._next(self._table.tolist())
 
     def set(self, epoch: int) -> None:
         """Let the next epoch be *epoch*, in persistent workers too."""
@@ -119,7 +159,7 @@ class SharedEpochCounter(EpochCounter):
 
     def copy(self) -> SharedEpochCounter:
         """Return a counter of its own that goes on from here."""
-        return SharedEpochCounter(self._next(self._table.tolist()))
+        return SharedEpochCounter(self.next)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

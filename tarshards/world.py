@@ -53,6 +53,10 @@ class World:
         """
         return items[self.rank :: self.world_size][self.worker :: self.num_workers]
 
+    def positions(self, total: int) -> range:
+        """The positions of this worker in a sequence of *total*, shared out like ``share`` does."""
+        return range(self.rank, total, self.world_size)[self.worker :: self.num_workers]
+
 
 def _detect_rank() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")

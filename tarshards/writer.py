@@ -1,16 +1,21 @@
-"""Samples -> shards, atomically: a shard has its final name when it is whole, or not at all."""
+"""Samples -> shards and their indexes, atomically: what has its final name is whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError
-from tarshards.openers import open_shard
+from tarshards.manifest import Shard
+from tarshards.openers import open_url
+from tarshards.openers.compression import compressed
 from tarshards.samples import Sample, sample_members
 from tarshards.tar import END, pack_header, padding
+
+if TYPE_CHECKING:
+    from tarshards.index import Members
 
 DUPLICATE_KEY = "this key is in the shard already"
 LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
@@ -47,7 +52,9 @@ class TarWriter(_Writer):
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: set[str] = set()
-        self._stream: Any = open_shard(self.target, "wb", allow_pipe=allow_pipe)
+        stream: Any = open_url(self.target, "wb", allow_pipe=allow_pipe)
+        self._stream: Any = compressed(stream)
+        self.is_compressed = self._stream is not stream
 
     def write(self, sample: Sample) -> None:
         """Append one sample.
@@ -95,6 +102,11 @@ class ShardWriter(_Writer):
     before compression; only a single larger sample exceeds it. No shard is empty: without samples there is none.
     ``shards`` lists the finished ones, which stay when a later one is aborted.
 
+    With *index* every shard that has random access gets its sidecar ``<shard>.index`` when it is finished. At the end,
+    and after a failure never, the manifest is written that names them all with their samples and bytes, after the
+    pattern: ``train-{shard:06d}.tar`` gives ``train.shards.json``. With *start* above 0 it keeps the shards that it
+    names already, and takes in those below *start* that have an index. Pipes get neither.
+
     *values* are filled into the pattern too, by their names. *open_writer* opens each shard by its name, in place of
     ``TarWriter``; *on_finish* is called with the name of each finished shard and its writer.
     """
@@ -106,6 +118,7 @@ class ShardWriter(_Writer):
         max_samples: int | None = None,
         max_bytes: int | None = None,
         start: int = 0,
+        index: bool = True,
         allow_pipe: bool = False,
         values: Mapping[str, str] | None = None,
         open_writer: Callable[[str], TarWriter] | None = None,
@@ -124,18 +137,25 @@ class ShardWriter(_Writer):
         self._on_finish = on_finish
         self.shards: list[str] = []
         self.samples = 0
-        self._number = start
+        self._start = self._number = start
         self._writer: TarWriter | None = None
+        self._index = index and not self.pattern.startswith("pipe:")
+        self._members: Members | None = None
+        self._entries: dict[str, Shard] = {}
 
     def write(self, sample: Sample) -> None:
         """Append one sample; raises as ``TarWriter.write`` does."""
-        packed = pack_sample(sample)
+        members = sample_members(sample)
+        packed = pack_members(members)
         if self._writer is not None and self._is_full(sum(map(len, packed))):
             self._finish_shard()
         if self._writer is None:
-            self._writer = self._open_writer(self._name())
+            self._writer = self._begin_shard()
+        before = self._writer.size - len(END)
         self._writer.write_members(sample["__key__"], packed)
         self.samples += 1
+        if self._members is not None:
+            self._members.add_written(sample["__key__"], members, packed, before)
 
     def _is_full(self, size: int) -> bool:
         assert self._writer is not None
@@ -147,18 +167,52 @@ class ShardWriter(_Writer):
     def _name(self) -> str:
         return shard_name(self.pattern, self._number, self._values)
 
+    def _begin_shard(self) -> TarWriter:
+        writer = self._open_writer(self._name())
+        self._members = None
+        if self._index and not writer.is_compressed:
+            from tarshards.index import Members
+
+            self._members = Members()
+        return writer
+
     def _finish_shard(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            name, writer, self._writer = self._name(), self._writer, None
-            self.shards.append(name)
-            self._number += 1
-            if self._on_finish is not None:
-                self._on_finish(name, writer)
+        if self._writer is None:
+            return
+        if self._index and not self.shards:
+            self._entries = self._earlier_entries()
+        self._writer.close()
+        name, writer, self._writer = self._name(), self._writer, None
+        if self._members is not None:
+            self._members.index(writer.size, writer.target).save(writer.target)
+        self._entries[name] = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
+        self.shards.append(name)
+        self._number += 1
+        if self._on_finish is not None:
+            self._on_finish(name, writer)
+
+    def _earlier_entries(self) -> dict[str, Shard]:
+        from tarshards.index.manifests import earlier_shards, remove_manifest
+
+        if not self._start:
+            remove_manifest(self._manifest())  # which tells of shards that are replaced from now on
+            return {}
+        below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
+        return {shard.url: shard for shard in earlier_shards(self._manifest(), below)}
+
+    def _manifest(self) -> str:
+        from tarshards.index.manifests import manifest_url
+
+        return manifest_url(_fill(self.pattern, lambda width: "\0", self._values))
 
     def close(self) -> None:
-        """Finish the last shard; further calls do nothing."""
+        """Finish the last shard, and the manifest; further calls do nothing."""
         self._finish_shard()
+        if self._index and self._entries:
+            from tarshards.index.manifests import write_manifest
+
+            write_manifest(self._manifest(), self._entries.values())
+            self._entries = {}
 
     def abort(self) -> None:
         """Discard the shard that is being written."""
@@ -177,8 +231,13 @@ def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = 
 
 def pack_sample(sample: Sample) -> list[bytes]:
     """Encode a sample as the blocks of its members: headers, data and padding in turn."""
+    return pack_members(sample_members(sample))
+
+
+def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
+    """Return for each member, a name and its data, three blocks: header, data and padding."""
     packed = []
-    for name, data in sample_members(sample):
+    for name, data in members:
         packed += [pack_header(name, len(data)), data, bytes(padding(len(data)))]
     return packed
 
@@ -189,13 +248,18 @@ def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None
     >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
     ('a-007.tar', 'a-000007.tar', '%d-7.tar')
     """
+    return _fill(pattern, lambda width: format(shard, f"{width}d"), values)
+
+
+def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:
+    """Fill *values*, and the text that *number* makes of a width, into *pattern*."""
 
     def fill(match: re.Match[str]) -> str:
         variable, width, percent_width = match.groups()
         if variable is None:
-            return format(shard, f"{percent_width}d")
+            return number(percent_width)
         if variable == "shard":
-            return format(shard, f"{width or ''}d")
+            return number(width or "")
         return match[0] if width is not None else (values or {}).get(variable, match[0])
 
     return re.sub(r"\{([^{}:]+)(?::(0?\d*)d?)?\}|%(0?\d*)d", fill, pattern)

@@ -1,14 +1,18 @@
 """Shard expressions name exactly the URLs that bash, the list and the file system say."""
 
 import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.urls import expand_urls
+from tarshards.manifest import dump_manifest, parse_manifest
+from tarshards.urls import Shard, expand_shards, expand_urls
 
 
 def make(folder: Path, *names: str) -> None:
@@ -175,3 +179,122 @@ def test_an_expanded_list_expands_to_itself(here):
     urls = expand_urls(["*.tar", "x-{0..3}.tar", "http://h/?a=*"])
     assert len(urls) == 7
     assert expand_urls(urls) == urls
+
+
+def test_globs_for_shards_match_no_indexes_and_manifests(here):
+    shards = ["train-0.tar", "train-1.tar"]
+    make(here, *shards, *(f"{shard}.index" for shard in shards), "train.shards.json", "shards.json", "train-0.idx")
+    make(here, "train-0.tar.idx")
+    assert expand_urls("train*") == expand_urls("*") == shards
+    for spec in ("*.index", "*.shards.json"):
+        with pytest.raises(UrlError, match="no file matches"):
+            expand_urls(spec)
+
+
+def write(path: Path, *shards: Shard) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_manifest(shards))
+
+
+def test_manifests(here):
+    write(
+        here / "d/a.shards.json", Shard("x-[1].tar", 7, 1024), Shard("../y.tar"), Shard("/z.tar"), Shard("http://h/w")
+    )
+    expected = [
+        ("d/x-[1].tar", 7, 1024),
+        ("d/../y.tar", None, None),
+        ("/z.tar", None, None),
+        ("http://h/w", None, None),
+    ]
+    assert expand_shards("d/a.shards.json") == expected
+    assert expand_urls("d/a.shards.json") == [url for url, _, _ in expected]
+    assert expand_shards(here / "d/a.shards.json")[0].url == f"{here}/d/x-[1].tar"
+    assert expand_urls("b.tar::d/{a,a}.shards.json")[:2] == ["b.tar", "d/x-[1].tar"]
+    (here / "list").write_text("c.tar\nd/a.shards.json\n")
+    assert expand_shards("@list")[:2] == [Shard("c.tar"), expected[0]]
+    write(here / "other.json", Shard("q.tar", 1))
+    write(here / "what[1].json", Shard("r.tar", 2))
+    assert expand_shards("other.json::what[1].json") == [Shard("q.tar", 1), Shard("r.tar", 2)]
+
+
+def test_manifests_by_url(here, monkeypatch):
+    write(here / "d/a b.json", Shard("x y.tar", 7))
+    assert expand_urls(f"file://{here}/d/a%20b.json") == [f"file://{here}/d/x%20y.tar"]
+    assert expand_urls("file:d/a b.json") == ["file:d/x y.tar"]
+    monkeypatch.setenv("HOME", str(here))
+    assert expand_urls("~/d/a b.json") == [f"{here}/d/x y.tar"]
+
+
+def test_remote_manifests():
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/set/a.shards.json", dump_manifest([Shard("x.tar", 3, 9)]).encode())
+    assert expand_shards("memory://set/a.shards.json") == [Shard("memory://set/x.tar", 3, 9)]
+    fsspec.filesystem("memory").rm("/set", recursive=True)
+
+
+def test_manifests_of_web_servers(tmp_path):
+    write(tmp_path / "d/a.shards.json", Shard("x y.tar", 3), Shard("z.tar"))
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/d"
+        assert expand_urls(f"{base}/a.shards.json") == [f"{base}/x%20y.tar", f"{base}/z.tar"]
+        assert expand_urls(f"{base}/a.shards.json?token=1") == [f"{base}/x%20y.tar?token=1", f"{base}/z.tar?token=1"]
+        with pytest.raises(OpenError, match=r"none\.json: 404"):
+            expand_urls(f"{base}/none.json")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["pipe:rm -rf /", "PIPE:x", "-"])
+def test_a_manifest_runs_no_commands(here, name):
+    write(here / "a.json", Shard(name))
+    with pytest.raises(UrlError, match=r"a\.json: a manifest may not name"):
+        expand_urls("a.json")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd", "pipe:id"])
+def test_a_remote_manifest_names_no_local_files(name):
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/bad/a.json", dump_manifest([Shard(name)]).encode())
+    with pytest.raises(UrlError, match="a manifest may not name"):
+        expand_urls("memory://bad/a.json")
+    fsspec.filesystem("memory").rm("/bad", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no JSON"),
+        ("[]", "no shardlist"),
+        ('{"wids_version": 1}', "no shardlist"),
+        ('{"shardlist": []}', "wids_version None"),
+        ('{"wids_version": 2, "shardlist": []}', "wids_version 2"),
+        ('{"wids_version": 1, "shardlist": [], "datasets": [1]}', "datasets in it"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"nsamples": 3}]}', "entry 1 of the manifest has no url"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -1}]}', "a has nsamples -1"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "filesize": 1.5}]}', "a has filesize 1.5"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"url": "a"}]}', "names a shard twice"),
+    ],
+)
+def test_what_is_no_manifest(here, text, reason):
+    (here / "a.shards.json").write_text(text)
+    with pytest.raises(UrlError, match=rf"a\.shards\.json: .*{reason}"):
+        expand_urls("a.shards.json")
+
+
+def test_an_empty_manifest_is_an_empty_expression(here):
+    write(here / "a.json")
+    with pytest.raises(UrlError, match="empty"):
+        expand_urls("a.json")
+
+
+@given(
+    st.lists(
+        st.builds(Shard, st.text(min_size=1), st.none() | st.integers(0, 2**60), st.none() | st.integers(0, 2**60)),
+        unique_by=lambda shard: shard.url,
+    )
+)
+def test_what_is_dumped_is_parsed(shards):
+    assert parse_manifest(dump_manifest(shards), "a.json") == shards

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from tarshards import ShardWriter, TarWriter, read_samples, write_samples
 from tarshards.errors import EncodeError, OpenError, SampleError
+from tarshards.index import build_index, load_indexes
+from tarshards.urls import Shard, expand_shards
 from tarshards.writer import shard_name
 
 SAMPLES = [{"__key__": f"k{i}", "cls": i, "txt": "x" * i} for i in range(10)]
@@ -195,7 +198,7 @@ def test_finished_shards_stay_when_a_later_one_fails(tmp_path):
 
     with pytest.raises(EncodeError):
         write_some()
-    assert [path.name for path in tmp_path.iterdir()] == ["a-000.tar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-000.tar", "a-000.tar.index"]
 
 
 def test_start(tmp_path):
@@ -234,7 +237,7 @@ def test_finished_shards_are_told_and_opened_as_asked(tmp_path):
         assert (tmp_path / f"other-{name}").exists()
         told.append((name, writer.samples))
 
-    options = {"values": {"cls": "7"}, "open_writer": open_elsewhere, "on_finish": finished}
+    options = {"values": {"cls": "7"}, "open_writer": open_elsewhere, "on_finish": finished, "index": False}
     with ShardWriter("{cls}-%d.tar", max_samples=4, **options) as writer:
         for sample in SAMPLES:
             writer.write(sample)
@@ -257,3 +260,135 @@ def test_values_are_encoded_by_their_field(tmp_path):
     assert (sample["png"] == image).all()
     assert (sample["npy"] == image).all()
     assert sample["json"] == {"a": [1]}
+
+
+def write_shards(pattern, samples, **options) -> list[str]:
+    with ShardWriter(str(pattern), max_samples=4, **options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer.shards
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["d/", "", "n" * 120, "é"]), st.lists(st.integers(0, 2000), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=9,
+    )
+)
+@settings(max_examples=100)
+def test_indexes_are_those_that_reading_the_shards_gives(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("law")
+    samples = [
+        {"__key__": f"{start}{i}", **{f"f{j}.bin": bytes(size) for j, size in enumerate(sizes)}}
+        for i, (start, sizes) in enumerate(content)
+    ]
+    for shard in write_shards(folder / "a-%03d.tar", samples):
+        assert Path(f"{shard}.index").read_bytes() == build_index(shard).pack()
+    shutil.rmtree(folder)
+
+
+def test_the_manifest_names_the_shards_with_their_samples_and_bytes(tmp_path):
+    shards = write_shards(tmp_path / "train-{shard:06d}.tar", SAMPLES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*(f"train-00000{i}.tar{suffix}" for i in range(3) for suffix in ("", ".index")), "train.shards.json"]
+    )
+    expected = [Shard(shard, count, os.path.getsize(shard)) for shard, count in zip(shards, (4, 4, 2))]
+    assert expand_shards(tmp_path / "train.shards.json") == expected
+    assert keys(tmp_path / "train.shards.json") == [sample["__key__"] for sample in SAMPLES]
+
+
+def test_without_index(tmp_path):
+    write_shards(tmp_path / "a-%03d.tar", SAMPLES, index=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-000.tar", "a-001.tar", "a-002.tar"]
+
+
+def test_compressed_shards_stand_in_the_manifest_alone(tmp_path):
+    shards = write_shards(tmp_path / "a-%03d.tar.gz", SAMPLES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(Path(s).name for s in shards), "a.shards.json"]
+    assert expand_shards(tmp_path / "a.shards.json") == [Shard(s, n, None) for s, n in zip(shards, (4, 4, 2))]
+
+
+def test_pipes_get_neither(tmp_path):
+    write_shards(f"pipe:cat > {tmp_path}/a-%03d.tar", SAMPLES, allow_pipe=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-000.tar", "a-001.tar", "a-002.tar"]
+
+
+def test_remote_shards_get_both():
+    import fsspec
+
+    shards = write_shards("memory://writer/a-%03d.tar", SAMPLES)
+    assert [len(index) for index in load_indexes(shards)] == [4, 4, 2]
+    assert [shard[:2] for shard in expand_shards("memory://writer/a.shards.json")] == list(zip(shards, (4, 4, 2)))
+    fsspec.filesystem("memory").rm("/writer", recursive=True)
+
+
+def test_a_later_run_adds_to_the_manifest(tmp_path):
+    first = write_shards(tmp_path / "a-%03d.tar", SAMPLES)
+    later = [{**sample, "__key__": f"later{i}"} for i, sample in enumerate(SAMPLES)]
+    second = write_shards(tmp_path / "a-%03d.tar", later, start=3)
+    assert [Path(shard).name for shard in second] == ["a-003.tar", "a-004.tar", "a-005.tar"]
+    assert [shard.url for shard in expand_shards(tmp_path / "a.shards.json")] == first + second
+    write_shards(tmp_path / "a-%03d.tar", later[:1], start=1)
+    assert [shard[1] for shard in expand_shards(tmp_path / "a.shards.json")] == [4, 1, 2, 4, 4, 2]
+
+
+def test_a_new_run_begins_the_manifest_anew(tmp_path):
+    write_shards(tmp_path / "a-%03d.tar", SAMPLES)
+    (shard,) = write_shards(tmp_path / "a-%03d.tar", SAMPLES[:3])
+    assert expand_shards(tmp_path / "a.shards.json") == [Shard(shard, 3, os.path.getsize(shard))]
+
+
+def killed(tmp_path, samples: int, start: int = 0) -> None:
+    program = f"""
+from tarshards import ShardWriter
+import os, signal
+writer = ShardWriter({str(tmp_path)!r} + "/a-%03d.tar", max_samples=2, start={start})
+for i in range({samples}):
+    writer.write({{"__key__": f"{start}-{{i}}", "cls": i}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+
+
+def test_a_run_that_is_killed_leaves_indexes_and_no_manifest(tmp_path):
+    """Neither its own, which would lack shards, nor an earlier one, whose shards are others now."""
+    killed(tmp_path, samples=5)
+    left = ["a-000.tar", "a-000.tar.index", "a-001.tar", "a-001.tar.index"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == left
+    write_shards(tmp_path / "a-%03d.tar", SAMPLES)
+    assert (tmp_path / "a.shards.json").exists()
+    killed(tmp_path, samples=5)
+    assert not (tmp_path / "a.shards.json").exists()
+
+
+def test_a_run_after_one_that_was_killed_takes_in_what_that_left(tmp_path):
+    write_shards(tmp_path / "a-%03d.tar", SAMPLES[:4])
+    killed(tmp_path, samples=5, start=1)
+    write_shards(tmp_path / "a-%03d.tar", SAMPLES[:1], start=3)
+    shards = expand_shards(tmp_path / "a.shards.json")
+    assert [(Path(shard.url).name, shard.samples) for shard in shards] == [
+        ("a-000.tar", 4),
+        ("a-001.tar", 2),
+        ("a-002.tar", 2),
+        ("a-003.tar", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "manifest"),
+    [
+        ("train-{shard:06d}.tar", "train.shards.json"),
+        ("train_%06d.tar.zst", "train.shards.json"),
+        ("%06d.tar", "shards.json"),
+        ("a/b.v2-%d.tar", "a/b.v2.shards.json"),
+        ("train-{shard}-jpg.tar", "train-jpg.shards.json"),
+        ("{shard:02d}/part-{shard:04d}.tgz", "part.shards.json"),
+        ("d/part{shard:02d}/x.tar", "d/part-x.shards.json"),
+        ("{split}-%d.tar", "val.shards.json"),
+        ("file:a-%d.tar", "file:a.shards.json"),
+        ("http://h/a-%d.tar?key=%20", "http://h/a.shards.json?key=%20"),
+    ],
+)
+def test_where_the_manifest_is(pattern, manifest):
+    assert ShardWriter(pattern, values={"split": "val"})._manifest() == manifest

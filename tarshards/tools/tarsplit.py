@@ -36,6 +36,7 @@ DEFAULT_SIZE = 10**9
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many --post at a time."
 )
 @click.option("--delete", is_flag=True, help="Remove each shard after its --post has succeeded.")
+@click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
 @overwrite_option
 @dry_run_option
 def main(
@@ -51,6 +52,7 @@ def main(
     post: str | None,
     jobs: int,
     delete: bool,
+    index: bool,
     overwrite: bool,
     dry_run: bool,
 ) -> None:
@@ -61,6 +63,8 @@ def main(
     """
     if delete and not post:
         raise click.UsageError("--delete goes with --post")
+    if delete and index:
+        raise click.UsageError("--index is of shards that stay; with --delete, --post may run tarindex")
     if first < 0:
         raise click.UsageError("--start is not negative")
     routes: dict[str, Route] = {}
@@ -80,6 +84,7 @@ def main(
             first=first,
             max_shards=float("inf") if maxshards is None else maxshards,
             routes=routes,
+            index=index,
             overwrite=overwrite,
             dry_run=dry_run,
             on_finish=command,

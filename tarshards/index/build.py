@@ -1,0 +1,147 @@
+"""A shard's headers -> its index."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from tarshards._tar_py import ScannedMember
+from tarshards.errors import OpenError, ShardIndexError, TarError
+from tarshards.index.members import Members
+from tarshards.index.sidecar import Index, fingerprint
+from tarshards.openers import open_shard, open_url, public, room_of
+from tarshards.openers.compression import find_compression
+from tarshards.ranges import Ranges, open_ranges
+from tarshards.samples import group_members
+from tarshards.tar import MEMBER_LIMIT, read_members, scan
+
+# Bytes read at once, at least and at most, and the bytes of a member from which its data is passed over.
+LOCAL = 2 << 10, 1 << 19, 1 << 15
+REMOTE = 1 << 16, 1 << 22, 1 << 20
+NO_FIELDS = {"__key__", "__url__"}  # which have a meaning of their own in a sample
+WINDOW = 1 << 22  # bytes read at once for checksums
+
+
+def build_index(url: str, *, crc: bool = False) -> Index:
+    """Return the index of the shard *url*, with *crc* with the checksums of the data.
+
+    Where members are large only their headers are read. What is no sound shard of samples raises the error that
+    ``read_samples`` raises; a compressed shard, which has no random access, ShardIndexError; a stream, OpenError.
+    """
+    with FileRanges(url) if room_of(url) == "local" else open_ranges(url) as ranges:
+        if compression := find_compression(ranges.read(0, min(10, ranges.size))):
+            name = public(url)
+            plain = name[: -len(os.path.splitext(name)[1])].removesuffix(".tar") + ".tar"
+            reason = f"compressed ({compression}), so it has no random access; decompress it: tarcat {name} -o {plain}"
+            raise ShardIndexError(reason, url=name)
+        index = _index(ranges)
+        if index is None:
+            raise _reason(url)
+        if crc:
+            index.crc32 = np.fromiter(_checksums(ranges, index), np.uint32, len(index.sample))
+    return index
+
+
+class FileRanges(Ranges):
+    """A local file, read by system calls: for headers alone the pages of a mapping cost more than they save."""
+
+    remote = False
+
+    def __init__(self, url: str):
+        self.name = url
+        self._file: Any = open_url(url)
+        self._descriptor = self._file.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) < size:
+            raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _DamageError(Exception):
+    """The shard is damaged; what is wrong with it, reading it as samples says."""
+
+
+def _index(ranges: Ranges) -> Index | None:
+    """Return the index of the shard in *ranges*, None where it is no sound shard of samples."""
+    members = Members()
+    try:
+        members.extend(_headers(ranges))
+    except _DamageError:
+        return None
+    if len(set(members.keys)) < len(members.keys) or NO_FIELDS & members.fields.keys():
+        return None
+    index = members.index(ranges.size, ranges.name)
+    places = np.sort(index.sample.astype(np.uint64) << np.uint64(16) | index.field)
+    if (places[1:] == places[:-1]).any():
+        return None
+    index.fingerprint = fingerprint(ranges, index.offset)
+    return index
+
+
+def _headers(ranges: Ranges) -> Iterator[tuple[int, list[ScannedMember]]]:
+    """Yield what ``scan`` finds in each piece of the shard, after the offset of the piece."""
+    least, most, large = REMOTE if ranges.remote else LOCAL
+    read, size = ranges.read, ranges.size
+    position = ended = 0
+    ahead = least
+    while position < size:
+        if position + ahead > size:
+            ahead = size - position
+        found, length, need, ended, problem = scan(read(position, ahead), 0, ended, MEMBER_LIMIT)
+        if problem:
+            raise _DamageError(problem)
+        yield position, found
+        position += length
+        if length > large * len(found):
+            ahead = least
+        elif position + need > size:
+            break
+        else:
+            ahead = max(need, min(2 * ahead, most))
+    rest = ranges.read(position, size - position) if position < size else b""
+    if position > size or not ended or any(rest):
+        raise _DamageError("truncated, or junk after the end")
+
+
+def header_offset(ranges: Ranges, start: int, stop: int) -> int:
+    """Return where the first header of the member begins whose data begins at *stop*; another ends at *start*."""
+    found, *_ = scan(ranges.read(start, stop - start), 0, False, MEMBER_LIMIT)
+    return start + found[-1][1]
+
+
+def _reason(url: str) -> Exception:
+    """Return the error with which reading the damaged shard *url* ends."""
+    name = public(url)
+    try:
+        with open_shard(url) as stream:
+            deque(group_members(read_members(stream, url=name), url=name), 0)
+    except Exception as error:
+        return error
+    return TarError("changed while it was indexed", url=name)
+
+
+def _checksums(ranges: Ranges, index: Index) -> Iterator[int]:
+    """Yield the CRC-32 of the data of each member."""
+    base, window = 0, memoryview(b"")
+    for offset, size in zip(index.offset.tolist(), index.size.tolist()):
+        value = 0
+        while size:
+            if not base <= offset < base + len(window):
+                base = offset
+                window = memoryview(ranges.read(base, min(WINDOW, index.shard_size - base)))
+            part = window[offset - base : offset - base + size]
+            value = crc32(part, value)
+            offset += len(part)
+            size -= len(part)
+        yield value

@@ -1,0 +1,114 @@
+"""A folder of shards as a dataset of megatron-energon: its ``.nv-meta`` folder, and a ``.tar.idx`` a shard.
+
+Format: megatron-energon 7.4, "flavors/webdataset/indexing.py" and "prepare.py".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from zlib import crc32
+
+from tarshards.errors import ShardIndexError, UrlError
+from tarshards.index.exports import pack_offsets, sample_bounds
+from tarshards.index.refresh import find_index
+from tarshards.index.sidecar import Index
+from tarshards.openers import open_url, room_of
+from tarshards.openers.local import local_path
+from tarshards.ranges import open_ranges
+
+TABLES = """
+CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+    content_byte_size INTEGER);
+"""
+LOOKUPS = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
+    content_byte_size);
+"""
+DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+def export_energon(urls: Sequence[str], folder: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
+    """Make of the shards *urls* a dataset of Energon in *folder*, by default their own; yield the files it writes.
+
+    All samples are in the part "train", and crude; a ``split.yaml`` or ``dataset.yaml`` that is there stays. Raises
+    UrlError for shards that are not local files below the folder, ShardIndexError for a key that comes twice.
+    """
+    folder = folder or os.path.commonpath([os.path.dirname(_path(url)) or "." for url in urls])
+    names = [os.path.relpath(_path(url), folder) for url in urls]
+    if outside := [url for url, name in zip(urls, names) if name.startswith("../")]:
+        raise UrlError(f"not in the folder of the dataset, {folder}", url=outside[0])
+    meta = os.path.join(folder, ".nv-meta")
+    counts: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        path = os.path.join(scratch, "index.sqlite")
+        database = sqlite3.connect(path)
+        try:
+            database.executescript(TABLES)
+            for number, (name, url) in enumerate(zip(names, urls)):
+                index = find_index(url)
+                counts[name] = len(index)
+                with open_ranges(url) as ranges:
+                    _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)
+                    yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run)
+            database.executescript(LOOKUPS)
+            database.commit()
+        finally:
+            database.close()
+        with open(path, "rb") as file:
+            content = file.read()
+    info = json.dumps({"energon_version": None, "shard_counts": counts}, indent=2)
+    split = "".join(f"  - {json.dumps(name)}\n" for name in names)
+    files = {
+        "index.sqlite": content,
+        "index.uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{info}{crc32(content)}")).encode(),
+        ".info.json": info.encode(),
+        "split.yaml": f"split_parts:\n  train:\n{split}  val: []\n  test: []\nexclude: []\n".encode(),
+        "dataset.yaml": DATASET.encode(),
+    }
+    if not dry_run:
+        os.makedirs(meta, exist_ok=True)
+    for name, data in files.items():
+        target = os.path.join(meta, name)
+        if name not in ("split.yaml", "dataset.yaml") or not os.path.exists(target):
+            yield _write(target, data, dry_run)
+
+
+def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: list[int], url: str) -> None:
+    key = ""
+
+    def samples() -> Iterator[tuple[int, str, int, int, int]]:
+        nonlocal key
+        for place, key in enumerate(index.keys):
+            yield number, key, place, bounds[place], bounds[place + 1] - bounds[place]
+
+    fields = [index.fields[field] for field in index.field.tolist()]
+    parts = zip([number] * len(fields), index.sample.tolist(), fields, index.offset.tolist(), index.size.tolist())
+    try:
+        database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples())
+        database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+    except sqlite3.IntegrityError as error:
+        raise ShardIndexError("Energon wants each key once in a dataset; tarcat --rekey", url=url, key=key) from error
+    except UnicodeEncodeError as error:
+        raise ShardIndexError("Energon wants names in UTF-8; tarcat --rekey", url=url, key=key) from error
+
+
+def _path(url: str) -> str:
+    if room_of(url) != "local":
+        raise UrlError("a dataset of Energon is made of local shards", url=url)
+    return local_path(url)
+
+
+def _write(path: str, content: bytes, dry_run: bool) -> str:
+    if not dry_run:
+        with open_url(path, "wb") as stream:
+            stream.write(content)
+    return path

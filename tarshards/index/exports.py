@@ -1,0 +1,75 @@
+"""Indexes in the formats of others: DALI's, and the ``.tar.idx`` of Energon."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tarshards.errors import ShardIndexError
+from tarshards.index.build import header_offset
+from tarshards.index.sidecar import Index
+from tarshards.openers import open_url, public
+from tarshards.ranges import Ranges, open_ranges
+from tarshards.tar import BLOCK
+
+
+def pack_dali(index: Index, url: str) -> str:
+    """Return the text of DALI's ``wds2idx`` version 1.2: for each sample ``field offset size name``, once a member.
+
+    Raises ShardIndexError for a name that would break a line: one with white space, or without a field.
+    """
+    lines: list[list[str]] = [[] for _ in index.keys]
+    columns = (index.sample.tolist(), index.field.tolist(), index.offset.tolist(), index.size.tolist())
+    for sample, number, offset, size in zip(*columns):
+        key, field = index.keys[sample], index.fields[number]
+        name = f"{key}.{field}"
+        if not field or re.search(r"\s", name):
+            reason = "DALI misreads names with white space, or that end in a dot; tarcat --rekey makes others"
+            raise ShardIndexError(reason, url=public(url), key=key, field=field)
+        lines[sample].append(f"{field} {offset} {size} {name}")
+    return "".join(f"{line}\n" for line in [f"v1.2 {len(index)}", *map(" ".join, lines)])
+
+
+def pack_offsets(index: Index, ranges: Ranges) -> bytes:
+    """Return the content of a ``.tar.idx``: where each sample begins, and where the last ends, little-endian uint64."""
+    return sample_bounds(index, ranges).astype("<u8").tobytes()
+
+
+def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
+    """Return where the first header of each sample begins, and where the last member with its padding ends."""
+    if not len(index):
+        return np.zeros(1, np.int64)
+    ends = (index.offset + index.size + np.uint64(BLOCK - 1)).astype(np.int64) // BLOCK * BLOCK
+    first = index.first[:-1]
+    starts = index.offset[first].astype(np.int64) - BLOCK
+    before = np.concatenate([[0], ends[first[1:] - 1]])
+    for sample in np.flatnonzero(before < starts).tolist():  # extended headers, or members that are in no sample
+        starts[sample] = header_offset(ranges, int(before[sample]), int(starts[sample]) + BLOCK)
+    return np.append(starts, ends[-1])
+
+
+def write_dali(index: Index, url: str, folder: str | None, *, dry_run: bool = False) -> str:
+    """Write DALI's index of the shard *url* beside it or into *folder*: ``a.tar`` gets ``a.idx``; return its name."""
+    path, mark, query = url.partition("?") if url.startswith(("http:", "https:")) else (url, "", "")
+    return _write(
+        path.removesuffix(".tar") + ".idx" + mark + query,
+        folder,
+        pack_dali(index, url).encode("utf-8", "surrogateescape"),
+        dry_run,
+    )
+
+
+def write_offsets(index: Index, url: str, folder: str | None, *, dry_run: bool = False) -> str:
+    """Write the ``.tar.idx`` of the shard *url* beside it or into *folder*; return its name."""
+    with open_ranges(url) as ranges:
+        return _write(f"{url}.idx", folder, pack_offsets(index, ranges), dry_run)
+
+
+def _write(url: str, folder: str | None, content: bytes, dry_run: bool) -> str:
+    if folder is not None:
+        url = f"{folder.rstrip('/')}/{url.rpartition('/')[2]}"
+    if not dry_run:
+        with open_url(url, "wb") as stream:
+            stream.write(content)
+    return url

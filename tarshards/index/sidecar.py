@@ -1,0 +1,229 @@
+"""The sidecar file ``<shard>.index``: one msgpack map, described in docs/index-format.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from zlib import crc32
+
+import numpy as np
+
+from tarshards.errors import OpenError, ShardIndexError
+from tarshards.openers import open_url, public
+from tarshards.parallel import bounded_map
+from tarshards.ranges import Ranges, open_ranges
+from tarshards.tar import BLOCK
+
+FORMAT, VERSION = "tarshards-index", 1
+CHECKSUM = b"\xa8checksum\xce"  # the last entry of the map; its value, of four bytes, covers all before the value
+ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<u8", "size": "<u8", "crc32": "<u4"}
+MISSING = "there is no index; tarindex makes one"
+
+
+@dataclass(eq=False)
+class Index:
+    """Where every member of one shard lies.
+
+    The arrays have one entry a member, in the order of the shard: ``sample`` counts the samples from 0, ``field`` is a
+    place in ``fields``, ``offset`` (of the data) and ``size`` are bytes, ``crc32`` is that of the data, where known.
+
+    ``fingerprint`` is the CRC-32 of two blocks: of the 512 bytes right before the data of the first member and of the
+    last, which are their headers proper; extended headers (pax, GNU long names) come before those and do not count.
+    Without members it is 0.
+    """
+
+    shard_size: int  # bytes
+    fingerprint: int
+    keys: list[str]
+    fields: list[str]
+    sample: np.ndarray
+    field: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    crc32: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Index) and self.pack() == other.pack()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The number of the first member of each sample, and of all members: those of i are first[i]:first[i + 1]."""
+        return np.searchsorted(self.sample, np.arange(len(self) + 1, dtype=np.uint32))
+
+    def pack(self) -> bytes:
+        """Return the bytes of the sidecar file."""
+        import msgpack
+
+        shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
+        head = {"format": FORMAT, "version": VERSION, "shard": shard, "keys": self.keys, "fields": self.fields}
+        arrays = {
+            name: array.astype(dtype, copy=False).tobytes()
+            for name, dtype in ARRAYS.items()
+            if (array := getattr(self, name)) is not None
+        }
+        packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
+        packer.pack_map_header(len(head) + len(arrays) + 1)
+        for name, value in (head | arrays).items():
+            packer.pack(name)
+            packer.pack(value)
+        packed = packer.bytes() + CHECKSUM
+        return packed + crc32(packed).to_bytes(4, "big")
+
+    @classmethod
+    def unpack(cls, packed: bytes, *, url: str | None = None) -> Index:
+        """Return the index that *packed* holds; raise ShardIndexError, which names *url*, where it holds none."""
+        import msgpack
+
+        if packed[-4 - len(CHECKSUM) : -4] != CHECKSUM or crc32(packed[:-4]) != int.from_bytes(packed[-4:], "big"):
+            raise ShardIndexError(_what_is_wrong(packed), url=url)
+        try:
+            found = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+            if found["format"] != FORMAT or found["version"] != VERSION:
+                raise ShardIndexError(_what_is_wrong(packed), url=url)
+            arrays = {name: np.frombuffer(found[name], dtype) for name, dtype in ARRAYS.items() if name in found}
+            shard = found["shard"]
+            index = cls(shard["size"], shard["fingerprint"], found["keys"], found["fields"], **arrays)
+            problem = _inconsistency(index)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
+        if problem:
+            raise ShardIndexError(f"damaged: {problem}", url=url)
+        return index
+
+    @classmethod
+    def load(cls, shard_url: str, *, check: bool = True) -> Index:
+        """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
+
+        Raises ShardIndexError with the reason MISSING where there is none, and with another where it is damaged, of a
+        newer version, or stale.
+        """
+        url = index_url(shard_url)
+        try:
+            with open_url(url) as stream:
+                packed = b"".join(iter(lambda: stream.read(1 << 24), b""))
+        except OpenError as error:
+            if is_missing(error):
+                raise ShardIndexError(MISSING, url=public(url)) from error
+            raise
+        index = cls.unpack(packed, url=public(url))
+        if check:
+            with open_ranges(shard_url) as ranges:
+                index.check(ranges, url=public(url))
+        return index
+
+    def difference(self, other: Index) -> str:
+        """Say where *other*, an index of the same shard, begins to differ."""
+        for sample, (key, other_key) in enumerate(zip(self.keys, other.keys)):
+            mine, theirs = self._members(sample), other._members(sample)
+            if (key, mine) != (other_key, theirs):
+                field = next((field for field in mine if mine[field] != theirs.get(field)), None)
+                return f"{key if field is None else f'{key}.{field}'} is not what it was when it was indexed"
+        return f"the shard has {len(other)} samples, and had {len(self)} when it was indexed"
+
+    def _members(self, sample: int) -> dict[str, list[int]]:
+        """Return where the members of a sample lie, and their checksums, by their fields."""
+        columns = [self.offset, self.size, self.offset if self.crc32 is None else self.crc32]
+        members = range(self.first[sample], self.first[sample + 1])
+        return {self.fields[self.field[member]]: [int(column[member]) for column in columns] for member in members}
+
+    def save(self, shard_url: str) -> None:
+        """Write the sidecar of *shard_url*, at once or not at all."""
+        with open_url(index_url(shard_url), "wb") as stream:
+            stream.write(self.pack())
+
+    def check(self, ranges: Ranges, *, url: str | None = None) -> None:
+        """Raise ShardIndexError, which names *url*, unless the shard in *ranges* is the one that was indexed."""
+        if ranges.size != self.shard_size:
+            reason = f"stale: the shard has {ranges.size} bytes, and had {self.shard_size} when it was indexed"
+            raise ShardIndexError(reason, url=url)
+        if fingerprint(ranges, self.offset) != self.fingerprint:
+            raise ShardIndexError("stale: the shard's headers are others than when it was indexed", url=url)
+
+
+def fingerprint(ranges: Ranges, offset: np.ndarray) -> int:
+    """Return the fingerprint of a shard whose members' data begin at *offset*."""
+    ends = [int(offset[0]), int(offset[-1])] if len(offset) else []
+    value = 0
+    for start in ends:
+        value = crc32(ranges.read(start - BLOCK, BLOCK), value)
+    return value
+
+
+def index_url(shard_url: str) -> str:
+    """Return the URL of a shard's sidecar.
+
+    >>> index_url("data/a.tar"), index_url("https://host/a.tar?token=x")
+    ('data/a.tar.index', 'https://host/a.tar.index?token=x')
+    """
+    if shard_url == "-" or shard_url.startswith("pipe:"):
+        raise ShardIndexError("a stream has no index", url=shard_url)
+    if re.match("https?:", shard_url, re.IGNORECASE):
+        path, mark, query = shard_url.partition("?")
+        return f"{path}.index{mark}{query}"
+    return f"{shard_url}.index"
+
+
+def load_indexes(shard_urls: Iterable[str], *, check: bool = True, workers: int = 16) -> Iterator[Index]:
+    """Yield the index of each shard in their order; up to *workers* sidecars are fetched at once.
+
+    Raises as ``Index.load`` does.
+    """
+    with ThreadPoolExecutor(workers) as executor:
+        yield from bounded_map(
+            lambda url: Index.load(url, check=check), shard_urls, executor=executor, window=2 * workers
+        )
+
+
+def _what_is_wrong(packed: bytes) -> str:
+    """Say why *packed*, whose checksum or version is not ours, is no index."""
+    import msgpack
+
+    unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape")
+    unpacker.feed(packed)
+    try:
+        unpacker.read_map_header()
+        is_ours = (unpacker.unpack(), unpacker.unpack()) == ("format", FORMAT)
+        version = unpacker.unpack() == "version" and unpacker.unpack()
+    except Exception:
+        is_ours, version = False, 0
+    if not is_ours:
+        return "not an index of tarshards" if packed else "not an index: the file is empty"
+    if version != VERSION:
+        return f"an index of version {version!r}; this tarshards knows version {VERSION}"
+    return "damaged: its checksum is wrong, or it is cut short"
+
+
+def _inconsistency(index: Index) -> str | None:
+    """Say what cannot be true of any shard in *index*; None where all may be."""
+    members = len(index.sample)
+    arrays = [index.sample, index.field, index.offset, index.size, index.sample if index.crc32 is None else index.crc32]
+    if any(len(array) != members for array in arrays):
+        return "arrays of different lengths"
+    if not {*map(type, index.keys), *map(type, index.fields)} <= {str}:
+        return "a key or a field that is no text"
+    if not members:
+        return "keys without members" if index.keys else None
+    if index.sample[0] != 0 or index.sample[-1] != len(index.keys) - 1 or (np.diff(index.sample) > 1).any():
+        return "samples that are not in order"
+    if index.field.max() >= len(index.fields):
+        return "a field without a name"
+    if max(index.offset.max(), index.size.max()) > index.shard_size:
+        return "a member beyond the shard's end"
+    ends = index.offset + index.size
+    if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
+        return "members that overlap or lie beyond the shard's end"
+    return None
+
+
+def is_missing(error: OpenError) -> bool:
+    """Say whether *error* is that of a file that is not there."""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) or getattr(cause, "code", None) in (404, 410)

@@ -1,0 +1,68 @@
+"""Dataset manifests: wids JSON version 1, the shards of a dataset with their samples and bytes.
+
+Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from tarshards.errors import UrlError
+
+SUFFIX = ".shards.json"
+
+
+class Shard(NamedTuple):
+    """A shard by its URL; how many samples and bytes it has, where a manifest says so."""
+
+    url: str
+    samples: int | None = None
+    size: int | None = None
+
+
+def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
+    """Return the shards that the manifest *text* names, their URLs as written; UrlError, which names *url*, if none.
+
+    >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
+    [Shard(url='a.tar', samples=7, size=None)]
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UrlError(f"a manifest that is no JSON: {error}", url=url) from error
+    if not isinstance(found, dict) or not isinstance(entries := found.get("shardlist"), list):
+        raise UrlError("no manifest of shards: it has no shardlist", url=url)
+    if (version := found.get("wids_version")) != 1:
+        raise UrlError(f"a manifest of wids_version {version!r}; known is 1", url=url)
+    if found.get("datasets"):
+        raise UrlError("a manifest with datasets in it; name their manifests instead", url=url)
+    shards = [_parse_entry(entry, place, url) for place, entry in enumerate(entries)]
+    if len({shard.url for shard in shards}) < len(shards):
+        raise UrlError("a manifest that names a shard twice", url=url)
+    return shards
+
+
+def dump_manifest(shards: Iterable[Shard]) -> str:
+    """Return the text of the manifest of *shards*, a line each."""
+    entries = []
+    for shard in shards:
+        entry: dict[str, Any] = {"url": shard.url}
+        if shard.samples is not None:
+            entry["nsamples"] = shard.samples
+        if shard.size is not None:
+            entry["filesize"] = shard.size
+        entries.append(json.dumps(entry))
+    head = '{"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": ['
+    return head + ",".join(f"\n{entry}" for entry in entries) + "\n]}\n"
+
+
+def _parse_entry(entry: Any, place: int, url: str) -> Shard:
+    if not isinstance(entry, dict) or not isinstance(name := entry.get("url"), str) or not name:
+        raise UrlError(f"entry {place} of the manifest has no url", url=url)
+    samples, size = entry.get("nsamples"), entry.get("filesize")
+    for word, number in (("nsamples", samples), ("filesize", size)):
+        if number is not None and (type(number) is not int or number < 0):
+            raise UrlError(f"{name} has {word} {number!r} in the manifest", url=url)
+    return Shard(name, samples, size)

@@ -1,0 +1,280 @@
+"""An index says what reading says: the same keys, fields and bytes, and for damage the same error."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tarshards import read_samples, write_samples
+from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
+from tarshards.index import Index, build, build_index, members
+from tarshards.ranges import Ranges, open_ranges
+
+SAMPLES = [{"__key__": f"d/{i:03d}", "bin": os.urandom(i * 100), "cls": i, "seg.png": b"x"} for i in range(40)]
+
+
+def by_index(index: Index, path) -> list[dict]:
+    """The samples that *index* finds in the file *path*."""
+    data = Path(path).read_bytes()
+    samples = [{"__key__": key, "__url__": str(path)} for key in index.keys]
+    for sample, field, offset, size in zip(index.sample, index.field, index.offset, index.size):
+        samples[sample][index.fields[field]] = data[offset : offset + size]
+    return samples
+
+
+def outcome(work) -> object:
+    try:
+        return list(work())
+    except TarshardsError as error:
+        return type(error), str(error)
+
+
+def assert_index_says_what_reading_says(path) -> None:
+    url = str(path)
+    assert outcome(lambda: by_index(build_index(url), path)) == outcome(lambda: read_samples(url))
+
+
+@pytest.fixture
+def shard(tmp_path) -> str:
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    return str(tmp_path / "a.tar")
+
+
+def test_what_is_written_is_indexed(shard):
+    index = build_index(shard)
+    assert by_index(index, shard) == list(read_samples(shard))
+    assert len(index) == 40
+    assert index.fields == ["bin", "cls", "seg.png"]
+    assert index.shard_size == os.path.getsize(shard)
+    assert index.first.tolist() == list(range(0, 121, 3))
+    assert index.crc32 is None
+
+
+def test_checksums(shard, monkeypatch):
+    plain = build_index(shard)
+    for window in (1, 700, 1 << 22):
+        monkeypatch.setattr(build, "WINDOW", window)
+        index = build_index(shard, crc=True)
+        expected = [zlib.crc32(value) for sample in by_index(plain, shard) for value in list(sample.values())[2:]]
+        assert index.crc32.tolist() == expected
+        assert index.offset.tolist() == plain.offset.tolist()
+
+
+def test_the_fingerprint_is_of_the_blocks_before_the_first_and_the_last_data(tmp_path):
+    long = [{"__key__": "n" * 200 + str(i), "txt": "x" * 600} for i in range(3)]  # with pax headers
+    write_samples(long, str(tmp_path / "a.tar"))
+    data = (tmp_path / "a.tar").read_bytes()
+    first, last = (data.index(b"x" * 600), data.rindex(b"x" * 600))
+    index = build_index(str(tmp_path / "a.tar"))
+    assert index.offset[[0, -1]].tolist() == [first, last]
+    assert index.fingerprint == zlib.crc32(data[first - 512 : first] + data[last - 512 : last])
+    for block in (first - 512, last - 512):
+        assert data[block + 257 : block + 262] == b"ustar"
+
+
+def test_a_shard_without_samples(tmp_path):
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    index = build_index(str(tmp_path / "a.tar"), crc=True)
+    assert (len(index), index.fingerprint, index.first.tolist()) == (0, 0, [0])
+    assert Index.unpack(index.pack()) == index
+
+
+names = st.one_of(
+    st.text("ab._/é", min_size=1, max_size=6),
+    st.sampled_from("ab").flatmap(
+        lambda key: st.sampled_from(["x", "Y", "z.w", "__key__", "u__"]).map(f"{key}.{{}}".format)
+    ),
+    st.sampled_from(["a", "a.", "__x__.b", "__a.u__", "d/a.x", "d/.x", "d.e/a.x", "d/__e__/a.x", "n" * 120 + ".x"]),
+).filter(lambda name: not name.endswith("/"))
+
+
+@given(st.lists(st.tuples(names, st.integers(0, 1500)), max_size=12), st.sampled_from([0, 1, 2]))
+@settings(max_examples=400)
+def test_any_names_in_any_order(tmp_path_factory, content, format):
+    path = tmp_path_factory.mktemp("law") / "a.tar"
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, size in content:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            with suppress(ValueError):  # too long for ustar
+                archive.addfile(info, io.BytesIO(os.urandom(size)))
+    assert_index_says_what_reading_says(path)
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("program", ["tar --format=gnu", "tar --format=pax", "tar --format=ustar", "bsdtar"])
+def test_archives_of_other_programs(tmp_path, program):
+    folder = tmp_path / "files"
+    for key in ("a", "d.e/b", "d.e/" + "n" * 90 + "/c", "é"):
+        for field in ("cls", "JPG", "seg.png"):
+            path = folder / f"{key}.{field}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(len(key) * 100))
+    (folder / "README").write_text("no extension")
+    (folder / "link.txt").symlink_to("a.cls")
+    listed = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    command = [*program.split(), "--no-recursion", "-cf", "../a.tar", *listed]
+    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    index = build_index(str(tmp_path / "a.tar"))
+    assert len(index) == 4
+    assert by_index(index, tmp_path / "a.tar") == list(read_samples(tmp_path / "a.tar"))
+
+
+def test_names_that_are_no_utf8(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo(os.fsdecode(b"\xff.txt")))
+    index = build_index(str(tmp_path / "a.tar"))
+    assert index.keys == ["\udcff"]
+    assert Index.unpack(index.pack()) == index
+
+
+def test_concatenated_archives(tmp_path, shard):
+    other = tmp_path / "b.tar"
+    write_samples([{"__key__": "z", "txt": "last"}], str(other))
+    both = tmp_path / "both.tar"
+    both.write_bytes(Path(shard).read_bytes() + bytes(10240) + other.read_bytes() + bytes(5))
+    assert len(build_index(str(both))) == 41
+    assert_index_says_what_reading_says(both)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_damage_is_the_same_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damage") / "a.tar"
+    samples = [{"__key__": f"{'n' * 99}{i}" if i % 3 else str(i), "x": b"1" * (i * 300), "y": b""} for i in range(6)]
+    write_samples(samples, str(path))
+    archive = bytearray(path.read_bytes())
+    kind = data.draw(st.sampled_from(["cut", "flip", "append", "swap", "repeat", "zero"]))
+    block = data.draw(st.integers(0, len(archive) // 512 - 2)) * 512
+    if kind == "cut":
+        del archive[data.draw(st.integers(0, len(archive))) :]
+    elif kind == "flip":
+        archive[block + data.draw(st.integers(0, 511))] ^= data.draw(st.sampled_from([1, 0x20, 0x80]))
+    elif kind == "append":
+        archive += data.draw(st.sampled_from([b"x", bytes(100) + b"x", b"junk" * 200, bytes(512 * 40) + b"x"]))
+    elif kind == "swap":
+        archive[block : block + 1024] = archive[block + 512 : block + 1024] + archive[block : block + 512]
+    elif kind == "repeat":
+        archive[:0] = archive[block:]
+    else:
+        archive[block : block + 512] = bytes(512)
+    path.write_bytes(archive)
+    assert_index_says_what_reading_says(path)
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"this is no tar\n" * 200, bytes(100), bytes(512)])
+def test_what_is_no_shard(tmp_path, content):
+    (tmp_path / "a.tar").write_bytes(content)
+    assert_index_says_what_reading_says(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("names", ["a.x b.x a.y", "a.x a.x", "a.x a.X", "b.x c.x c.x", "a.__url__"])
+def test_members_that_are_no_samples(tmp_path, names):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in names.split():
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(TarshardsError, match=r"a\.tar: offset \d+: .*(adjacent|twice)"):
+        build_index(str(tmp_path / "a.tar"))
+    assert_index_says_what_reading_says(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
+def test_compressed_shards_are_refused_with_a_hint(tmp_path, suffix):
+    path = str(tmp_path / f"a.tar.{suffix}")
+    write_samples(SAMPLES, path)
+    with pytest.raises(ShardIndexError, match=f"a.tar.{suffix}: compressed .*tarcat") as caught:
+        build_index(path)
+    assert caught.value.url == path
+
+
+@pytest.mark.parametrize("url", ["-", "pipe:cat a.tar"])
+def test_streams_have_no_index(url):
+    with pytest.raises((OpenError, ShardIndexError)):
+        build_index(url)
+
+
+def test_a_shard_that_is_missing(tmp_path):
+    with pytest.raises(OpenError, match=r"none\.tar: No such file"):
+        build_index(str(tmp_path / "none.tar"))
+
+
+class Counting(Ranges):
+    """Ranges that count what is read of them."""
+
+    def __init__(self, ranges: Ranges, remote: bool):
+        self.ranges, self.name, self.size, self.remote = ranges, ranges.name, ranges.size, remote
+        self.reads = self.bytes = 0
+
+    def read(self, offset, size):
+        self.reads += 1
+        self.bytes += size
+        return self.ranges.read(offset, size)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Return a function that builds the index of a file and returns it with what was read."""
+
+    def count(path: str, *, remote: bool = False) -> tuple[Index, Counting]:
+        counting = Counting(open_ranges(path), remote)
+        monkeypatch.setattr(build, "room_of", lambda url: "http")
+        monkeypatch.setattr(build, "open_ranges", lambda url: counting)
+        return build_index(path), counting
+
+    return count
+
+
+def test_only_headers_are_read_of_large_members(tmp_path, counted):
+    write_samples(
+        ({"__key__": f"{i:03d}", "cls": i, "jpg": bytes(110_000)} for i in range(200)), str(tmp_path / "a.tar")
+    )
+    index, counting = counted(str(tmp_path / "a.tar"))
+    assert by_index(index, tmp_path / "a.tar") == list(read_samples(tmp_path / "a.tar"))
+    assert counting.bytes < 200 * 2500  # of 200 x 112,128
+    assert counting.reads < 250
+
+
+def test_small_members_are_read_in_large_pieces(tmp_path, counted):
+    write_samples(({"__key__": f"{i:04d}", "bin": bytes(2048), "cls": i} for i in range(2000)), str(tmp_path / "a.tar"))
+    size = os.path.getsize(tmp_path / "a.tar")
+    _, counting = counted(str(tmp_path / "a.tar"))
+    assert counting.reads < 2 * size / (1 << 19) + 20
+    assert counting.bytes < 1.01 * size + 4096
+
+
+def test_a_network_is_asked_seldom(tmp_path, counted):
+    write_samples(({"__key__": f"{i:03d}", "bin": bytes(100_000)} for i in range(200)), str(tmp_path / "a.tar"))
+    _, counting = counted(str(tmp_path / "a.tar"), remote=True)
+    assert counting.reads < 16
+
+
+def test_a_file_that_changes_meanwhile_is_told(shard, monkeypatch):
+    monkeypatch.setattr(build, "_index", lambda ranges: None)
+    with pytest.raises(TarError, match=r"a\.tar: changed while it was indexed"):
+        build_index(shard)
+
+
+def test_more_fields_than_an_index_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "MAX_FIELDS", 2)
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    with pytest.raises(ShardIndexError, match=r"a\.tar: 3 different fields; an index holds 2"):
+        build_index(str(tmp_path / "a.tar"))
+
+
+def test_arrays_have_the_types_of_the_format(shard):
+    index = build_index(shard, crc=True)
+    kinds = {name: getattr(index, name).dtype for name in ("sample", "field", "offset", "size", "crc32")}
+    assert kinds == {"sample": "<u4", "field": "<u2", "offset": "<u8", "size": "<u8", "crc32": "<u4"}
+    assert isinstance(index.first, np.ndarray)

@@ -1,0 +1,115 @@
+"""Indexing many shards: only what is needed, every failure told, the same by any number of processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tarshards import write_samples
+from tarshards.errors import OpenError, ShardIndexError, TarError
+from tarshards.index import Index, build_index
+from tarshards.index.refresh import export_indexes, find_index, refresh_indexes, verify_indexes
+
+
+@pytest.fixture
+def shards(tmp_path) -> list[str]:
+    urls = [str(tmp_path / f"a-{i}.tar") for i in range(8)]
+    for i, url in enumerate(urls):
+        write_samples([{"__key__": f"{i}-{j}", "bin": bytes(j * 100)} for j in range(i + 1)], url)
+    return urls
+
+
+def cut(url: str) -> None:
+    os.truncate(url, os.path.getsize(url) - 1500)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_only_what_is_missing_stale_or_damaged_is_made(shards, jobs):
+    outcomes = list(refresh_indexes(shards, jobs=jobs))
+    assert [(outcome.shard.url, outcome.shard.samples) for outcome in outcomes] == list(zip(shards, range(1, 9)))
+    assert [outcome.shard.size for outcome in outcomes] == [os.path.getsize(url) for url in shards]
+    assert [outcome.written for outcome in outcomes] == [f"{url}.index" for url in shards]
+    os.unlink(f"{shards[1]}.index")
+    Path(f"{shards[3]}.index").write_bytes(b"junk")
+    write_samples([{"__key__": "new", "bin": b""}], shards[5])
+    outcomes = list(refresh_indexes(shards, jobs=jobs))
+    assert [i for i, outcome in enumerate(outcomes) if outcome.written] == [1, 3, 5]
+    assert [Index.load(url) for url in shards] == [build_index(url) for url in shards]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_failure_is_told_and_the_others_are_indexed(shards, jobs):
+    cut(shards[2])
+    os.unlink(shards[4])
+    outcomes = list(refresh_indexes(shards, jobs=jobs))
+    errors = {i: outcome.error for i, outcome in enumerate(outcomes) if outcome.error}
+    assert {i: type(error) for i, error in errors.items()} == {2: TarError, 4: OpenError}
+    assert "a-2.tar: offset" in str(errors[2])
+    assert [os.path.exists(f"{url}.index") for url in shards] == [i not in errors for i in range(8)]
+
+
+def test_checksums_are_added(shards):
+    list(refresh_indexes(shards[:2]))
+    assert [outcome.written is not None for outcome in refresh_indexes(shards[:2], crc=True)] == [True, True]
+    assert [outcome.written for outcome in refresh_indexes(shards[:2], crc=True)] == [None, None]
+    assert [outcome.written for outcome in refresh_indexes(shards[:2])] == [None, None]
+    assert Index.load(shards[0]).crc32 is not None
+
+
+def test_dry(shards):
+    assert all(outcome.written for outcome in refresh_indexes(shards, dry_run=True))
+    assert not any(os.path.exists(f"{url}.index") for url in shards)
+
+
+def verify(shards, **options) -> dict[int, str]:
+    outcomes = enumerate(verify_indexes(shards, **options))
+    return {i: outcome.error.reason.partition(":")[0] for i, outcome in outcomes if outcome.error}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_verifying(shards, jobs):
+    list(refresh_indexes(shards, crc=True))
+    assert verify(shards, jobs=jobs) == verify(shards, jobs=jobs, crc=True) == {}
+    os.unlink(f"{shards[0]}.index")
+    cut(shards[6])
+    with open(f"{shards[7]}.index", "r+b") as file:
+        file.seek(100)
+        file.write(b"x")
+    expected = {0: "there is no index; tarindex makes one", 6: "stale", 7: "damaged"}
+    assert verify(shards, jobs=jobs) == expected
+
+
+def test_changed_data_is_found_by_its_checksum(shards):
+    list(refresh_indexes(shards, crc=True))
+    with open(shards[3], "r+b") as file:
+        file.seek(1024 + 10)  # in the data of the second member
+        file.write(b"x")
+    assert verify(shards) == {}
+    (error,) = [outcome.error for outcome in verify_indexes(shards, crc=True) if outcome.error]
+    assert str(error) == f"{shards[3]}.index: stale: 3-1.bin is not what it was when it was indexed"
+    list(refresh_indexes(shards[4:]))
+    os.unlink(f"{shards[4]}.index")
+    list(refresh_indexes(shards[4:5]))
+    assert "without checksums" in verify(shards[4:5], crc=True)[0]
+
+
+def test_an_export_needs_no_index(shards, tmp_path):
+    assert find_index(shards[0]) == build_index(shards[0])
+    (tmp_path / "out").mkdir()
+    outcomes = list(export_indexes(shards, "dali", folder=str(tmp_path / "out"), jobs=2))
+    assert [outcome.written for outcome in outcomes] == [f"{tmp_path}/out/a-{i}.idx" for i in range(8)]
+    assert not any(name.endswith(".index") for name in os.listdir(tmp_path))
+
+
+def test_an_export_of_a_damaged_shard_is_its_error(shards):
+    cut(shards[1])
+    errors = [outcome.error for outcome in export_indexes(shards, "tar.idx") if outcome.error]
+    assert [type(error) for error in errors] == [TarError]
+
+
+def test_a_compressed_shard_is_refused(tmp_path):
+    write_samples([{"__key__": "a", "txt": "b"}], str(tmp_path / "a.tar.gz"))
+    (outcome,) = refresh_indexes([str(tmp_path / "a.tar.gz")])
+    assert isinstance(outcome.error, ShardIndexError)

@@ -1,0 +1,253 @@
+"""A sidecar is read as it was written, or refused with the reason."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from zlib import crc32
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarshards import write_samples
+from tarshards.errors import OpenError, ShardIndexError
+from tarshards.index import MISSING, Index, build_index, index_url, load_indexes
+from tarshards.ranges import open_ranges
+
+SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
+
+
+@pytest.fixture
+def shard(tmp_path) -> str:
+    """A shard that has its index."""
+    url = str(tmp_path / "a.tar")
+    write_samples(SAMPLES, url)
+    build_index(url, crc=True).save(url)
+    return url
+
+
+@pytest.mark.parametrize("crc", [False, True])
+def test_what_is_saved_is_loaded(shard, crc):
+    index = build_index(shard, crc=crc)
+    index.save(shard)
+    loaded = Index.load(shard)
+    assert loaded == index
+    for name in ("shard_size", "fingerprint", "keys", "fields"):
+        assert getattr(loaded, name) == getattr(index, name)
+    for name in ("sample", "field", "offset", "size", "first"):
+        assert getattr(loaded, name).tolist() == getattr(index, name).tolist()
+    assert (loaded.crc32 is None) == (not crc)
+    assert [path.name for path in Path(shard).parent.iterdir() if ".tmp" in path.name] == []
+
+
+def test_the_file_is_one_msgpack_map(shard):
+    """Read as docs/index-format.md says, without our code."""
+    packed = Path(f"{shard}.index").read_bytes()
+    found = msgpack.unpackb(packed)
+    assert list(found)[:5] == ["format", "version", "shard", "keys", "fields"]
+    assert (found["format"], found["version"]) == ("tarshards-index", 1)
+    assert found["shard"]["size"] == os.path.getsize(shard)
+    assert found["keys"] == [sample["__key__"] for sample in SAMPLES]
+    data = Path(shard).read_bytes()
+    for member in range(40):
+        sample, field, offset, size, crc = (
+            int.from_bytes(found[name][width * member : width * (member + 1)], "little")
+            for name, width in (("sample", 4), ("field", 2), ("offset", 8), ("size", 8), ("crc32", 4))
+        )
+        value = SAMPLES[sample][found["fields"][field]]
+        content = data[offset : offset + size]
+        assert content == (value if isinstance(value, bytes) else str(value).encode())
+        assert crc == crc32(content)
+    assert found["checksum"] == crc32(packed[:-4])
+
+
+@pytest.mark.parametrize(
+    ("shard_url", "url"),
+    [
+        ("a.tar", "a.tar.index"),
+        ("what?.tar", "what?.tar.index"),
+        ("file:///d/a%20b.tar", "file:///d/a%20b.tar.index"),
+        ("http://h:80/a.tar", "http://h:80/a.tar.index"),
+        ("HTTPS://h/a.tar?x=/b.tar", "HTTPS://h/a.tar.index?x=/b.tar"),
+        ("s3://b/a.tar", "s3://b/a.tar.index"),
+    ],
+)
+def test_where_it_lies(shard_url, url):
+    assert index_url(shard_url) == url
+
+
+@pytest.mark.parametrize("url", ["-", "pipe:cat a.tar"])
+def test_streams_have_none(url):
+    with pytest.raises(ShardIndexError, match="a stream has no index"):
+        index_url(url)
+
+
+def test_missing(tmp_path):
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    with pytest.raises(ShardIndexError, match=r"a\.tar\.index: there is no index; tarindex makes one") as caught:
+        Index.load(str(tmp_path / "a.tar"))
+    assert caught.value.reason == MISSING
+
+
+def test_an_index_without_its_shard(shard):
+    os.unlink(shard)
+    with pytest.raises(OpenError, match=r"a\.tar: No such file"):
+        Index.load(shard)
+
+
+def repacked(packed: bytes, **changes) -> bytes:
+    """The index *packed* with other entries, and the right checksum; None leaves one out."""
+    found = {**msgpack.unpackb(packed), **changes}
+    del found["checksum"]
+    found = {name: value for name, value in found.items() if value is not None}
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_map_header(len(found) + 1)
+    for name, value in found.items():
+        packer.pack(name)
+        packer.pack(value)
+    start = packer.bytes() + b"\xa8checksum\xce"
+    return start + crc32(start).to_bytes(4, "big")
+
+
+def u4(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
+def u8(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "an index of version 2; this tarshards knows version 1"),
+        ({"format": "squirrel"}, "not an index of tarshards"),
+        ({"keys": None}, "damaged: KeyError"),
+        ({"shard": 7}, "damaged: TypeError"),
+        ({"sample": None}, "damaged: "),
+        ({"field": b"\0"}, "damaged: ValueError"),
+        ({"field": b"\0\0"}, "damaged: arrays of different lengths"),
+        ({"crc32": u4(1)}, "damaged: arrays of different lengths"),
+        ({"keys": ["a", 7]}, "damaged: a key or a field that is no text"),
+        ({"keys": ["a"]}, "damaged: samples that are not in order"),
+        ({"sample": u4(*[0] * 38, 1, 3)}, "damaged: samples that are not in order"),
+        ({"sample": u4(*[19] * 40)}, "damaged: samples that are not in order"),
+        ({"fields": ["bin"]}, "damaged: a field without a name"),
+        ({"offset": u8(*range(512, 512 + 39), 1 << 40)}, "damaged: a member beyond the shard's end"),
+        ({"size": u8(*[0] * 39, 2**64 - 1)}, "damaged: a member beyond the shard's end"),
+        ({"offset": u8(*[512] * 40)}, "damaged: members that overlap"),
+        ({"offset": u8(*range(40)), "size": u8(*[0] * 40)}, "damaged: members that overlap or lie beyond"),
+    ],
+)
+def test_what_no_shard_can_be_like_is_refused(shard, changes, reason):
+    path = Path(f"{shard}.index")
+    path.write_bytes(repacked(path.read_bytes(), **changes))
+    with pytest.raises(ShardIndexError) as caught:
+        Index.load(shard)
+    assert str(caught.value).startswith(f"{shard}.index: {reason}")
+
+
+def test_every_truncation_is_refused(shard):
+    packed = Path(f"{shard}.index").read_bytes()
+    for length in range(len(packed)):
+        with pytest.raises(ShardIndexError, match=r"damaged|not an index"):
+            Index.unpack(packed[:length], url="a.tar.index")
+
+
+def test_every_flipped_bit_is_refused(shard):
+    packed = bytearray(Path(f"{shard}.index").read_bytes())
+    rng = random.Random(0)
+    for place in range(len(packed)):
+        bit = 1 << rng.randrange(8)
+        packed[place] ^= bit
+        with pytest.raises(ShardIndexError):
+            Index.unpack(bytes(packed), url="a.tar.index")
+        packed[place] ^= bit
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(data):
+    with pytest.raises(ShardIndexError):
+        Index.unpack(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda samples: samples[:-1], "stale: the shard has .* bytes, and had"),
+        (lambda samples: [{**samples[0], "__key__": "other"}, *samples[1:]], "stale: the shard's headers are others"),
+        (lambda samples: [*samples[:-1], {**samples[-1], "cls": 123}], "stale: the shard's headers are others"),
+    ],
+)
+def test_a_rewritten_shard_makes_it_stale(shard, change, reason):
+    write_samples(change(SAMPLES), shard)
+    with pytest.raises(ShardIndexError, match=reason) as caught:
+        Index.load(shard)
+    assert caught.value.url == f"{shard}.index"
+    Index.load(shard, check=False)
+
+
+def test_a_copied_shard_keeps_its_index(shard, tmp_path):
+    for name in ("", ".index"):
+        shutil.copy(shard + name, str(tmp_path / "copy.tar") + name)
+    assert Index.load(str(tmp_path / "copy.tar")) == Index.load(shard)
+
+
+def test_an_open_shard_is_checked(shard):
+    index = Index.load(shard, check=False)
+    with open_ranges(shard) as ranges:
+        index.check(ranges, url="x.index")
+        index.shard_size += 512
+        with pytest.raises(ShardIndexError, match=r"x\.index: stale"):
+            index.check(ranges, url="x.index")
+
+
+def test_many_come_in_order(tmp_path):
+    urls = [str(tmp_path / f"{i}.tar") for i in range(50)]
+    for i, url in enumerate(urls):
+        write_samples([{"__key__": str(i), "cls": i}], url)
+        build_index(url).save(url)
+    assert [index.keys for index in load_indexes(urls)] == [[str(i)] for i in range(50)]
+    os.unlink(f"{urls[7]}.index")
+    with pytest.raises(ShardIndexError, match=r"7\.tar\.index: there is no index"):
+        list(load_indexes(urls))
+
+
+def test_remote_sidecars(tmp_path):
+    import fsspec
+
+    url = "memory://index/a.tar"
+    write_samples(SAMPLES, url)
+    with pytest.raises(ShardIndexError, match="there is no index"):
+        Index.load(url)
+    build_index(url, crc=True).save(url)
+    assert [len(index) for index in load_indexes([url] * 3)] == [20] * 3
+    fsspec.filesystem("memory").rm("/index", recursive=True)
+
+
+def test_sidecars_of_web_servers(shard):
+    handler = partial(SimpleHTTPRequestHandler, directory=os.path.dirname(shard))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        indexes = list(load_indexes([f"{base}/a.tar?token=1"] * 40, check=False))
+        assert indexes == [Index.load(shard)] * 40
+        with pytest.raises(ShardIndexError, match=r"none\.tar\.index: there is no index"):
+            Index.load(f"{base}/none.tar")
+        server.shutdown()
+
+
+def test_differences_are_named(shard, tmp_path):
+    index = build_index(shard, crc=True)
+    other = str(tmp_path / "b.tar")
+    write_samples([*SAMPLES[:9], {**SAMPLES[9], "bin": bytes(900)}, *SAMPLES[10:]], other)
+    assert index.difference(build_index(other, crc=True)).startswith("009.bin is not what it was")
+    write_samples(SAMPLES[:7], other)
+    assert "the shard has 7 samples, and had 20" in index.difference(build_index(other, crc=True))

@@ -1,0 +1,67 @@
+"""The tool: interrupted or killed it leaves whole files, and no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tarshards import write_samples
+from tarshards.index import Index, build_index
+
+
+@pytest.fixture
+def start(tmp_path, path_with_tools):
+    """Return a function that starts a line of bash in tmp_path, where shards wait to be indexed."""
+    for i in range(6):
+        write_samples(({"__key__": f"{j:06d}", "txt": "x" * 500} for j in range(3000)), str(tmp_path / f"a-{i}.tar"))
+
+    def start(line: str) -> subprocess.Popen:
+        environment = {**os.environ, "PATH": path_with_tools, "MARK": str(tmp_path)}
+        command = ["bash", "-c", f"exec {line}"]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def running(mark: str) -> list[str]:
+    """The processes that were started with *mark*."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"MARK={mark}".encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("options", ["", "-j 2", "-j 2 --crc"])
+def test_interrupted_at_any_moment(tmp_path, start, number, options):
+    line = f"tarindex -q {options} 'a-0.tar' a-1.tar a-2.tar a-3.tar a-4.tar a-5.tar"
+    for delay in (0.15, 0.25, 0.4):
+        process = start(line)
+        time.sleep(delay)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert "Traceback" not in errors or delay < 0.2  # while Python itself begins
+        deadline = time.monotonic() + 10
+        while running(str(tmp_path)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert running(str(tmp_path)) == []
+        names = [path.name for path in tmp_path.iterdir()]
+        if number != signal.SIGKILL:
+            assert [name for name in names if name.startswith(".")] == []
+        for name in names:
+            if name.endswith(".index") and not name.startswith("."):
+                Index.load(str(tmp_path / name.removesuffix(".index")))
+    process = start(line)
+    assert process.communicate(timeout=20)[1] == ""
+    assert all(
+        Index.load(str(tmp_path / f"a-{i}.tar")).keys == build_index(str(tmp_path / "a-0.tar")).keys for i in range(6)
+    )
