@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*.c)
+PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*.[ch])
 
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
@@ -21,6 +21,7 @@ bench: $(VENV)/.bench
 
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/tar/asan.sh
+	PYTHON=$(BIN)/python bash tests/readers/asan.sh
 
 $(VENV)/.%: $(PACKAGE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tarshards.array_loader import ArrayLoader
     from tarshards.codecs import decoder, encoder
+    from tarshards.dataset_writer import write_dataset
     from tarshards.errors import (
         AuditError,
         DecodeError,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     )
     from tarshards.index import Index, IndexedShards, build_index
     from tarshards.ledger import Ledger
+    from tarshards.mapping import map_shards
     from tarshards.mixing import mix
     from tarshards.mixture import Mixture
     from tarshards.openers import open_shard, open_url
     from tarshards.plan import EpochPlan
+    from tarshards.resharding import reshard
     from tarshards.samples import group_members, read_samples
     from tarshards.stream import Stream
     from tarshards.tar import Member, read_members
@@ -46,6 +49,7 @@ _ROOM_OF = {
     "ArrayLoader": "array_loader",
     "decoder": "codecs",
     "encoder": "codecs",
+    "write_dataset": "dataset_writer",
     "AuditError": "errors",
     "DecodeError": "errors",
     "EncodeError": "errors",
@@ -62,11 +66,13 @@ _ROOM_OF = {
     "IndexedShards": "index",
     "build_index": "index",
     "Ledger": "ledger",
+    "map_shards": "mapping",
     "mix": "mixing",
     "Mixture": "mixture",
     "open_shard": "openers",
     "open_url": "openers",
     "EpochPlan": "plan",
+    "reshard": "resharding",
     "group_members": "samples",
     "read_samples": "samples",
     "Stream": "stream",
@@ -112,11 +118,14 @@ __all__ = [
     "encoder",
     "expand_urls",
     "group_members",
+    "map_shards",
     "mix",
     "open_shard",
     "open_url",
     "read_members",
     "read_samples",
+    "reshard",
+    "write_dataset",
     "write_samples",
 ]
 

@@ -1,142 +1,20 @@
-/* Parse tar headers out of a buffer: the native twin of _tar_py.py, where the contracts of scan() and cut() are written.
- *
- * Formats: POSIX.1-2017 pax "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
+/* Parse tar headers out of a buffer: the native twin of _tar_py.py, where the contracts of scan(), cut() and walk() are
+ * written.
  */
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include <errno.h>
+#include <unistd.h>
 
-#define BLOCK 512
-#define MAX_EXTENDED (1 << 20) /* bytes of the long names and pax headers before one member */
-#define MAX_SIZE (INT64_MAX / 4)
+#include "_tar.h"
 
-static const char zeros[BLOCK];
-static const char continued[] = "continued members of multi-volume archives are not supported";
-
-/* What the extended headers before a member say of it. */
-typedef struct {
-    const char *path;
-    Py_ssize_t path_length; /* -1: nothing said */
-    int64_t size;           /* -1: nothing said */
-} Extended;
-
-static int64_t round_up(int64_t size) { return (size + BLOCK - 1) & ~(int64_t)(BLOCK - 1); }
-
-static Py_ssize_t bounded_length(const char *text, Py_ssize_t limit) {
-    const char *end = memchr(text, 0, (size_t)limit);
-    return end ? end - text : limit;
-}
-
-/* Read an octal field ended by a NUL, a space or the field's end; -1 where it is none. */
-static int64_t parse_octal(const char *field, int width) {
-    int i = 0;
-    int64_t value = 0;
-    while (i < width && field[i] == ' ') i++;
-    if (i == width || field[i] < '0' || field[i] > '7') return -1;
-    for (; i < width && field[i] >= '0' && field[i] <= '7'; i++) value = value * 8 + (field[i] - '0');
-    return i == width || field[i] == 0 || field[i] == ' ' ? value : -1;
-}
-
-/* Read a size: octal, or base-256 where the first bit is set; -1 where it is none or too large. */
-static int64_t parse_size(const char *field) {
-    if (!((unsigned char)field[0] & 0x80)) return parse_octal(field, 12);
-    if ((unsigned char)field[0] != 0x80) return -1;
-    uint64_t value = 0;
-    for (int i = 1; i < 12; i++) {
-        if (value > (uint64_t)MAX_SIZE >> 8) return -1;
-        value = value << 8 | (unsigned char)field[i];
-    }
-    return value <= (uint64_t)MAX_SIZE ? (int64_t)value : -1;
-}
-
-/* Sum the bytes of a block, eight at a time: 64 words of at most 2 x 255 a lane stay below 2^16. */
-static int64_t sum_bytes(const unsigned char *block) {
-    const uint64_t even = 0x00ff00ff00ff00ffULL;
-    uint64_t lanes = 0, word;
-    for (int i = 0; i < BLOCK; i += 8) {
-        memcpy(&word, block + i, 8);
-        lanes += (word & even) + (word >> 8 & even);
-    }
-    return (int64_t)((lanes & 0xffff) + (lanes >> 16 & 0xffff) + (lanes >> 32 & 0xffff) + (lanes >> 48));
-}
-
-/* Compare the stored checksum with the sum of the header, its own field counted as spaces; some old tars summed signed
-   bytes, each of which from 128 up counts 256 less. */
-static int checksum_is_right(const unsigned char *block) {
-    int64_t stored = parse_octal((const char *)block + 148, 8);
-    int64_t sum = sum_bytes(block), high = 0;
-    if (stored < 0) return 0; /* else a signed sum of -1 would look right where there is no number */
-    for (int i = 148; i < 156; i++) sum += ' ' - block[i];
-    if (stored == sum) return 1;
-    for (int i = 0; i < BLOCK; i++) high += i < 148 || i >= 156 ? block[i] >> 7 : 0;
-    return stored == sum - 256 * high;
-}
-
-/* Read the records of a pax header; return what is wrong with them, or NULL. */
-static const char *parse_pax(const char *data, Py_ssize_t length, int global, Extended *extended) {
-    Py_ssize_t position = 0;
-    while (position < length) {
-        int64_t record = 0;
-        Py_ssize_t i = position;
-        for (; i < length && data[i] >= '0' && data[i] <= '9' && i - position < 7; i++)
-            record = record * 10 + (data[i] - '0');
-        if (i == position || i >= length || data[i] != ' ' || record <= i - position + 1 ||
-            record > length - position || data[position + record - 1] != '\n')
-            return "bad pax header";
-        const char *key = data + i + 1;
-        Py_ssize_t left = position + record - 1 - (i + 1);
-        const char *equals = memchr(key, '=', (size_t)left);
-        if (!equals) return "bad pax header";
-        Py_ssize_t key_length = equals - key;
-        const char *value = equals + 1;
-        Py_ssize_t value_length = left - key_length - 1;
-        int is_path = key_length == 4 && !memcmp(key, "path", 4);
-        int is_size = key_length == 4 && !memcmp(key, "size", 4);
-        if (key_length >= 10 && !memcmp(key, "GNU.sparse", 10)) return "sparse members are not supported";
-        if (key_length == 17 && !memcmp(key, "GNU.volume.offset", 17)) return continued;
-        if (global && (is_path || is_size)) return "a global pax header that sets path or size is not supported";
-        if (is_path) {
-            if (memchr(value, 0, (size_t)value_length)) return "bad pax header";
-            extended->path = value;
-            extended->path_length = value_length;
-        }
-        if (is_size) {
-            int64_t size = 0;
-            if (value_length == 0 || value_length > 18) return "bad pax header";
-            for (Py_ssize_t j = 0; j < value_length; j++) {
-                if (value[j] < '0' || value[j] > '9') return "bad pax header";
-                size = size * 10 + (value[j] - '0');
-            }
-            extended->size = size;
-        }
-        position += record;
-    }
-    return NULL;
-}
-
-/* The word for a member that holds no sample's data; "" for a regular file, NULL for an unknown type. */
-static const char *kind_of(char type, const char *name, Py_ssize_t length) {
-    switch (type) {
-    case 0: case '0': return length && name[length - 1] == '/' ? "directory" : "";
-    case '7': return "";
-    case '1': return "hard link";
-    case '2': return "symbolic link";
-    case '3': return "character device";
-    case '4': return "block device";
-    case '5': case 'D': return "directory";
-    case '6': return "fifo";
-    case 'V': return "volume label";
-    default: return NULL;
-    }
-}
-
-/* Append (name, header, start, end, kind) to members. */
-static int append_member(PyObject *members, const char *name, Py_ssize_t name_length, int64_t header, int64_t start,
-                         int64_t end, const char *kind) {
+/* Append a found member to members. */
+static int append_member(PyObject *members, const Found *found) {
     PyObject *member = PyTuple_New(5);
     if (!member) return -1;
-    PyObject *items[5] = {PyUnicode_DecodeUTF8(name, name_length, "surrogateescape"), PyLong_FromLongLong(header),
-                          PyLong_FromLongLong(start), PyLong_FromLongLong(end), PyUnicode_InternFromString(kind)};
+    PyObject *items[5] = {PyUnicode_DecodeUTF8(found->name, found->name_length, "surrogateescape"),
+                          PyLong_FromLongLong(found->header), PyLong_FromLongLong(found->start),
+                          PyLong_FromLongLong(found->end), PyUnicode_InternFromString(found->kind)};
     int failed = 0;
     for (int i = 0; i < 5; i++) {
         if (!items[i]) failed = 1;
@@ -154,101 +32,21 @@ static PyObject *scan(PyObject *self, PyObject *args) {
     int ended;
     if (!PyArg_ParseTuple(args, "y*LpL:scan", &view, &position, &ended, &limit)) return NULL;
     PyObject *members = PyList_New(0);
-    const char *data = view.buf;
-    const int64_t length = view.len;
-    const char *problem = NULL;
-    int64_t need = BLOCK;     /* bytes from position that the next step must have */
-    int64_t at = position;    /* the block in hand; beyond position inside a chain of extended headers */
-    Extended extended = {NULL, -1, -1};
-    if (!members) goto failed;
+    Scan scan = {position, BLOCK, ended, NULL};
+    Found found;
+    int failed = !members;
     if (position < 0 || limit < 0) {
         PyErr_SetString(PyExc_ValueError, "position and limit must not be negative");
-        goto failed;
+        failed = 1;
     }
-
-    while (at <= length - BLOCK) {
-        const char *block = data + at;
-        if (block[0] == 0 && !memcmp(block, zeros, BLOCK)) {
-            if (at != position) {
-                problem = "an extended header without its member";
-                break;
-            }
-            ended = 1;
-            position = at += BLOCK;
-            continue;
-        }
-        if (!checksum_is_right((const unsigned char *)block)) {
-            problem = ended ? "junk after the end of the archive" : "bad header checksum";
-            break;
-        }
-        char type = block[156];
-        int64_t size = parse_size(block + 124);
-        if (type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K') {
-            if (size < 0 || size > MAX_EXTENDED - (at - position)) {
-                problem = "an extended header of a bad size";
-                break;
-            }
-            int64_t next = at + BLOCK + round_up(size);
-            if (next > length) {
-                need = next - position;
-                break;
-            }
-            const char *body = block + BLOCK;
-            if (type == 'L' && extended.path_length < 0) {
-                extended.path = body;
-                extended.path_length = bounded_length(body, (Py_ssize_t)size);
-            } else if (type != 'L' && type != 'K') {
-                problem = parse_pax(body, (Py_ssize_t)size, type == 'g', &extended);
-                if (problem) break;
-            }
-            ended = 0;
-            at = next;
-            if (type == 'g' && extended.path_length < 0 && extended.size < 0) position = at;
-            need = at - position + BLOCK;
-            continue;
-        }
-        if (type == 'S') problem = "sparse members are not supported";
-        if (type == 'M') problem = continued;
-        if (problem) break;
-
-        char joined[257];
-        const char *name = block;
-        Py_ssize_t name_length = bounded_length(block, 100);
-        if (extended.path_length >= 0) {
-            name = extended.path;
-            name_length = extended.path_length;
-        } else if (!memcmp(block + 257, "ustar", 6) && block[345]) {
-            Py_ssize_t prefix_length = bounded_length(block + 345, 155);
-            memcpy(joined, block + 345, (size_t)prefix_length);
-            joined[prefix_length] = '/';
-            memcpy(joined + prefix_length + 1, block, (size_t)name_length);
-            name = joined;
-            name_length += prefix_length + 1;
-        }
-        const char *kind = kind_of(type, name, name_length);
-        int has_data = type == 0 || type == '0' || type == '7' || type == 'D';
-        if (extended.size >= 0 && has_data) size = extended.size;
-        if (!has_data) size = 0;
-        if (!kind) problem = "a member of an unknown type";
-        else if (name_length == 0) problem = "a member without a name";
-        else if (size < 0) problem = "a size that is no number";
-        else if (size > limit) problem = "a member larger than the limit";
-        if (problem) break;
-        int64_t start = at + BLOCK;
-        if (append_member(members, name, name_length, position, start, start + size, kind) < 0) goto failed;
-        ended = 0;
-        extended = (Extended){NULL, -1, -1};
-        position = at = start + round_up(size);
-        need = BLOCK;
+    while (!failed && next_member(view.buf, view.len, limit, &scan, &found))
+        failed = append_member(members, &found) < 0;
+    PyBuffer_Release(&view);
+    if (failed) {
+        Py_XDECREF(members);
+        return NULL;
     }
-    PyBuffer_Release(&view);
-    if (problem) position = at; /* the block that is wrong, rather than the first of its chain */
-    return Py_BuildValue("NLLiz", members, (long long)position, (long long)need, ended, problem);
-
-failed:
-    Py_XDECREF(members);
-    PyBuffer_Release(&view);
-    return NULL;
+    return Py_BuildValue("NLLiz", members, (long long)scan.position, (long long)scan.need, scan.ended, scan.problem);
 }
 
 /* Read an offset out of a scanned member; -1 with an exception set where there is none. */
@@ -261,7 +59,8 @@ static Py_ssize_t scanned_offset(PyObject *scanned, int item) {
 static PyObject *cut_member(const Py_buffer *view, PyObject *scanned, long long base, PyTypeObject *type,
                             PyObject *arguments) {
     PyObject *name = PyTuple_GetItem(scanned, 0);
-    Py_ssize_t header = scanned_offset(scanned, 1), start = scanned_offset(scanned, 2), end = scanned_offset(scanned, 3);
+    Py_ssize_t header = scanned_offset(scanned, 1);
+    Py_ssize_t start = scanned_offset(scanned, 2), end = scanned_offset(scanned, 3);
     if (PyErr_Occurred()) return NULL;
     if (start < 0 || start > end || end > view->len) {
         PyErr_SetString(PyExc_ValueError, "a member that does not lie in the buffer");
@@ -302,10 +101,244 @@ static PyObject *cut(PyObject *self, PyObject *args) {
     return members;
 }
 
+/* Bytes that grow; little-endian numbers are put behind one another. */
+typedef struct {
+    char *data;
+    size_t used, room;
+} Bytes;
+
+static int reserve(Bytes *bytes, size_t more) {
+    if (bytes->used + more <= bytes->room) return 0;
+    size_t room = 2 * (bytes->used + more) + 4096;
+    char *data = PyMem_Realloc(bytes->data, room);
+    if (!data) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    bytes->data = data;
+    bytes->room = room;
+    return 0;
+}
+
+static int put(Bytes *bytes, int64_t value, int width) {
+    if (reserve(bytes, 8) < 0) return -1;
+    for (int i = 0; i < 8; i++) bytes->data[bytes->used + (size_t)i] = (char)((uint64_t)value >> 8 * i);
+    bytes->used += (size_t)width;
+    return 0;
+}
+
+#define PLAIN 16 /* fields that are found without asking split(), */
+#define TEXT 32  /* and the bytes of the longest */
+
+/* What walk() has found, and how it reads. */
+typedef struct {
+    PyObject *source, *split;
+    int descriptor; /* -1: the source is a function */
+    Bytes window;   /* what was read last */
+    PyObject *keys, *fields, *numbers; /* numbers: field -> its place in fields */
+    Bytes sample, field, offset, size; /* of each member */
+    Bytes key;                         /* of the sample in hand */
+    Bytes latest;                      /* of each field, the count of samples when it came last, 8 bytes */
+    struct {
+        char text[TEXT];
+        int64_t length, number;
+    } plain[PLAIN];
+    int plains;
+    int unsound; /* a field that comes twice */
+} Walk;
+
+/* Read bytes of the archive into the window; 1 where all came, 0 where the archive is shorter, -1 for an exception. */
+static int read_window(Walk *walk, int64_t offset, int64_t size) {
+    Bytes *window = &walk->window;
+    window->used = 0;
+    if (reserve(window, (size_t)size) < 0) return -1;
+    if (walk->descriptor < 0) {
+        PyObject *read = PyObject_CallFunction(walk->source, "LL", (long long)offset, (long long)size);
+        char *data = NULL;
+        Py_ssize_t length = 0;
+        int failed = !read || PyBytes_AsStringAndSize(read, &data, &length) < 0;
+        if (!failed && length == size) memcpy(window->data, data, (size_t)size);
+        Py_XDECREF(read);
+        window->used = (size_t)length;
+        return failed ? -1 : length == size;
+    }
+    while (window->used < (size_t)size) {
+        ssize_t count;
+        Py_BEGIN_ALLOW_THREADS
+        count = pread(walk->descriptor, window->data + window->used, (size_t)size - window->used,
+                      (off_t)(offset + (int64_t)window->used));
+        Py_END_ALLOW_THREADS
+        if (count < 0 && errno != EINTR) PyErr_SetFromErrno(PyExc_OSError);
+        if ((count < 0 && errno != EINTR) || PyErr_CheckSignals() < 0) return -1;
+        if (count == 0) return 0;
+        if (count > 0) window->used += (size_t)count;
+    }
+    return 1;
+}
+
+static int is_key_in_hand(const Walk *walk, const char *key, int64_t length) {
+    if (!PyList_Size(walk->keys) || (size_t)length != walk->key.used) return 0;
+    return !length || !memcmp(key, walk->key.data, (size_t)length);
+}
+
+/* Append a member; one of another key begins a sample. */
+static int add_member(Walk *walk, const char *key, int64_t length, int64_t number, int64_t offset, int64_t size) {
+    if (!is_key_in_hand(walk, key, length)) {
+        PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape");
+        int failed = !text || PyList_Append(walk->keys, text) < 0;
+        Py_XDECREF(text);
+        walk->key.used = 0;
+        if (failed || reserve(&walk->key, (size_t)length) < 0) return -1;
+        if (length) memcpy(walk->key.data, key, (size_t)length);
+        walk->key.used = (size_t)length;
+    }
+    int64_t latest, count = PyList_Size(walk->keys);
+    memcpy(&latest, walk->latest.data + 8 * number, 8);
+    memcpy(walk->latest.data + 8 * number, &count, 8);
+    if (latest == count) walk->unsound = 1;
+    int failed = put(&walk->sample, count - 1, 4) < 0 || put(&walk->field, number, 2) < 0;
+    return failed || put(&walk->offset, offset, 8) < 0 || put(&walk->size, size, 8) < 0 ? -1 : 0;
+}
+
+/* Return the place of a field, a text; a new one is appended. */
+static int64_t number_of(Walk *walk, PyObject *field) {
+    PyObject *known = PyDict_GetItemWithError(walk->numbers, field);
+    if (known || PyErr_Occurred()) return known ? PyLong_AsLongLong(known) : -1;
+    int64_t number = PyList_Size(walk->fields);
+    PyObject *value = PyLong_FromLongLong(number), *raw = PyUnicode_AsEncodedString(field, "utf-8", "surrogateescape");
+    char *text;
+    Py_ssize_t length;
+    if (!value || !raw || PyBytes_AsStringAndSize(raw, &text, &length) < 0 || put(&walk->latest, 0, 8) < 0 ||
+        PyDict_SetItem(walk->numbers, field, value) < 0 || PyList_Append(walk->fields, field) < 0)
+        number = -1;
+    else if (walk->plains < PLAIN && length && length <= TEXT && (length < 2 || memcmp(text + length - 2, "__", 2))) {
+        memcpy(walk->plain[walk->plains].text, text, (size_t)length);
+        walk->plain[walk->plains].length = length;
+        walk->plain[walk->plains++].number = number;
+    }
+    Py_XDECREF(value);
+    Py_XDECREF(raw);
+    return number;
+}
+
+/* Split a name at the first dot of its last component and return the place of the field: where it is one of the plain
+   ones, and nothing in the key might be reserved. Else -1: split() must say. */
+static int64_t split_plain(const Walk *walk, const char *name, int64_t length, int64_t *key_length) {
+    const char *end = name + length, *base = end;
+    while (base > name && base[-1] != '/') base--;
+    const char *dot = memchr(base, '.', (size_t)(end - base));
+    if (!dot || dot == base) return -1;
+    *key_length = dot - name;
+    if (!is_key_in_hand(walk, name, *key_length))
+        for (const char *at = name; (at = memchr(at, '_', (size_t)(dot - at))); at++)
+            if (at[1] == '_') return -1;
+    int64_t left = end - dot - 1;
+    for (int i = 0; i < walk->plains; i++)
+        if (walk->plain[i].length == left && !memcmp(walk->plain[i].text, dot + 1, (size_t)left))
+            return walk->plain[i].number;
+    return -1;
+}
+
+/* Append a member whose name split() splits, if it has a key. */
+static int add_split(Walk *walk, const Found *found, int64_t offset) {
+    PyObject *name = PyUnicode_DecodeUTF8(found->name, found->name_length, "surrogateescape");
+    PyObject *parts = name ? PyObject_CallFunctionObjArgs(walk->split, name, NULL) : NULL, *key = NULL, *field = NULL;
+    int failed = !parts;
+    if (parts && parts != Py_None) {
+        PyObject *raw = NULL;
+        char *text;
+        Py_ssize_t length;
+        int64_t number;
+        if (!PyTuple_Check(parts)) PyErr_SetString(PyExc_TypeError, "split() returns a tuple or None");
+        failed = PyErr_Occurred() || !PyArg_ParseTuple(parts, "UU:split", &key, &field) ||
+                 (number = number_of(walk, field)) < 0 ||
+                 !(raw = PyUnicode_AsEncodedString(key, "utf-8", "surrogateescape")) ||
+                 PyBytes_AsStringAndSize(raw, &text, &length) < 0 ||
+                 add_member(walk, text, length, number, offset, found->end - found->start) < 0;
+        Py_XDECREF(raw);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(parts);
+    return failed ? -1 : 0;
+}
+
+/* Find the members; 1 where the archive is sound, 0 where it is not, -1 for an exception. */
+static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, int64_t most, int64_t large) {
+    int64_t position = 0, ahead = least;
+    int ended = 0, came;
+    Found found;
+    while (position < size) {
+        if (ahead > size - position) ahead = size - position;
+        if ((came = read_window(walk, position, ahead)) < 1) return came;
+        Scan scan = {0, BLOCK, ended, NULL};
+        int64_t count = 0, number, key_length;
+        for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
+            if (*found.kind) continue;
+            int64_t offset = position + found.start;
+            number = split_plain(walk, found.name, found.name_length, &key_length);
+            if ((number < 0 ? add_split(walk, &found, offset)
+                            : add_member(walk, found.name, key_length, number, offset, found.end - found.start)) < 0)
+                return -1;
+        }
+        if (scan.problem || walk->unsound) return 0;
+        ended = scan.ended;
+        position += scan.position;
+        if (scan.position > large * count) {
+            ahead = least;
+            continue;
+        }
+        if (position + scan.need > size) break;
+        ahead = 2 * ahead < most ? 2 * ahead : most;
+        if (ahead < scan.need) ahead = scan.need;
+    }
+    if (position > size || !ended) return 0;
+    if ((came = read_window(walk, position, size - position)) < 1) return came;
+    for (size_t i = 0; i < walk->window.used; i++)
+        if (walk->window.data[i]) return 0;
+    return 1;
+}
+
+static PyObject *walk(PyObject *self, PyObject *args) {
+    (void)self;
+    Walk walk = {.descriptor = -1};
+    long long size, limit, least, most, large;
+    if (!PyArg_ParseTuple(args, "OL(LLL)LO:walk", &walk.source, &size, &least, &most, &large, &limit, &walk.split))
+        return NULL;
+    if (PyLong_Check(walk.source) && (walk.descriptor = (int)PyLong_AsLong(walk.source)) < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a descriptor must not be negative");
+        return NULL;
+    }
+    if (size < 0 || limit < 0 || least < 1 || large < 0 || large > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "sizes and limits must not be negative, nor may reads be empty");
+        return NULL;
+    }
+    walk.keys = PyList_New(0);
+    walk.fields = PyList_New(0);
+    walk.numbers = PyDict_New();
+    PyObject *result = NULL;
+    Bytes *arrays[] = {&walk.sample, &walk.field, &walk.offset, &walk.size, &walk.key, &walk.latest, &walk.window};
+    int sound = walk.keys && walk.fields && walk.numbers ? walk_through(&walk, size, limit, least, most, large) : -1;
+    if (sound > 0)
+        result = Py_BuildValue("OO(NNNN)", walk.keys, walk.fields,
+                               PyBytes_FromStringAndSize(walk.sample.data, (Py_ssize_t)walk.sample.used),
+                               PyBytes_FromStringAndSize(walk.field.data, (Py_ssize_t)walk.field.used),
+                               PyBytes_FromStringAndSize(walk.offset.data, (Py_ssize_t)walk.offset.used),
+                               PyBytes_FromStringAndSize(walk.size.data, (Py_ssize_t)walk.size.used));
+    else if (!sound)
+        result = Py_NewRef(Py_None);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) PyMem_Free(arrays[i]->data);
+    Py_XDECREF(walk.keys);
+    Py_XDECREF(walk.fields);
+    Py_XDECREF(walk.numbers);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
      "scan(buffer, position, ended, limit) -> (members, position, need, ended, problem); see tarshards._tar_py"},
     {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards._tar_py"},
+    {"walk", walk, METH_VARARGS,
+     "walk(source, size, reads, limit, split) -> (keys, fields, arrays) or None; see tarshards._tar_py"},
     {NULL, NULL, 0, NULL},
 };
 

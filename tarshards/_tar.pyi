@@ -1,2 +1,3 @@
 from tarshards._tar_py import cut as cut
 from tarshards._tar_py import scan as scan
+from tarshards._tar_py import walk as walk

@@ -5,7 +5,11 @@ Formats: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block"; G
 
 from __future__ import annotations
 
+import os
 import re
+import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from zlib import adler32
 
@@ -139,6 +143,92 @@ def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> l
                 raise ValueError("a member that does not lie in the buffer")
             members.append(make(type, (name, buffer[start:end], base + header)))
     return members
+
+
+def walk(
+    source: int | Callable[[int, int], bytes],
+    size: int,
+    reads: tuple[int, int, int],
+    limit: int,
+    split: Callable[[str], tuple[str, str] | None],
+) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes]] | None:
+    """Find the members of samples in an archive of *size* bytes, reading little but headers where members are large.
+
+    *source* is a descriptor of its file, or a function that returns the bytes of an offset and a size; *reads* says how
+    many bytes are read at once, at least and at most, and from how many bytes a member on its data is passed over.
+    *limit* is the largest size of a member; *split* splits a name into key and field, or returns None.
+
+    Returns ``(keys, fields, (sample, field, offset, size))``. Members in a row that have the same key are a sample. The
+    arrays have one little-endian number a member: uint32, its sample's place in *keys*; uint16, the low bits of its
+    field's in *fields*; uint64, where its data begins, and its bytes. Returns None for an archive that is damaged, or
+    where a field comes twice in a sample.
+
+    *split* is asked only for names that are not a key like any other and a field that came before: it must split at the
+    first dot of the last component, take what is lower-case as it is, and refuse only components that hold "__" in
+    the key or end the field with it, and empty keys.
+    """
+    read = partial(_pread, source) if isinstance(source, int) else source
+    least, most, large = reads
+    if size < 0 or limit < 0 or least < 1 or not 0 <= large < 1 << 32:
+        raise ValueError("sizes and limits must not be negative, nor may reads be empty")
+    keys: list[str] = []
+    numbers: dict[str, int] = {}
+    plain: dict[str, int] = {}  # fields that a name may end with that need not be split by *split*
+    latest: dict[int, int] = {}  # of each field, the count of samples when it came last
+    members: list[tuple[int, int, int, int]] = []
+    position, ended, ahead, last = 0, 0, least, None
+    while position < size:
+        ahead = min(ahead, size - position)
+        window = read(position, ahead)
+        if len(window) != ahead:
+            return None
+        found, length, need, ended, problem = scan(window, 0, ended, limit)
+        for name, _header, start, end, kind in found:
+            if kind:
+                continue
+            key, _dot, field = name.partition(".")
+            number = plain.get(field)
+            if number is None or (key != last and ("__" in key or not key or key[-1] == "/")):
+                parts = split(name)
+                if parts is None:
+                    continue
+                key, field = parts
+                number = numbers.setdefault(field, len(numbers))
+                if field and not field.endswith("__"):
+                    plain[field] = number
+            if key != last:
+                keys.append(key)
+                last = key
+            if latest.get(number) == len(keys):
+                return None
+            latest[number] = len(keys)
+            members.append((len(keys) - 1, number & 0xFFFF, position + start, end - start))
+        if problem:
+            return None
+        position += length
+        if length > large * len(found):
+            ahead = least
+        elif position + need > size:
+            break
+        else:
+            ahead = max(need, min(2 * ahead, most))
+    if position > size or not ended:
+        return None
+    rest = read(position, size - position)
+    if len(rest) != size - position or any(rest):
+        return None
+    columns = zip(*members) if members else [()] * 4
+    arrays = [struct.pack(f"<{len(members)}{code}", *column) for code, column in zip("IHQQ", columns)]
+    return keys, list(numbers), tuple(arrays)  # type: ignore[return-value]
+
+
+def _pread(descriptor: int, offset: int, size: int) -> bytes:
+    parts = []
+    while size and (part := os.pread(descriptor, size, offset)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _checksum_is_right(block: bytes) -> bool:

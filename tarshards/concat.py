@@ -9,7 +9,7 @@ from itertools import count, islice
 from typing import Any, TypeVar
 
 from tarshards.errors import SampleError
-from tarshards.expressions import Template
+from tarshards.expressions import Template, shard_of
 from tarshards.fields import place
 from tarshards.ledger import Ledger
 from tarshards.samples import Sample, read_shard
@@ -30,8 +30,11 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
     >>> [sample["__key__"] for sample in rekey(samples, "{index:03d}-{key}")]
     ['000-b', '001-a']
     """
-    fill = Template(template)
-    return ({**sample, "__key__": fill(sample, index)} for index, sample in zip(count(), samples))
+    filled = Template(template, {"index": 0, "key": "", "shard": ""}).fill
+    return (
+        {**sample, "__key__": filled({"index": index, "key": sample["__key__"], "shard": shard_of(sample)})}
+        for index, sample in zip(count(), samples)
+    )
 
 
 def add_source(samples: Iterable[Sample]) -> Iterator[Sample]:

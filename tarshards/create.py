@@ -7,15 +7,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from io import BufferedReader
-from string import Formatter
 from typing import Any, NamedTuple
 
-from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
+from tarshards.errors import OpenError, SampleError
+from tarshards.expressions import Template
 from tarshards.fields import split_fields
-from tarshards.keys import is_reserved, join_name, split_name
-from tarshards.openers import open_shard, open_url, public
+from tarshards.keys import is_reserved, split_name
+from tarshards.lines import checked, located, numbered_lines
+from tarshards.openers import open_url, public
 from tarshards.openers.local import local_path
 from tarshards.samples import Sample
 from tarshards.tabulate import unescape
@@ -42,7 +41,7 @@ def read_plan(
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", plan, re.IGNORECASE) else "\t"
     lines = numbered_lines(plan, allow_pipe=allow_pipe)
     rows = _split_tabs(lines) if delimiter == "\t" else _split_quoted(lines, delimiter)
-    return _checked(_read_rows(rows, public(plan), key, folder, allow_pipe))
+    return checked(_read_rows(rows, public(plan), key, folder, allow_pipe))
 
 
 def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, allow_pipe: bool) -> Iterator[Sample]:
@@ -53,12 +52,12 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, all
     columns[0] = columns[0].removeprefix("\ufeff")
     fields = [column.removeprefix("@") for column in columns]
     _check_columns(fields, place)
-    with _at(place):
+    with located(place):
         if key is None and "__key__" not in columns:
             raise ValueError("no column __key__, and no template for keys")
-        template = KeyTemplate("{__key__}" if key is None else key, ["record", *fields])
+        template = Template("{__key__}" if key is None else key, {"record": 0, **dict.fromkeys(fields, "")})
     for record, (place, cells) in enumerate(rows):
-        with _at(place):
+        with located(place):
             if len(cells) != len(columns):
                 raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
             texts = {field: _text(cell) for field, cell in zip(fields, cells)}
@@ -72,7 +71,7 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, all
 
 
 def _check_columns(fields: list[str], place: str) -> None:
-    with _at(place):
+    with located(place):
         for field, count in Counter(fields).items():
             if count > 1:
                 raise ValueError(f"two columns for {field}")
@@ -93,7 +92,7 @@ def is_field(name: str) -> bool:
 
 def _split_tabs(lines: Iterable[tuple[str, str]]) -> Iterator[Row]:
     for place, line in lines:
-        with _at(place):
+        with located(place):
             cells = [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
         yield place, cells
 
@@ -118,37 +117,13 @@ def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[
         yield places[0], [cell.encode() for cell in row]
 
 
-class KeyTemplate:
-    """A template whose ``{name}`` and ``{name:spec}`` are among *names*; there is nothing else to it.
-
-    Raises ValueError for another name and for what is no template.
-
-    >>> KeyTemplate("{split}/{record:03d}", ["record", "split"]).fill({"record": 7, "split": "train"})
-    'train/007'
-    """
-
-    def __init__(self, template: str, names: list[str]):
-        self.template = template
-        self._parts = list(Formatter().parse(template))
-        for _, name, spec, conversion in self._parts:
-            if name is not None and (name not in names or conversion or "{" in (spec or "")):
-                raise ValueError(f"{{{name}}} in {template!r} is not among {', '.join(names)}, maybe with a format")
-
-    def fill(self, values: dict[str, Any]) -> str:
-        """Return the template with *values*; raise ValueError where a format does not fit its value."""
-        return "".join(
-            literal + ("" if name is None else format(values[name], spec or ""))
-            for literal, name, spec, _ in self._parts
-        )
-
-
 def read_sources(lines: str, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
     r"""Yield the samples that *lines*, a URL of lines ``NAME SOURCE``, makes of adjacent names with one key.
 
     NAME is a member's name; a tab, or else the first space, ends it. SOURCE is a path (relative to *folder*), a URL,
     ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe* ``pipe:command``.
     """
-    return _checked(_read_sources(lines, folder, allow_pipe))
+    return checked(_read_sources(lines, folder, allow_pipe))
 
 
 def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]:
@@ -156,7 +131,7 @@ def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]
     for place, line in numbered_lines(lines, allow_pipe=allow_pipe):
         if not line.strip():
             continue
-        with _at(place):
+        with located(place):
             name, _, source = line.partition("\t" if "\t" in line else " ")
             parts = split_name(name)
             if not source.strip():
@@ -183,25 +158,12 @@ def read_text(
 
     *key* is a template over ``record``, which counts all lines from 0. Raises DecodeError for a line that is not UTF-8.
     """
-    template = KeyTemplate(key, ["record"])
+    template = Template(key, {"record": 0})
     lines = (line for url in expand_urls(urls) for line in numbered_lines(url, allow_pipe=allow_pipe))
-    return _checked(
+    return checked(
         {"__key__": template.fill({"record": record}), "__url__": place, field: text.encode()}
         for record, (place, text) in enumerate(lines)
     )
-
-
-def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield every line of *url*, decompressed, after its place (``a.txt: line 7``), without its newline."""
-    name = public(url)
-    with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(stream, 1 << 16) as lines:  # type: ignore[type-var]
-        for number, line in enumerate(lines, 1):
-            place = f"{name}: line {number}"
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise DecodeError("not UTF-8", url=place) from error
-            yield place, text.removesuffix("\n")
 
 
 class Found(NamedTuple):
@@ -232,7 +194,7 @@ def read_tree(
     left_out: Counter[str] = Counter() if skipped is None else skipped
     classes = {} if class_field is None else list_classes(folder)
     wanted = None if fields is None else [names for names in split_fields((fields,)) if class_field not in names]
-    return _checked(_read_tree(folder, wanted, missing, class_field, classes, left_out))
+    return checked(_read_tree(folder, wanted, missing, class_field, classes, left_out))
 
 
 def list_classes(folder: str) -> dict[str, int]:
@@ -337,31 +299,3 @@ def _read_file(path: str) -> bytes:
 
 def _text(cell: bytes) -> str:
     return cell.decode(errors="surrogateescape")
-
-
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Let errors name *place*, a line, before all else they say."""
-    try:
-        yield
-    except TarshardsError as error:
-        raise type(error)(str(error), url=place) from error
-    except ValueError as error:
-        raise SampleError(str(error), url=place) from error
-
-
-def _checked(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples; raise SampleError, with the place, for a key that does not read back or that came before."""
-    keys: set[str] = set()
-    for sample in samples:
-        place, key = sample["__url__"], sample["__key__"]
-        with _at(place):
-            fields = [field for field in sample if not is_reserved(field)]
-            if not fields:
-                raise SampleError("no field but the key", key=key)
-            for field in fields:
-                join_name(key, field)
-            if key in keys:
-                raise SampleError("this key came before", key=key)
-        keys.add(key)
-        yield sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
@@ -151,27 +151,31 @@ class _Names:
 
 
 class Template:
-    """A template for keys over ``index`` (a count from 0), ``key`` and ``shard`` (base name without its suffixes).
+    """A template whose ``{name}`` and ``{name:spec}`` are names of *like*, values as it will be filled with.
 
-    Format specs are Python's; there is nothing else to it. Raises ValueError for a malformed template and an unknown
-    name.
+    There is nothing else to it. Raises ValueError for another name, for a format that does not fit, and for what is no
+    template.
 
-    >>> Template("{shard}/{index:03d}")({"__key__": "a", "__url__": "d/train-07.tar.gz"}, 5)
-    'train-07/005'
+    >>> Template("{split}/{record:03d}", {"record": 0, "split": ""}).fill({"record": 7, "split": "train"})
+    'train/007'
     """
 
-    def __init__(self, template: str):
-        self.template = template
+    def __init__(self, template: str, like: Mapping[str, Any]):
         try:
-            for _, name, spec, conversion in Formatter().parse(template):
-                if name is not None and (name not in ("index", "key", "shard") or conversion or "{" in (spec or "")):
-                    raise ValueError("only {index}, {key} and {shard} are filled in, with a format like {index:06d}")
-            self({"__key__": "key", "__url__": "url"}, 0)
+            self._parts = list(Formatter().parse(template))
+            for _, name, spec, conversion in self._parts:
+                if name is not None and (name not in like or conversion or "{" in (spec or "")):
+                    raise ValueError(f"{{{name}}} is not among {', '.join(like)}, maybe with a format")
+            self.fill(like)
         except ValueError as error:
             raise ValueError(f"{template!r}: {error}") from error
 
-    def __call__(self, sample: Sample, index: int) -> str:
-        return self.template.format(index=index, key=sample["__key__"], shard=shard_of(sample))
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """Return the template with *values*."""
+        return "".join(
+            literal + ("" if name is None else format(values[name], spec or ""))
+            for literal, name, spec, _ in self._parts
+        )
 
 
 def shard_of(sample: Sample) -> str:

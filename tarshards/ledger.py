@@ -28,8 +28,8 @@ class Tally:
     """The counts of one process; those from *planned* on are of planned epochs.
 
     *planned* samples were to be read, *dropped* ones among them left to the epoch's tail; *repeated* ones came again to
-    fill it. *read* says by shard what was delivered, lost or dropped, without the repeats; *epochs* by dataset and order
-    how many were begun, and *parts* how many began in their middle.
+    fill it. *read* says by shard what was delivered, lost or dropped, without the repeats; *epochs* by dataset and
+    order how many were begun, and *parts* how many began in their middle.
     """
 
     shards: int = 0

@@ -78,7 +78,7 @@ class MixedSource(PlannedSource):
         tail: Tail | None,
         on_error: Callable[[Exception], Any] | None,
     ):
-        self.datasets, self.tail = dict(datasets), tail
+        self.datasets, self.seed, self.tail = dict(datasets), seed, tail
         self.sources: list[PlannedSource] = [dataset._source for dataset in datasets.values()]
         self.shards = self.mixed = MixedShards({name: dataset._source.shards for name, dataset in datasets.items()})
         sizes = [int(source.shards.counts.sum()) for source in self.sources]

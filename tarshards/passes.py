@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,20 @@ from tarshards.world import World
 
 if TYPE_CHECKING:
     from tarshards.plan import EpochPlan
+
+
+class Shares(Sequence[range]):
+    """Parts of *positions*, of *size* of them each, that begin at *starts*; there may be many millions."""
+
+    def __init__(self, positions: range, size: int, starts: range):
+        self.positions, self.size, self.starts = positions, size, starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        start = self.starts[number]
+        return self.positions[start : start + self.size]
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tarshards.codecs import encode_field
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
@@ -21,16 +21,34 @@ def read_samples(
     urls: Any,
     *,
     on_error: Callable[[Exception], Any] | None = None,
+    on_damage: Literal["end", "resync"] = "end",
     allow_pipe: bool = False,
     split: KeyRule = split_name,
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, stands for.
 
     The first error of a shard is raised, or given to *on_error*; if that returns, reading goes on with the next shard.
+
+    With *on_damage* "resync" it goes on behind the damage: every gap, and every sample that is not known to be whole,
+    is given to *on_error*, which must be there. The headers of a shard are read first, and what is no plain local file
+    is copied to a temporary one.
     """
-    ledger = Ledger.of(on_error)
+    if on_damage not in ("end", "resync"):
+        raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
+    if on_damage == "resync" and on_error is None:
+        raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
+    return _read_shards(urls, Ledger.of(on_error), on_damage, allow_pipe, split)
+
+
+def _read_shards(urls: Any, ledger: Ledger, on_damage: str, allow_pipe: bool, split: KeyRule) -> Iterator[Sample]:
+    if on_damage == "resync":
+        from tarshards.repair import read_resyncing
+
+        read = read_resyncing
+    else:
+        read = read_shard
     for url in expand_urls(urls):
-        yield from read_shard(url, ledger=ledger, allow_pipe=allow_pipe, split=split)
+        yield from read(url, ledger=ledger, allow_pipe=allow_pipe, split=split)
 
 
 def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:

@@ -185,14 +185,18 @@ class PlannedSource:
 
 
 class Reading:
-    """One worker's way through its *shares* of a plan, and its account; *taken* positions are behind it."""
+    """One worker's way through its *shares* of a plan, and its account; *taken* positions are behind it.
 
-    def __init__(self, source: PlannedSource, plan: EpochPlan, world: World, shares: list[range], *, whole: bool):
+    All shares but the last are of one length.
+    """
+
+    def __init__(self, source: PlannedSource, plan: EpochPlan, world: World, shares: Sequence[range], *, whole: bool):
         import numpy as np
 
         self.source, self.plan, self.taken = source, plan, 0
-        planned = sum(len(range(share.start, min(share.stop, plan.total), share.step)) for share in shares)
-        self._tally = Tally(planned=planned, repeated=sum(map(len, shares)) - planned, broken_off=1)
+        count = (len(shares) - 1) * len(shares[0]) + len(shares[-1]) if shares else 0
+        repeated = int(count > 0 and shares[-1][-1] >= plan.total)  # no rank has more than one
+        self._tally = Tally(planned=count - repeated, repeated=repeated, broken_off=1)
         self._read = np.zeros(len(source.shards.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
@@ -210,7 +214,8 @@ class Reading:
 
         order = np.arange(positions.start, positions.stop, positions.step)
         shards, numbers = self.plan[order]
-        names, came = self.source.shards.names, []
+        names = self.source.shards.names
+        due, came = [names[shard] for shard in shards.tolist()], []
         begun, lost, entries = self.taken, 0, 0
         try:
             for result in self.source.shards.read_all(shards, numbers):
@@ -221,9 +226,9 @@ class Reading:
                     yield result
                 else:
                     lost += 1
-                    came.append(names[shards[len(came)]])
+                    came.append(due[len(came)])
                     self.source.ledger(result)
-            if missed := Counter(names[shard] for shard in shards.tolist()) - Counter(came):
+            if came != due and (missed := Counter(due) - Counter(came)):
                 told = ", ".join(f"{name} ({count})" for name, count in missed.items())
                 raise AuditError(f"samples were to be read and did not come: {told}")
         finally:
@@ -248,9 +253,10 @@ class Reading:
 
     def tally(self) -> Tally:
         """Return the account."""
-        names = self.source.shards.names
-        read = {names[shard]: int(self._read[shard]) for shard in self._read.nonzero()[0]}
-        return replace(self._tally, read=Counter(read))
+        names, read = self.source.shards.names, Counter[str]()
+        for shard in self._read.nonzero()[0]:
+            read[names[shard]] += int(self._read[shard])  # a mixture may have a shard twice
+        return replace(self._tally, read=read)
 
 
 class IterableSource:

@@ -9,7 +9,7 @@ from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from tarshards import ops
+from tarshards import dask_map, ops
 from tarshards.errors import StateError
 from tarshards.ledger import Ledger
 from tarshards.sources import VERSION, IterableSource, PlannedSource, Progress, check_order, check_state, open_shards
@@ -153,6 +153,7 @@ class Stream:
     repeat = _op(ops.repeat)
     enumerate = _op(ops.enumerate)
     async_map = _op(ops.async_map)
+    dask_map = _op(dask_map.dask_map)
     progress = _op(ops.progress)
     monitor = _op(ops.monitor)
 

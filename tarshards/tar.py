@@ -1,6 +1,6 @@
 """Bytes <-> members: plain POSIX tar, read loudly and written the same for the same input.
 
-``scan`` and ``cut`` are the one switch between the native header parser and its pure-Python twin.
+``scan``, ``cut`` and ``walk`` are the one switch between the native header parser and its pure-Python twin.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 try:
     from tarshards._tar import cut, scan
+    from tarshards._tar import walk as walk
 except ImportError:
     from tarshards._tar_py import cut, scan
+    from tarshards._tar_py import walk as walk
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes read at once where members are small; fits the processor's cache

@@ -13,7 +13,7 @@ from tarshards import ops
 from tarshards.collate import collate
 from tarshards.errors import AuditError
 from tarshards.ledger import Ledger, Tally
-from tarshards.passes import Pass, Passes
+from tarshards.passes import Pass, Passes, Shares
 from tarshards.plan import EpochPlan
 from tarshards.sources import PlannedSource, Progress, Reading
 from tarshards.stream import PER_SAMPLE
@@ -169,8 +169,9 @@ class _Batches(IterableDataset[Any]):
                 ledger.report()
 
     def _planned(self, plan: EpochPlan, order: _Order, world: World) -> Iterator[Any]:
+        positions = range(world.rank, len(plan), world.world_size)
         starts = self.passes.starts(plan, world)[world.worker :: world.num_workers]
-        shares = [self.passes.share(plan, world, start) for start in starts]
+        shares = Shares(positions, self.passes.size, starts)
         source = self.stream._source
         reading = Reading(source, plan, world, shares, whole=order.state is None)
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tarshards import ShardWriter
+from tarshards import ShardWriter, TarWriter
+from tarshards.index import build_index
 
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,11 +25,28 @@ BIN = Path(__file__).parents[1] / "bin"
 def make_shards(tmp_path):
     """Return a function that writes *shards* shards of *samples* samples each, and returns their expression."""
 
-    def make(shards: int, samples: int = 3, name: str = "set") -> str:
-        with ShardWriter(str(tmp_path / f"{name}-%04d.tar"), max_samples=samples) as writer:
+    def make(shards: int, samples: int = 3, name: str = "set", *, index: bool = False) -> str:
+        with ShardWriter(str(tmp_path / f"{name}-%04d.tar"), max_samples=samples, index=index) as writer:
             for i in range(shards * samples):
                 writer.write({"__key__": f"{i:06d}", "cls": i, "txt": f"text {i}"})
         return str(tmp_path / f"{name}-{{0000..{shards - 1:04d}}}.tar")
+
+    return make
+
+
+@pytest.fixture
+def make_uneven(tmp_path):
+    """Return a function that writes a shard of each of *sizes* samples, with indexes, and returns their expression."""
+
+    def make(sizes: list[int], name: str = "set") -> str:
+        numbers = count()
+        for shard, size in enumerate(sizes):
+            url = str(tmp_path / f"{name}-{shard:04d}.tar")
+            with TarWriter(url) as writer:
+                for i in islice(numbers, size):
+                    writer.write({"__key__": f"{i:06d}", "cls": i, "txt": f"text {i}"})
+            build_index(url).save(url)
+        return str(tmp_path / f"{name}-{{0000..{len(sizes) - 1:04d}}}.tar")
 
     return make
 

@@ -153,9 +153,9 @@ def test_an_open_quote_is_told_with_the_line_where_its_row_begins(folder):
         next(samples)
 
 
-def test_a_format_that_does_not_fit_is_told_with_its_line(folder):
+def test_a_format_that_does_not_fit_is_told_before_any_row_is_read(folder):
     plan = write("txt\nx\n")
-    with pytest.raises(SampleError, match=r"^plan.tsv: line 2: "):
+    with pytest.raises(SampleError, match=r"^plan.tsv: line 1: "):
         list(read_plan(plan, key="{txt:03d}"))
 
 

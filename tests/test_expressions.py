@@ -21,6 +21,8 @@ SAMPLE = {
     "bad.json": b"{",
 }
 
+LIKE = {"index": 0, "key": "", "shard": ""}
+
 
 @pytest.mark.parametrize(
     ("expression", "holds"),
@@ -140,8 +142,8 @@ def test_what_would_take_for_ever_or_all_memory_fails_at_once(expression):
 
 
 def test_template():
-    template = Template("{{{shard}}}/{index:04d}-{key:>5}")
-    assert template({"__key__": "a", "__url__": "x/y.tar"}, 12) == "{y}/0012-    a"
+    template = Template("{{{shard}}}/{index:04d}-{key:>5}", LIKE)
+    assert template.fill({"key": "a", "shard": "y", "index": 12}) == "{y}/0012-    a"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_template():
 )
 def test_bad_templates(template):
     with pytest.raises(ValueError, match=r"^'"):
-        Template(template)
+        Template(template, LIKE)
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,58 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 FLOORS = [
     {"errors"},
-    {"keys", "world", "ledger"},
-    {"urls", "openers", "_mapped", "_mapped_py", "codecs", "fields", "collate", "parallel"},
-    {"tar", "_tar", "_tar_py", "ranges", "expressions"},
-    {"samples"},
-    {"ops", "writer", "concat", "sorting", "shell", "tabulate", "show"},
-    {"stream", "splitting", "create", "contact_sheet"},
-    set(),
-    {"torch_data"},
+    {"keys", "duplicates", "world", "ledger", "manifest", "permutations"},
+    {
+        "openers",
+        "_mapped",
+        "_mapped_py",
+        "kernels",
+        "_pixels",
+        "_pixels_py",
+        "_rows",
+        "_rows_py",
+        "codecs",
+        "fields",
+        "image_headers",
+        "collate",
+        "parallel",
+        "process_pool",
+        "plan",
+        "mixture",
+        "monitoring",
+        "tensors",
+        "npy",
+    },
+    {"urls", "tar", "_tar", "_tar_py", "ranges", "expressions", "markers", "lines"},
+    {"columns"},
+    {"samples", "index", "repair"},
+    {"ops", "writer", "concat", "sorting", "shell", "tabulate", "show", "sources", "dask_map", "places"},
+    {
+        "stream",
+        "splitting",
+        "checking",
+        "create",
+        "contact_sheet",
+        "mapping",
+        "selecting",
+        "json_lines",
+        "stream_mixing",
+        "merging",
+    },
+    {"passes", "mixing", "readers", "augment", "making", "array_loader", "dataset_writer", "resharding"},
+    {"torch_data", "torch_loader", "jobs", "dali"},
     {"tools"},
 ]
+KERNELS = ["_pixels", "_pixels_py", "_rows", "_rows_py"]  # of one room
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 NEIGHBOURS = {("tar", "_tar"), ("tar", "_tar_py")}  # one room in three files
-ENGINES = {"torch": {"torch_data", "codecs"}}  # codecs: imagespecs and .pth give tensors
+NEIGHBOURS |= {("samples", "repair")}  # which reads on behind damage
+NEIGHBOURS |= {("index", "samples")}  # what is wrong with a shard, reading its samples says
+NEIGHBOURS |= {("torch_loader", "torch_data"), *(("kernels", twin) for twin in KERNELS)}
+NEIGHBOURS |= {("array_loader", room) for room in ("passes", "readers", "augment", "making")}
+NEIGHBOURS |= {("making", "readers")}
+ENGINES = {"torch": {"torch_data", "torch_loader", "codecs", "tensors"}}  # codecs: imagespecs and .pth give tensors
+ENGINES |= {"nvidia": {"dali"}, "kubernetes": {"jobs"}, "dask": {"dask_map"}, "distributed": {"dask_map"}}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+from collections import Counter
 from contextlib import suppress
 
 import pytest
 
 from tarshards import Ledger
-from tarshards.errors import TarError
+from tarshards.errors import AuditError, TarError
+from tarshards.ledger import Tally
 
 
 def test_counts_and_table():
@@ -145,3 +147,88 @@ def test_the_mailbox_goes_with_its_owner():
     assert os.stat(path).st_mode & 0o77 == 0, "private"
     del ledger
     assert not os.path.exists(path)
+
+
+def account(planned: int, read: dict[str, int], **counts) -> Tally:
+    return Tally(planned=planned, read=Counter(read), epochs=Counter({"set order": 1}), **counts)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """One that knows of a dataset of two shards, of 3 and 5 samples."""
+    ledger = Ledger()
+    ledger.know("set", ["a.tar", "b.tar"], [3, 5])
+    return ledger
+
+
+@pytest.mark.parametrize("counts", [{}, {"repeated": 1}, {"dropped": 2}])
+def test_an_account_that_adds_up(ledger, counts):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, **counts))
+    ledger.check()
+
+
+def test_a_count_that_is_short_names_its_shards(ledger):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 4}))
+    with pytest.raises(AuditError, match=r"^8 samples planned, 7 delivered.*: b\.tar \(4 of 5\)$"):
+        ledger.check()
+
+
+def test_samples_of_the_wrong_shard(ledger):
+    ledger.add(account(8, {"a.tar": 4, "b.tar": 4}))
+    with pytest.raises(AuditError, match=r"^not every sample was read once .*a\.tar \(4 of 3\), b\.tar \(4 of 5\)$"):
+        ledger.check()
+
+
+def test_a_part_of_an_epoch_is_checked_by_its_number_alone(ledger):
+    ledger.add(account(4, {"b.tar": 4}, parts=1))
+    ledger.check()
+    ledger.add(account(4, {"b.tar": 3}, parts=1))
+    with pytest.raises(AuditError, match="8 samples planned, 7"):
+        ledger.check()
+
+
+def test_several_epochs_are_checked_together(ledger):
+    for _ in range(3):
+        ledger.add(account(8, {"a.tar": 3, "b.tar": 5}))
+    ledger.check()
+    ledger.add(account(8, {"a.tar": 2, "b.tar": 6}))
+    with pytest.raises(AuditError, match=r"a\.tar \(11 of 12\)"):
+        ledger.check()
+
+
+def test_what_was_broken_off_is_not_judged(ledger):
+    ledger.add(account(8, {"a.tar": 1}, broken_off=1))
+    ledger.check()
+    assert ledger.unaudited
+
+
+def test_the_parts_of_ranks(ledger):
+    halves = [account(4, {"a.tar": 2, "b.tar": 2}), account(4, {"a.tar": 1, "b.tar": 3})]
+    ledger.audit(halves, all_ranks=True)
+    with pytest.raises(AuditError, match=r"a\.tar \(4 of 3\), b\.tar \(4 of 5\)"):
+        ledger.audit([halves[0], halves[0]], all_ranks=True)
+    other = account(4, {"c.tar": 4})
+    other.epochs = Counter({"set another": 1})
+    with pytest.raises(AuditError, match=r"rank 1 .* 4 samples of c\.tar, and rank 0 2 samples of a\.tar"):
+        ledger.audit([halves[0], other], all_ranks=True)
+
+
+def test_a_merged_ledger_knows_both_datasets(ledger):
+    other = Ledger()
+    other.know("other", ["c.tar"], [1])
+    other.add(Tally(planned=1, read=Counter({"c.tar": 1}), epochs=Counter({"other order": 1})))
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}))
+    ledger.merge(other)
+    ledger.check()
+    assert pickle.loads(pickle.dumps(ledger)).check() is None
+
+
+def test_the_table_of_a_planned_epoch(ledger):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, samples=7, members=14, dropped=1, repeated=2))
+    assert str(ledger).splitlines() == [
+        "planned          8 samples",
+        "members         14",
+        "delivered        7 samples",
+        "dropped          1 samples, 2 repeated",
+        "quarantined      0",
+    ]

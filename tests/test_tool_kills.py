@@ -20,6 +20,13 @@ LINES = {
     "tarsort --regroup": "tarsort -q --regroup -s txt -M 200KB --tmpdir spill all.tar -o out/a.tar --overwrite",
     "tarsplit": "tarsplit -q -n 300 -o out/a all.tar --overwrite",
     "tarsplit --ratios": "tarsplit -q -s 500KB --ratios x=.5,y=.5 -o out/a all.tar --overwrite --post 'cp {} {}.copy'",
+    "targrep": "targrep -q '[0-4]$' all.tar -o out/a.tar --overwrite",
+    "tarmerge": (
+        "tarmerge -q -M 200KB --tmpdir spill all.tar 'pipe:tarsort -q -r all.tar' --conflict first "
+        "-o out/a.tar --overwrite"
+    ),
+    "tarmix": "tarmix -q all.tar:2 all.tar:1 --until 6000 --rekey '{index}' -o out/a.tar --overwrite",
+    "tar2json": "tar2json -q all.tar -o out/a.json --overwrite",
 }
 
 

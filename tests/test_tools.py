@@ -33,8 +33,16 @@ READERS = {
     "tarshow --html": "tarshow --html {out}/a.html {tar}",
     "tarfirst": "tarfirst -f txt --where 'cls > 100' {tar}",
     "tar2tsv": "tar2tsv {tar}",
+    "tar2json": "tar2json {tar} -o {out}/a.json",
+    "targrep": "targrep . {tar} -o {out}/a.tar",
+    "targrep -l": "targrep -l -v nothing {tar}",
 }
-SPLITTERS = {"tarsplit": "tarsplit -n 100 {tar} -o {out}/a-%06d.tar"}
+ALL_OR_NOTHING = {
+    "tarsplit": "tarsplit -n 100 {tar} -o {out}/a-%06d.tar",
+    "targrep --keys": "printf 's%d\\n' 0 7 | targrep --keys - {tar} -o {out}/a.tar",
+    "tarmix": "tarmix {tar} -o {out}/a.tar",
+    "tarmerge": "tarmerge {tar} {tar} --conflict first -o {out}/a.tar",
+}
 
 
 @pytest.fixture
@@ -67,14 +75,14 @@ def damaged(kind: str, path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("tool", [*READERS, *SPLITTERS])
+@pytest.mark.parametrize("tool", [*READERS, *ALL_OR_NOTHING])
 @pytest.mark.parametrize(
     "kind", ["truncated", "cut between members", "flipped", "interleaved", "field twice", "no tar at all"]
 )
 def test_damage_never_passes_silently(shell, tmp_path, tool, kind):
     damaged(kind, tmp_path / "bad.tar")
     (tmp_path / "out").mkdir()
-    done = shell({**READERS, **SPLITTERS}[tool].format(tar="bad.tar", out="out"))
+    done = shell({**READERS, **ALL_OR_NOTHING}[tool].format(tar="bad.tar", out="out"))
     assert done.returncode == 1
     assert "bad.tar" in done.stderr
     assert "Traceback" not in done.stderr

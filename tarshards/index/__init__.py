@@ -1,10 +1,32 @@
-"""Where every member of a shard lies: built from its headers, kept in a sidecar file, exported for others."""
+"""Where every member of a shard lies: built from its headers, kept in a sidecar file, exported for others.
 
-from tarshards.index.build import build_index
-from tarshards.index.joining import JoinedShards
-from tarshards.index.members import Members
-from tarshards.index.shards import IndexedShards, SampleReader, has_index
-from tarshards.index.sidecar import MISSING, Index, index_url, load_indexes
+Names are loaded when they are first used: building and saving an index takes no numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tarshards.index.build import build_index
+    from tarshards.index.joining import JoinedShards
+    from tarshards.index.members import Members
+    from tarshards.index.shards import IndexedShards, SampleReader, has_index
+    from tarshards.index.sidecar import MISSING, Index, index_url, load_indexes
+
+_ROOM_OF = {
+    "MISSING": "sidecar",
+    "Index": "sidecar",
+    "IndexedShards": "shards",
+    "JoinedShards": "joining",
+    "Members": "members",
+    "SampleReader": "shards",
+    "build_index": "build",
+    "has_index": "shards",
+    "index_url": "sidecar",
+    "load_indexes": "sidecar",
+}
 
 __all__ = [
     "MISSING",
@@ -18,3 +40,11 @@ __all__ = [
     "index_url",
     "load_indexes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"tarshards.index.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value

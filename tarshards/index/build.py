@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections import deque
 from collections.abc import Iterator
+from operator import lt
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
-from tarshards._tar_py import ScannedMember
 from tarshards.errors import OpenError, ShardIndexError, TarError
-from tarshards.index.members import Members
+from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Index, fingerprint
+from tarshards.keys import split_name
 from tarshards.openers import open_shard, open_url, public, room_of
 from tarshards.openers.compression import find_compression
+from tarshards.openers.streams import failure
 from tarshards.ranges import Ranges, open_ranges
-from tarshards.samples import group_members
-from tarshards.tar import MEMBER_LIMIT, read_members, scan
+from tarshards.tar import MEMBER_LIMIT, read_members, scan, walk
 
 # Bytes read at once, at least and at most, and the bytes of a member from which its data is passed over.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
@@ -43,7 +43,7 @@ def build_index(url: str, *, crc: bool = False) -> Index:
         if index is None:
             raise _reason(url)
         if crc:
-            index.crc32 = np.fromiter(_checksums(ranges, index), np.uint32, len(index.sample))
+            index.arrays["crc32"] = struct.pack(f"<{len(index.sample)}I", *_checksums(ranges, index))
     return index
 
 
@@ -55,11 +55,11 @@ class FileRanges(Ranges):
     def __init__(self, url: str):
         self.name = url
         self._file: Any = open_url(url)
-        self._descriptor = self._file.fileno()
-        self.size = os.fstat(self._descriptor).st_size
+        self.descriptor = self._file.fileno()
+        self.size = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
+        data = os.pread(self.descriptor, size, offset)
         if len(data) < size:
             raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
         return data
@@ -68,50 +68,26 @@ class FileRanges(Ranges):
         self._file.close()
 
 
-class _DamageError(Exception):
-    """The shard is damaged; what is wrong with it, reading it as samples says."""
-
-
 def _index(ranges: Ranges) -> Index | None:
     """Return the index of the shard in *ranges*, None where it is no sound shard of samples."""
-    members = Members()
+    source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
-        members.extend(_headers(ranges))
-    except _DamageError:
+        found = walk(source, ranges.size, REMOTE if ranges.remote else LOCAL, MEMBER_LIMIT, split_name)
+    except OSError as error:
+        raise failure(error, ranges.name) from error
+    if found is None:
         return None
-    if len(set(members.keys)) < len(members.keys) or NO_FIELDS & members.fields.keys():
+    keys, fields, (sample, field, offset, size) = found
+    if not _are_different(keys) or NO_FIELDS & set(fields):
         return None
-    index = members.index(ranges.size, ranges.name)
-    places = np.sort(index.sample.astype(np.uint64) << np.uint64(16) | index.field)
-    if (places[1:] == places[:-1]).any():
-        return None
-    index.fingerprint = fingerprint(ranges, index.offset)
-    return index
+    check_fields(fields, ranges.name)
+    arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
+    return Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays)
 
 
-def _headers(ranges: Ranges) -> Iterator[tuple[int, list[ScannedMember]]]:
-    """Yield what ``scan`` finds in each piece of the shard, after the offset of the piece."""
-    least, most, large = REMOTE if ranges.remote else LOCAL
-    read, size = ranges.read, ranges.size
-    position = ended = 0
-    ahead = least
-    while position < size:
-        if position + ahead > size:
-            ahead = size - position
-        found, length, need, ended, problem = scan(read(position, ahead), 0, ended, MEMBER_LIMIT)
-        if problem:
-            raise _DamageError(problem)
-        yield position, found
-        position += length
-        if length > large * len(found):
-            ahead = least
-        elif position + need > size:
-            break
-        else:
-            ahead = max(need, min(2 * ahead, most))
-    rest = ranges.read(position, size - position) if position < size else b""
-    if position > size or not ended or any(rest):
-        raise _DamageError("truncated, or junk after the end")
+def _are_different(keys: list[str]) -> bool:
+    """Say whether no key comes twice: sorted ones, the usual case, are told quickly."""
+    return all(map(lt, keys, keys[1:])) or len(set(keys)) == len(keys)
 
 
 def header_offset(ranges: Ranges, start: int, stop: int) -> int:
@@ -122,6 +98,8 @@ def header_offset(ranges: Ranges, start: int, stop: int) -> int:
 
 def _reason(url: str) -> Exception:
     """Return the error with which reading the damaged shard *url* ends."""
+    from tarshards.samples import group_members
+
     name = public(url)
     try:
         with open_shard(url) as stream:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
-from tarshards.index.exports import write_dali, write_offsets
 from tarshards.index.sidecar import Index, index_url
 from tarshards.manifest import Shard
-from tarshards.openers import public
-from tarshards.parallel import bounded_map
+from tarshards.openers import public, room_of
+from tarshards.openers.local import local_path
+
+MANY = 1 << 26  # bytes of shards from which several processes save more time than they cost
 
 
 class Outcome(NamedTuple):
@@ -58,7 +61,7 @@ def find_index(url: str) -> Index:
 def _refresh(url: str, *, crc: bool, dry_run: bool) -> Outcome:
     try:
         index = Index.load(url)
-        fresh = index.crc32 is not None or not crc
+        fresh = "crc32" in index.arrays or not crc
     except ShardIndexError:
         fresh = False
     if not fresh:
@@ -71,7 +74,7 @@ def _refresh(url: str, *, crc: bool, dry_run: bool) -> Outcome:
 def _verify(url: str, *, crc: bool) -> Outcome:
     index = Index.load(url)
     if crc:
-        if index.crc32 is None:
+        if "crc32" not in index.arrays:
             raise ShardIndexError("without checksums; tarindex --crc makes them", url=public(index_url(url)))
         if index != (found := build_index(url, crc=True)):
             raise ShardIndexError(f"stale: {index.difference(found)}", url=public(index_url(url)))
@@ -79,26 +82,40 @@ def _verify(url: str, *, crc: bool) -> Outcome:
 
 
 def _export(url: str, *, format: str, folder: str | None, dry_run: bool) -> Outcome:
+    from tarshards.index.exports import write_dali, write_offsets
+
     index = find_index(url)
     write = {"dali": write_dali, "tar.idx": write_offsets}[format]
     return Outcome(Shard(url, len(index), index.shard_size), write(index, url, folder, dry_run=dry_run))
 
 
 def _work(function: Callable[[str], Outcome], urls: Sequence[str], jobs: int) -> Iterator[Outcome]:
-    """Yield the outcomes of *function* for all *urls*, in order, by *jobs* processes."""
+    """Yield the outcomes of *function* for all *urls*, in order, by *jobs* processes where there is enough to do."""
     attempt = partial(_attempt, function)
-    if min(jobs, len(urls)) < 2:
+    if min(jobs, len(urls)) < 2 or not _are_many(urls):
         yield from map(attempt, urls)
         return
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
+    from tarshards.parallel import bounded_map
+
     with ProcessPoolExecutor(min(jobs, len(urls)), get_context("fork"), _begin) as executor:
         try:
             yield from bounded_map(attempt, urls, executor=executor, window=4 * jobs)
         except BrokenProcessPool as error:
             raise OpenError("a process that indexed shards was killed, perhaps for want of memory") from error
+
+
+def _are_many(urls: Sequence[str]) -> bool:
+    size = 0
+    for url in urls:
+        with suppress(OSError, UrlError):
+            size += os.path.getsize(local_path(url)) if room_of(url) == "local" else MANY
+        if size >= MANY:
+            return True
+    return False
 
 
 def _attempt(function: Callable[[str], Outcome], url: str) -> Outcome:

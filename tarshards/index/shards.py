@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from tarshards.columns import Column
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.sidecar import MISSING, Index, index_url, is_missing
 from tarshards.openers import open_url, public, room_of
@@ -161,6 +162,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         except ValueError:
             raise KeyError(key) from None
 
+    def column(self, field: str) -> Column:
+        """Return the ``.npy`` *field* of these samples as one read-only array; see ``Column``."""
+        return Column(self, field, self._range)
+
     @cached_property
     def _keys(self) -> list[str]:
         return [key for number in range(len(self.urls)) for key in self._index(number).keys]
@@ -218,11 +223,11 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             index = self._indexes.get(number)
             if index is None:
                 index = _load(self.urls[number], check=False)
-                if len(index) != self.counts[number]:
-                    raise ShardIndexError(
-                        f"{len(index)} samples, and {self.counts[number]} in the manifest",
-                        url=public(index_url(self.urls[number])),
-                    )
+                found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
+                for mine, its, unit in zip(found, told, ("samples", "bytes")):
+                    if mine != its:
+                        reason = f"{mine} {unit}, and {its} in the manifest"
+                        raise ShardIndexError(reason, url=public(index_url(self.urls[number])))
                 self._hold(number, index)
             return index
 

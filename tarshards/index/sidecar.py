@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 from zlib import crc32
-
-import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.openers import open_url, public
-from tarshards.parallel import bounded_map
 from tarshards.ranges import Ranges, open_ranges
 from tarshards.tar import BLOCK
 
+if TYPE_CHECKING:
+    import numpy as np
+
 FORMAT, VERSION = "tarshards-index", 1
 CHECKSUM = b"\xa8checksum\xce"  # the last entry of the map; its value, of four bytes, covers all before the value
-ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<u8", "size": "<u8", "crc32": "<u4"}
+FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # of the arrays
 MISSING = "there is no index; tarindex makes one"
 
 
-@dataclass(eq=False)
+def _array(name: str) -> cached_property[np.ndarray]:
+    """Make the attribute that shows an array of an index to numpy, which is imported only for that."""
+
+    def view(index: Index) -> np.ndarray:
+        import numpy as np
+
+        return np.frombuffer(index.arrays[name], FORMATS[name])
+
+    return cached_property(view)
+
+
 class Index:
     """Where every member of one shard lies.
 
@@ -35,15 +44,11 @@ class Index:
     Without members it is 0.
     """
 
-    shard_size: int  # bytes
-    fingerprint: int
-    keys: list[str]
-    fields: list[str]
-    sample: np.ndarray
-    field: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
-    crc32: np.ndarray | None = None
+    sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
+
+    def __init__(self, shard_size: int, fingerprint: int, keys: list[str], fields: list[str], arrays: dict[str, bytes]):
+        self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
+        self.arrays = arrays  # as the file holds them
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -54,8 +59,16 @@ class Index:
     __hash__ = None  # type: ignore[assignment]
 
     @cached_property
+    def crc32(self) -> np.ndarray | None:
+        import numpy as np
+
+        return np.frombuffer(self.arrays["crc32"], FORMATS["crc32"]) if "crc32" in self.arrays else None
+
+    @cached_property
     def first(self) -> np.ndarray:
         """The number of the first member of each sample, and of all members: those of i are first[i]:first[i + 1]."""
+        import numpy as np
+
         return np.searchsorted(self.sample, np.arange(len(self) + 1, dtype=np.uint32))
 
     def pack(self) -> bytes:
@@ -64,11 +77,7 @@ class Index:
 
         shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
         head = {"format": FORMAT, "version": VERSION, "shard": shard, "keys": self.keys, "fields": self.fields}
-        arrays = {
-            name: array.astype(dtype, copy=False).tobytes()
-            for name, dtype in ARRAYS.items()
-            if (array := getattr(self, name)) is not None
-        }
+        arrays = {name: self.arrays[name] for name in FORMATS if name in self.arrays}
         packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
         packer.pack_map_header(len(head) + len(arrays) + 1)
         for name, value in (head | arrays).items():
@@ -88,9 +97,9 @@ class Index:
             found = msgpack.unpackb(packed, unicode_errors="surrogateescape")
             if found["format"] != FORMAT or found["version"] != VERSION:
                 raise ShardIndexError(_what_is_wrong(packed), url=url)
-            arrays = {name: np.frombuffer(found[name], dtype) for name, dtype in ARRAYS.items() if name in found}
+            arrays = {name: found[name] for name in FORMATS if name in found}
             shard = found["shard"]
-            index = cls(shard["size"], shard["fingerprint"], found["keys"], found["fields"], **arrays)
+            index = cls(shard["size"], shard["fingerprint"], found["keys"], found["fields"], arrays)
             problem = _inconsistency(index)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
@@ -144,16 +153,15 @@ class Index:
         if ranges.size != self.shard_size:
             reason = f"stale: the shard has {ranges.size} bytes, and had {self.shard_size} when it was indexed"
             raise ShardIndexError(reason, url=url)
-        if fingerprint(ranges, self.offset) != self.fingerprint:
+        if fingerprint(ranges, self.arrays["offset"]) != self.fingerprint:
             raise ShardIndexError("stale: the shard's headers are others than when it was indexed", url=url)
 
 
-def fingerprint(ranges: Ranges, offset: np.ndarray) -> int:
-    """Return the fingerprint of a shard whose members' data begin at *offset*."""
-    ends = [int(offset[0]), int(offset[-1])] if len(offset) else []
+def fingerprint(ranges: Ranges, offset: bytes) -> int:
+    """Return the fingerprint of a shard whose members' data begin at the places in the array *offset*."""
     value = 0
-    for start in ends:
-        value = crc32(ranges.read(start - BLOCK, BLOCK), value)
+    for start in [offset[:8], offset[-8:]] if offset else []:
+        value = crc32(ranges.read(int.from_bytes(start, "little") - BLOCK, BLOCK), value)
     return value
 
 
@@ -176,6 +184,10 @@ def load_indexes(shard_urls: Iterable[str], *, check: bool = True, workers: int 
 
     Raises as ``Index.load`` does.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tarshards.parallel import bounded_map
+
     with ThreadPoolExecutor(workers) as executor:
         yield from bounded_map(
             lambda url: Index.load(url, check=check), shard_urls, executor=executor, window=2 * workers
@@ -211,7 +223,11 @@ def _inconsistency(index: Index) -> str | None:
         return "a key or a field that is no text"
     if not members:
         return "keys without members" if index.keys else None
-    if index.sample[0] != 0 or index.sample[-1] != len(index.keys) - 1 or (np.diff(index.sample) > 1).any():
+    if (
+        index.sample[0] != 0
+        or index.sample[-1] != len(index.keys) - 1
+        or (index.sample[1:] - index.sample[:-1] > 1).any()
+    ):
         return "samples that are not in order"
     if index.field.max() >= len(index.fields):
         return "a field without a name"

@@ -180,10 +180,15 @@ class Input:
             sys.exit(1)
 
 
-def reads_samples(command: Callable[..., Any], *, count: tuple[str, ...] = ("-c", "--count")) -> Callable[..., Any]:
+def reads_samples(
+    command: Callable[..., Any],
+    *,
+    count: tuple[str, ...] = ("-c", "--count"),
+    verbose: tuple[str, ...] = ("-v", "--verbose"),
+) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count* are the names of that option, for a tool whose -c is another.
+    *count* and *verbose* are the names of these options, for a tool whose -c or -v is another.
     """
 
     @wraps(command)
@@ -206,7 +211,7 @@ def reads_samples(command: Callable[..., Any], *, count: tuple[str, ...] = ("-c"
         click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
         click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all when there are more."),
         click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
-        click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
+        click.option(*verbose, "verbose", is_flag=True, help="Say more on stderr."),
     ]
     for decorator in reversed(decorators):
         with_source = decorator(with_source)

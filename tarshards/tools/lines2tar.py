@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tarshards.create import KeyTemplate, is_field, read_text
+from tarshards.create import is_field, read_text
+from tarshards.expressions import Template
 from tarshards.ops import progress
 from tarshards.tools._common import check_output, output_option, overwrite_option
 from tarshards.writer import write_samples
@@ -23,7 +24,7 @@ def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: b
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """
     try:
-        KeyTemplate(key, ["record"]).fill({"record": 0})
+        Template(key, {"record": 0})
     except ValueError as error:
         raise click.UsageError(f"-k: {error}") from error
     if not is_field(field):

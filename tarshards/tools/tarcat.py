@@ -10,7 +10,6 @@ import click
 
 from tarshards.concat import add_source, interleave, rekey
 from tarshards.errors import SampleError
-from tarshards.expressions import Template
 from tarshards.ops import shuffle, skip
 from tarshards.samples import Sample, read_samples
 from tarshards.tools._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option
@@ -62,7 +61,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_template(template: str) -> None:
     try:
-        Template(template)
+        rekey((), template)
     except ValueError as error:
         raise click.UsageError(f"--rekey: {error}") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from tarshards.create import MISSING, list_classes, read_plan, read_sources, read_tree
+from tarshards.json_lines import read_json_lines
 from tarshards.openers import open_url
 from tarshards.ops import progress
 from tarshards.samples import Sample
@@ -23,6 +24,7 @@ and with --dir the names of one folder."""
 @click.argument("plan", required=False)
 @click.option("--dir", "folder", metavar="DIR", help="Take the files below DIR instead of a plan.")
 @click.option("--lines", metavar="FILE", help="Take lines NAME SOURCE instead of a plan; - is stdin.")
+@click.option("--json", "json_", metavar="FILE", help="Take lines of JSON instead of a plan; - is stdin.")
 @click.option("-C", "base", default="", metavar="DIR", help="Paths are relative to DIR rather than to here.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, like "{record:09d}"; columns are names too.')
 @click.option("--delimiter", help="Between the columns: a comma for .csv, else a tab.")
@@ -39,6 +41,7 @@ def main(
     plan: str | None,
     folder: str | None,
     lines: str | None,
+    json_: str | None,
     base: str,
     key: str | None,
     delimiter: str | None,
@@ -52,16 +55,18 @@ def main(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Create a tar of samples from PLAN, a table of fields and files; from a folder; or from lines.
+    """Create a tar of samples from PLAN, a table of fields and files; from a folder; from lines; or from JSON.
 
     The first row of PLAN names the columns: __key__, fields, and @jpg for paths and URLs of what becomes the field jpg.
     """
-    if sum(source is not None for source in (plan, folder, lines)) > 1:
-        raise click.UsageError("PLAN, --dir and --lines go one at a time")
+    if sum(source is not None for source in (plan, folder, lines, json_)) > 1:
+        raise click.UsageError("PLAN, --dir, --lines and --json go one at a time")
     if folder is None and (exts or missing or class_field or classes):
         raise click.UsageError("--exts, --missing, --class-field and --classes go with --dir")
-    if (folder is not None or lines is not None) and (key or delimiter):
+    if any(source is not None for source in (folder, lines, json_)) and (key or delimiter):
         raise click.UsageError("-k and --delimiter go with PLAN")
+    if json_ is not None and (base or allow_pipe):
+        raise click.UsageError("-C and --allow-pipe go with PLAN and --lines: --json names no files")
     if (missing and not exts) or (classes and not class_field):
         raise click.UsageError("--missing goes with --exts, and --classes with --class-field")
     if delimiter is not None:
@@ -76,6 +81,8 @@ def main(
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
     elif lines is not None:
         samples = read_sources(lines, folder=base, allow_pipe=allow_pipe)
+    elif json_ is not None:
+        samples = read_json_lines(json_, allow_pipe=True)
     else:
         samples = read_plan(plan or "-", key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
     samples = samples if quiet else progress(samples)

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import zlib
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,15 @@ from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import Index, build, build_index, members
 from tarshards.ranges import Ranges, open_ranges
+
+
+@pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
+def twin(request):
+    """Build with one of the two header parsers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "walk", import_module(f"tarshards.{request.param}").walk)
+        yield
+
 
 SAMPLES = [{"__key__": f"d/{i:03d}", "bin": os.urandom(i * 100), "cls": i, "seg.png": b"x"} for i in range(40)]
 
@@ -113,7 +123,18 @@ def test_any_names_in_any_order(tmp_path_factory, content, format):
     shutil.rmtree(path.parent)
 
 
-@pytest.mark.parametrize("program", ["tar --format=gnu", "tar --format=pax", "tar --format=ustar", "bsdtar"])
+PROGRAMS = ["tar --format=gnu", "tar --format=pax", "tar --format=ustar", "bsdtar --format=gnutar", "bsdtar"]
+
+
+def archive(program: str, folder: Path, names: list[str]) -> Path:
+    """Let a program make an archive of *names* in *folder*, but those that its format cannot hold."""
+    (folder.parent / "names").write_text("".join(f"{name}\n" for name in names))
+    command = [*program.split(), "--no-recursion", "-cf", "../a.tar", "-T", "../names"]
+    subprocess.run(command, cwd=folder, check=False, stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    return folder.parent / "a.tar"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_archives_of_other_programs(tmp_path, program):
     folder = tmp_path / "files"
     for key in ("a", "d.e/b", "d.e/" + "n" * 90 + "/c", "é"):
@@ -123,12 +144,32 @@ def test_archives_of_other_programs(tmp_path, program):
             path.write_bytes(os.urandom(len(key) * 100))
     (folder / "README").write_text("no extension")
     (folder / "link.txt").symlink_to("a.cls")
-    listed = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    command = [*program.split(), "--no-recursion", "-cf", "../a.tar", *listed]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
-    index = build_index(str(tmp_path / "a.tar"))
+    path = archive(program, folder, sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
+    index = build_index(str(path))
     assert len(index) == 4
-    assert by_index(index, tmp_path / "a.tar") == list(read_samples(tmp_path / "a.tar"))
+    assert by_index(index, path) == list(read_samples(path))
+
+
+parts = st.one_of(st.text("ab_é ", min_size=1, max_size=3), st.sampled_from(["n" * 60, "m" * 120, "__x__", "d.e"]))
+paths = st.tuples(
+    st.lists(parts, max_size=2).map("/d".join), parts, st.sampled_from(["", ".x", ".Y", ".y.z", ".", "." + "f" * 90])
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@given(st.dictionaries(paths, st.integers(0, 1500), max_size=8))
+@settings(max_examples=15, deadline=None)
+def test_any_archive_of_other_programs(tmp_path_factory, program, content):
+    folder = tmp_path_factory.mktemp("program") / "files"
+    folder.mkdir()
+    for (folders, stem, field), size in content.items():
+        path = folder / f"d{folders}" / (stem + field)
+        with suppress(FileExistsError, IsADirectoryError, NotADirectoryError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(size))
+    listed = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    assert_index_says_what_reading_says(archive(program, folder, listed))
+    shutil.rmtree(folder.parent)
 
 
 def test_names_that_are_no_utf8(tmp_path):
@@ -244,6 +285,20 @@ def test_only_headers_are_read_of_large_members(tmp_path, counted):
     assert by_index(index, tmp_path / "a.tar") == list(read_samples(tmp_path / "a.tar"))
     assert counting.bytes < 200 * 2500  # of 200 x 112,128
     assert counting.reads < 250
+
+
+def bytes_read() -> int:
+    """The bytes that this process has asked the kernel for so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_only_headers_are_read_of_large_members_in_a_local_file(tmp_path):
+    path = str(tmp_path / "a.tar")
+    write_samples(({"__key__": f"{i:03d}", "cls": i, "jpg": bytes(110_000)} for i in range(200)), path)
+    before = bytes_read()
+    index = build_index(path)
+    assert bytes_read() - before < 200 * 2500 + 100_000  # of 200 x 112,128
+    assert len(index) == 200
 
 
 def test_small_members_are_read_in_large_pieces(tmp_path, counted):

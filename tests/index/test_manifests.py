@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tarshards.errors import UrlError
+from tarshards import write_samples
+from tarshards.errors import ShardIndexError, UrlError
+from tarshards.index import IndexedShards, build_index
 from tarshards.index.manifests import name_in, read_manifest, update_manifests, write_manifest
 from tarshards.manifest import Shard
 from tarshards.urls import expand_shards
@@ -96,3 +98,16 @@ def test_a_damaged_manifest_is_not_replaced(here):
     with pytest.raises(UrlError, match="no shardlist"):
         update(Shard("a-1.tar", 1))
     assert Path("a.shards.json").read_text() == "{}"
+
+
+def test_a_manifest_of_another_shard_is_told_when_the_shard_is_opened(here):
+    write_samples([{"__key__": "a", "txt": "x"}], "a.tar")
+    index = build_index("a.tar")
+    index.save("a.tar")
+    for shard, reason in [
+        (Shard("a.tar", 2, index.shard_size), "1 samples, and 2 in the manifest"),
+        (Shard("a.tar", 1, 512), f"{index.shard_size} bytes, and 512 in the manifest"),
+    ]:
+        write_manifest("a.shards.json", [shard])
+        with pytest.raises(ShardIndexError, match=f"a.tar.index: {reason}"):
+            IndexedShards("a.shards.json")[0]

@@ -9,12 +9,13 @@ import pytest
 
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError
-from tarshards.index import Index, build_index
+from tarshards.index import Index, build_index, refresh
 from tarshards.index.refresh import export_indexes, find_index, refresh_indexes, verify_indexes
 
 
 @pytest.fixture
-def shards(tmp_path) -> list[str]:
+def shards(tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.setattr(refresh, "MANY", 1)  # few as they are, by processes if asked
     urls = [str(tmp_path / f"a-{i}.tar") for i in range(8)]
     for i, url in enumerate(urls):
         write_samples([{"__key__": f"{i}-{j}", "bin": bytes(j * 100)} for j in range(i + 1)], url)

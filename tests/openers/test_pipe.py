@@ -33,9 +33,18 @@ def is_running(pid: int) -> bool:
     return True
 
 
+OTHERS: set[str] = set()  # children of this process that earlier tests have left for good, such as multiprocessing's
+
+
 def children() -> list[str]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return file.read().split()
+        return [child for child in file.read().split() if child not in OTHERS]
+
+
+@pytest.fixture(autouse=True)
+def know_others():
+    OTHERS.clear()
+    OTHERS.update(children())
 
 
 @pytest.mark.parametrize("mode", ["rb", "wb"])

@@ -1,0 +1,13 @@
+from typing import Any
+
+def resize(
+    out: Any,
+    addresses: Any,
+    shape: tuple[int, int, int],
+    boxes: Any,
+    flips: Any,
+    size: tuple[int, int],
+    planar: bool,
+    divisors: Any,
+    offsets: Any,
+) -> None: ...

@@ -1,0 +1,228 @@
+/* Tar headers out of a buffer, one member at a time: what _tar.c is made with.
+ *
+ * Formats: POSIX.1-2017 pax "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
+ */
+#include <stdint.h>
+#include <string.h>
+
+#define BLOCK 512
+#define MAX_EXTENDED (1 << 20) /* bytes of the long names and pax headers before one member */
+#define MAX_SIZE (INT64_MAX / 4)
+
+static const char zeros[BLOCK];
+static const char continued[] = "continued members of multi-volume archives are not supported";
+
+/* What the extended headers before a member say of it. */
+typedef struct {
+    const char *path;
+    int64_t path_length; /* -1: nothing said */
+    int64_t size;           /* -1: nothing said */
+} Extended;
+
+static int64_t round_up(int64_t size) { return (size + BLOCK - 1) & ~(int64_t)(BLOCK - 1); }
+
+static int64_t bounded_length(const char *text, int64_t limit) {
+    const char *end = memchr(text, 0, (size_t)limit);
+    return end ? end - text : limit;
+}
+
+/* Read an octal field ended by a NUL, a space or the field's end; -1 where it is none. */
+static int64_t parse_octal(const char *field, int width) {
+    int i = 0;
+    int64_t value = 0;
+    while (i < width && field[i] == ' ') i++;
+    if (i == width || field[i] < '0' || field[i] > '7') return -1;
+    for (; i < width && field[i] >= '0' && field[i] <= '7'; i++) value = value * 8 + (field[i] - '0');
+    return i == width || field[i] == 0 || field[i] == ' ' ? value : -1;
+}
+
+/* Read a size: octal, or base-256 where the first bit is set; -1 where it is none or too large. */
+static int64_t parse_size(const char *field) {
+    if (!((unsigned char)field[0] & 0x80)) return parse_octal(field, 12);
+    if ((unsigned char)field[0] != 0x80) return -1;
+    uint64_t value = 0;
+    for (int i = 1; i < 12; i++) {
+        if (value > (uint64_t)MAX_SIZE >> 8) return -1;
+        value = value << 8 | (unsigned char)field[i];
+    }
+    return value <= (uint64_t)MAX_SIZE ? (int64_t)value : -1;
+}
+
+/* Sum the bytes of a block, eight at a time: 64 words of at most 2 x 255 a lane stay below 2^16. */
+static int64_t sum_bytes(const unsigned char *block) {
+    const uint64_t even = 0x00ff00ff00ff00ffULL;
+    uint64_t lanes = 0, word;
+    for (int i = 0; i < BLOCK; i += 8) {
+        memcpy(&word, block + i, 8);
+        lanes += (word & even) + (word >> 8 & even);
+    }
+    return (int64_t)((lanes & 0xffff) + (lanes >> 16 & 0xffff) + (lanes >> 32 & 0xffff) + (lanes >> 48));
+}
+
+/* Compare the stored checksum with the sum of the header, its own field counted as spaces; some old tars summed signed
+   bytes, each of which from 128 up counts 256 less. */
+static int checksum_is_right(const unsigned char *block) {
+    int64_t stored = parse_octal((const char *)block + 148, 8);
+    int64_t sum = sum_bytes(block), high = 0;
+    if (stored < 0) return 0; /* else a signed sum of -1 would look right where there is no number */
+    for (int i = 148; i < 156; i++) sum += ' ' - block[i];
+    if (stored == sum) return 1;
+    for (int i = 0; i < BLOCK; i++) high += i < 148 || i >= 156 ? block[i] >> 7 : 0;
+    return stored == sum - 256 * high;
+}
+
+/* Read the records of a pax header; return what is wrong with them, or NULL. */
+static const char *parse_pax(const char *data, int64_t length, int global, Extended *extended) {
+    int64_t position = 0;
+    while (position < length) {
+        int64_t record = 0;
+        int64_t i = position;
+        for (; i < length && data[i] >= '0' && data[i] <= '9' && i - position < 7; i++)
+            record = record * 10 + (data[i] - '0');
+        if (i == position || i >= length || data[i] != ' ' || record <= i - position + 1 ||
+            record > length - position || data[position + record - 1] != '\n')
+            return "bad pax header";
+        const char *key = data + i + 1;
+        int64_t left = position + record - 1 - (i + 1);
+        const char *equals = memchr(key, '=', (size_t)left);
+        if (!equals) return "bad pax header";
+        int64_t key_length = equals - key;
+        const char *value = equals + 1;
+        int64_t value_length = left - key_length - 1;
+        int is_path = key_length == 4 && !memcmp(key, "path", 4);
+        int is_size = key_length == 4 && !memcmp(key, "size", 4);
+        if (key_length >= 10 && !memcmp(key, "GNU.sparse", 10)) return "sparse members are not supported";
+        if (key_length == 17 && !memcmp(key, "GNU.volume.offset", 17)) return continued;
+        if (global && (is_path || is_size)) return "a global pax header that sets path or size is not supported";
+        if (is_path) {
+            if (memchr(value, 0, (size_t)value_length)) return "bad pax header";
+            extended->path = value;
+            extended->path_length = value_length;
+        }
+        if (is_size) {
+            int64_t size = 0;
+            if (value_length == 0 || value_length > 18) return "bad pax header";
+            for (int64_t j = 0; j < value_length; j++) {
+                if (value[j] < '0' || value[j] > '9') return "bad pax header";
+                size = size * 10 + (value[j] - '0');
+            }
+            extended->size = size;
+        }
+        position += record;
+    }
+    return NULL;
+}
+
+/* The word for a member that holds no sample's data; "" for a regular file, NULL for an unknown type. */
+static const char *kind_of(char type, const char *name, int64_t length) {
+    switch (type) {
+    case 0: case '0': return length && name[length - 1] == '/' ? "directory" : "";
+    case '7': return "";
+    case '1': return "hard link";
+    case '2': return "symbolic link";
+    case '3': return "character device";
+    case '4': return "block device";
+    case '5': case 'D': return "directory";
+    case '6': return "fifo";
+    case 'V': return "volume label";
+    default: return NULL;
+    }
+}
+
+/* Where a scan stands. */
+typedef struct {
+    int64_t position;    /* in the buffer, of what comes next, or of what is wrong */
+    int64_t need;        /* bytes from there that the next step must have */
+    int ended;           /* whether the block before was one of zeros */
+    const char *problem; /* what is wrong, or NULL */
+} Scan;
+
+typedef struct {
+    const char *name;
+    int64_t name_length, header, start, end; /* where its first header block and its data lie in the buffer */
+    const char *kind;
+    char joined[257]; /* a prefix and a name */
+} Found;
+
+/* Find the next member in the buffer; 0 where there is a problem, or the buffer does not hold its headers. */
+static int next_member(const char *data, int64_t length, int64_t limit, Scan *scan, Found *found) {
+    Extended extended = {NULL, -1, -1};
+    int64_t at = scan->position; /* the block in hand; beyond the position inside a chain of extended headers */
+    scan->need = BLOCK;
+    while (at <= length - BLOCK) {
+        const char *block = data + at;
+        if (block[0] == 0 && !memcmp(block, zeros, BLOCK)) {
+            if (at != scan->position) {
+                scan->problem = "an extended header without its member";
+                break;
+            }
+            scan->ended = 1;
+            scan->position = at += BLOCK;
+            continue;
+        }
+        if (!checksum_is_right((const unsigned char *)block)) {
+            scan->problem = scan->ended ? "junk after the end of the archive" : "bad header checksum";
+            break;
+        }
+        char type = block[156];
+        int64_t size = parse_size(block + 124);
+        if (type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K') {
+            if (size < 0 || size > MAX_EXTENDED - (at - scan->position)) {
+                scan->problem = "an extended header of a bad size";
+                break;
+            }
+            int64_t next = at + BLOCK + round_up(size);
+            if (next > length) {
+                scan->need = next - scan->position;
+                break;
+            }
+            const char *body = block + BLOCK;
+            if (type == 'L' && extended.path_length < 0) {
+                extended.path = body;
+                extended.path_length = bounded_length(body, size);
+            } else if (type != 'L' && type != 'K') {
+                scan->problem = parse_pax(body, size, type == 'g', &extended);
+                if (scan->problem) break;
+            }
+            scan->ended = 0;
+            at = next;
+            if (type == 'g' && extended.path_length < 0 && extended.size < 0) scan->position = at;
+            scan->need = at - scan->position + BLOCK;
+            continue;
+        }
+        if (type == 'S') scan->problem = "sparse members are not supported";
+        if (type == 'M') scan->problem = continued;
+        if (scan->problem) break;
+
+        found->name = block;
+        found->name_length = bounded_length(block, 100);
+        if (extended.path_length >= 0) {
+            found->name = extended.path;
+            found->name_length = extended.path_length;
+        } else if (!memcmp(block + 257, "ustar", 6) && block[345]) {
+            int64_t prefix_length = bounded_length(block + 345, 155);
+            memcpy(found->joined, block + 345, (size_t)prefix_length);
+            found->joined[prefix_length] = '/';
+            memcpy(found->joined + prefix_length + 1, block, (size_t)found->name_length);
+            found->name = found->joined;
+            found->name_length += prefix_length + 1;
+        }
+        found->kind = kind_of(type, found->name, found->name_length);
+        int has_data = type == 0 || type == '0' || type == '7' || type == 'D';
+        if (extended.size >= 0 && has_data) size = extended.size;
+        if (!has_data) size = 0;
+        if (!found->kind) scan->problem = "a member of an unknown type";
+        else if (found->name_length == 0) scan->problem = "a member without a name";
+        else if (size < 0) scan->problem = "a size that is no number";
+        else if (size > limit) scan->problem = "a member larger than the limit";
+        if (scan->problem) break;
+        found->header = scan->position;
+        found->start = at + BLOCK;
+        found->end = found->start + size;
+        scan->ended = 0;
+        scan->position = found->start + round_up(size);
+        return 1;
+    }
+    if (scan->problem) scan->position = at; /* the block that is wrong, rather than the first of its chain */
+    return 0;
+}

@@ -1,0 +1,80 @@
+"""Keys that come more than once, among more of them than fit into memory."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+from zlib import crc32
+
+HELD = 1 << 17  # keys in memory before they go to disk
+PARTS = 64
+
+Place = tuple[int, int]
+
+
+class KeyPlaces:
+    """Every key with the places where it stands, pairs of a shard's number and an offset.
+
+    The first HELD keys are held in memory. All are spread by a hash over temporary files without a name when there are
+    more, and one of these at a time is looked through: about 200 bytes for every 64th key.
+
+    >>> with KeyPlaces() as keys:
+    ...     for number, key in enumerate("abca"):
+    ...         keys.add(key, (0, number))
+    ...     list(keys.duplicates())
+    [('a', [(0, 0), (0, 3)])]
+    """
+
+    def __init__(self, *, held: int = HELD, tmpdir: str | None = None):
+        self._held, self._tmpdir = held, tmpdir
+        self._keys: list[tuple[str, Place]] = []
+        self._files: list[IO[bytes]] = []
+
+    def add(self, key: str, place: Place) -> None:
+        """Note that *key* stands at *place*."""
+        self._keys.append((key, place))
+        if len(self._keys) >= self._held:
+            self._spill()
+
+    def _spill(self) -> None:
+        while len(self._files) < PARTS:
+            self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
+        parts: list[list[tuple[str, Place]]] = [[] for _ in range(PARTS)]
+        for entry in self._keys:
+            parts[crc32(entry[0].encode("utf-8", "surrogateescape")) % PARTS].append(entry)
+        for file, part in zip(self._files, parts):
+            pickle.dump(part, file, 5)
+        self._keys = []
+
+    def duplicates(self) -> Iterator[tuple[str, list[Place]]]:
+        """Yield each key that stands in several places, with all of them, in no order of the keys."""
+        if self._files:
+            self._spill()
+        for part in map(_load, self._files) if self._files else [iter([self._keys])]:
+            first: dict[str, Place] = {}
+            again: dict[str, list[Place]] = {}
+            for entries in part:
+                for key, place in entries:
+                    if (known := first.setdefault(key, place)) is not place:
+                        again.setdefault(key, [known]).append(place)
+            yield from again.items()
+
+    def close(self) -> None:
+        """Drop the temporary files."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> KeyPlaces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _load(file: IO[bytes]) -> Iterator[list[tuple[str, Place]]]:
+    end = file.seek(0, 2)
+    file.seek(0)
+    while file.tell() < end:
+        yield pickle.load(file)

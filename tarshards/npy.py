@@ -1,0 +1,38 @@
+"""The header of a .npy file: what array follows it."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import NamedTuple
+
+import numpy as np
+
+from tarshards.errors import DecodeError
+
+MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
+
+
+class Header(NamedTuple):
+    """The dtype and shape of an array, and the bytes before its elements, which follow in C's order."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    prefix: bytes
+
+
+def parse_header(payload: memoryview) -> Header:
+    """Read the header of a .npy file (numpy.lib.format); raise DecodeError where there is none, or another order."""
+    from numpy.lib import format
+
+    stream = BytesIO(payload[:MAX_HEADER])
+    try:
+        version = format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version} of the .npy format")
+        read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except ValueError as exc:
+        raise DecodeError(f"not a .npy file: {exc}") from exc
+    if dtype.hasobject or (is_fortran and len(shape) > 1):
+        raise DecodeError("an array of Python objects or in Fortran's order; decoded() reads the latter")
+    return Header(dtype, shape, bytes(payload[: stream.tell()]))

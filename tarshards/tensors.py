@@ -1,0 +1,44 @@
+"""Batches of arrays to torch tensors, on the processor or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+
+def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generator[dict[str, Any], None, None]:
+    """Yield the batches with their arrays as tensors on *device*; what is no array of numbers stays as it is.
+
+    On the processor a tensor shares its array's memory. To a GPU it is copied out of pinned memory on a stream of its
+    own, so that it arrives while the GPU computes what it was given before; the stream that is current when the batch
+    is taken waits for it.
+    """
+    import torch
+
+    target = torch.device(device)
+    stream = None if target.type == "cpu" else torch.cuda.Stream(target)
+    with closing(batches):
+        for batch in batches:
+            if stream is None:
+                yield {field: _tensor(value) for field, value in batch.items()}
+                continue
+            with torch.cuda.stream(stream):
+                moved = {field: _tensor(value, target) for field, value in batch.items()}
+            current = torch.cuda.current_stream(target)
+            current.wait_stream(stream)
+            for value in moved.values():
+                if isinstance(value, torch.Tensor):
+                    value.record_stream(current)
+            yield moved
+
+
+def _tensor(value: Any, device: Any = None) -> Any:
+    import numpy as np
+    import torch
+
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+        return value
+    array = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    tensor = torch.from_numpy(array)
+    return tensor if device is None else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,78 @@
+"""A web server on 127.0.0.1 of the files of one folder, with ranges; it counts what is asked of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+@dataclass
+class Site:
+    """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent."""
+
+    folder: Path
+    url: str = ""
+    ranges: bool = True
+    etag: str = '"v1"'
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
+    bytes: int = 0
+
+    def clear(self) -> None:
+        self.requests.clear()
+        self.bytes = 0
+
+    def asked(self, ending: str) -> int:
+        """How many requests were for names of this *ending*."""
+        return sum(path.endswith(ending) for path, _ in self.requests)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Site]:
+    site, lock = Site(folder), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            path = site.folder / self.path.lstrip("/")
+            data = path.read_bytes() if path.is_file() else None
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
+            status, part = 404 if data is None else 200, data or b""
+            backwards = match and match[2] and int(match[2]) < int(match[1])  # RFC 9110 14.1.1: then it is no range
+            if data is not None and match and not backwards and site.ranges:
+                status, part = 206, data[int(match[1]) : int(match[2]) + 1 if match[2] else None]
+            with lock:
+                site.requests.append((self.path, wanted))
+                site.bytes += len(part)
+            self.send_response(status)
+            self.send_header("ETag", site.etag)
+            self.send_header("Content-Length", str(len(part)))
+            if status == 206 and match and data is not None:
+                first = int(match[1])
+                self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
+            self.end_headers()
+            self.wfile.write(part)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """stderr is for failures."""
+
+    class Listener(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that leaves is no error."""
+
+    with Listener(("127.0.0.1", 0), Handler) as listener:
+        site.url = f"http://127.0.0.1:{listener.server_address[1]}"
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield site
+        finally:
+            listener.shutdown()
+            thread.join()

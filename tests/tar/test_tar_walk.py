@@ -1,0 +1,227 @@
+"""Walking through an archive for its samples: both twins the same, from a descriptor or a function, in any pieces."""
+
+import io
+import os
+import struct
+import sys
+from contextlib import suppress
+from itertools import product
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tar_corpus import TWINS, load_twin, pack
+from test_tar_scan import ARCHIVES, LIMITS, buffers
+
+from tarshards import _tar_py
+from tarshards.errors import SampleError, TarshardsError
+from tarshards.keys import split_name
+from tarshards.samples import group_members
+from tarshards.tar import END, MEMBER_LIMIT, read_members
+
+WHOLE = 1 << 30, 1 << 30, 0
+NAMES = st.one_of(
+    st.tuples(
+        st.sampled_from(["a", "b", "é", "a_", "_a", "d.e/a", "d/__a", "__d__/a", "d/", "d/.a", "__", "k" * 40, ""]),
+        st.sampled_from([".x", ".Y", ".y", ".x.y", ".", "", "..", ".x__", ".__x__", ".É", ".é", "." + "f" * 33]),
+    ).map("".join),
+    st.text("ab._/é", max_size=7),
+    st.integers(0, 40).map("a.f{}".format),
+)
+
+
+SMALL_ARCHIVES = st.lists(st.tuples(NAMES.filter(bool), st.integers(0, 1500).map(bytes)), max_size=12)
+
+
+def file_of(content):
+    """Return the descriptor of a file in memory."""
+    descriptor = os.memfd_create("archive")
+    assert os.write(descriptor, content) == len(content)
+    return descriptor
+
+
+def source_of(content, kind):
+    return file_of(content) if kind == "file" else lambda offset, size: content[offset : offset + size]
+
+
+def samples_read(archive, limit):
+    return list(group_members(read_members(io.BytesIO(archive), limit=limit)))
+
+
+def samples_in(archive, found):
+    """The samples that were found, with their data."""
+    keys, fields, arrays = found
+    columns = [struct.unpack(f"<{len(arrays[0]) // 4}{code}", array) for array, code in zip(arrays, "IHQQ")]
+    samples = [{"__key__": key, "__url__": ""} for key in keys]
+    for sample, field, offset, size in zip(*columns):
+        samples[sample][fields[field]] = archive[offset : offset + size]
+    return samples
+
+
+@example(archive=ARCHIVES[0], reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
+@example(archive=ARCHIVES[0] + b"junk", reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
+@example(archive=pack([("a.x", b""), ("a.X", b"")]) + END, reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
+@example(archive=pack([(name, b"") for name in ("b.x__", "__a.y", "__a.x__")]) + END, reads=WHOLE, limit=1, cut=0)
+@settings(max_examples=800, deadline=None)
+@given(
+    archive=st.one_of(buffers(), SMALL_ARCHIVES.map(lambda members: pack(members) + END)),
+    reads=st.tuples(st.integers(1, 3000), st.integers(1, 4000), st.integers(0, 1000)),
+    limit=LIMITS,
+    cut=st.sampled_from([0, 0, 0, 1, 512]),
+)
+def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit, cut):
+    archive = archive[: len(archive) - cut]
+    result = load_twin("native").walk(source_of(archive, "function"), len(archive), reads, limit, split_name)
+    descriptor = file_of(archive)
+    try:
+        for walk, source in product((load_twin("native").walk, _tar_py.walk), (descriptor, source_of(archive, ""))):
+            assert walk(source, len(archive), reads, limit, split_name) == result
+            assert walk(source, len(archive), WHOLE, limit, split_name) == result
+    finally:
+        os.close(descriptor)
+    if result is not None and len(set(result[0])) < len(result[0]):  # keys that come back are not looked for
+        with pytest.raises(SampleError, match="adjacent"):
+            samples_read(archive, limit)
+    elif result is None:
+        with pytest.raises(TarshardsError):
+            samples_read(archive, limit)
+    else:
+        assert samples_in(archive, result) == samples_read(archive, limit)
+
+
+@pytest.fixture(params=TWINS)
+def walk(request):
+    return load_twin(request.param).walk
+
+
+@pytest.fixture(params=["file", "function"])
+def source(request):
+    """Return a function that makes of bytes what they are read from."""
+    opened = []
+
+    def make(content):
+        opened.append(source_of(content, request.param))
+        return opened[-1]
+
+    yield make
+    for descriptor in opened:
+        if isinstance(descriptor, int):
+            os.close(descriptor)
+
+
+MEMBERS = [("a.x", b"1"), ("a.y", bytes(600)), ("README", b""), ("b.y", b""), ("b.z", b"3")]
+ARCHIVE = pack(MEMBERS) + END
+FOUND = (
+    ["a", "b"],
+    ["x", "y", "z"],
+    (
+        struct.pack("<4I", 0, 0, 1, 1),
+        struct.pack("<4H", 0, 1, 1, 2),
+        struct.pack("<4Q", 512, 1536, 3584, 4096),
+        struct.pack("<4Q", 1, 600, 0, 1),
+    ),
+)
+
+
+def test_what_is_found(walk, source):
+    assert walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name) == FOUND
+    assert walk(source(END), len(END), WHOLE, MEMBER_LIMIT, split_name) == ([], [], (b"",) * 4)
+
+
+@pytest.mark.parametrize("change", [1, 511, 512, 4096])
+def test_an_archive_that_is_shorter_than_was_said_is_damaged(walk, source, change):
+    size = len(ARCHIVE)
+    assert walk(source(ARCHIVE), size + change, WHOLE, MEMBER_LIMIT, split_name) is None
+    assert walk(source(ARCHIVE[:-change]), size, WHOLE, MEMBER_LIMIT, split_name) is None
+
+
+def test_any_rule_may_split(walk, source):
+    asked = []
+
+    def split(name):
+        asked.append(name)
+        return None if name == "README" else (name[0], name[1:])
+
+    found = walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, split)
+    assert found[:2] == (["a", "b"], [".x", ".y", ".z"])
+    assert asked == [name for name, _ in MEMBERS]
+
+
+def test_only_new_fields_and_doubtful_names_are_asked_for(walk, source):
+    asked = []
+
+    def split(name):
+        asked.append(name)
+        return split_name(name)
+
+    archive = pack([(f"{key}.{field}", b"") for key in ("a", "b", "c__d") for field in ("x", "y")]) + END
+    assert walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split) is not None
+    assert asked == ["a.x", "a.y", "c__d.x"]
+
+
+def test_more_fields_than_an_index_holds_are_counted(walk, source):
+    archive = pack([(f"a.{number}", b"") for number in range(65_538)]) + END
+    _, fields, arrays = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
+    assert fields == [str(number) for number in range(65_538)]
+    assert arrays[1][-4:] == struct.pack("<2H", 0, 1)
+
+
+class Mistake(Exception):
+    pass
+
+
+def fail(*_):
+    raise Mistake
+
+
+def test_exceptions_come_through(walk, source):
+    for read, split in [(source(ARCHIVE), fail), (fail, split_name)]:
+        with pytest.raises(Mistake):
+            walk(read, len(ARCHIVE), WHOLE, MEMBER_LIMIT, split)
+    for read in (lambda *_: None, 1 << 100):
+        with pytest.raises((TypeError, OverflowError)):
+            walk(read, len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name)
+    for parts in (7, ("a",)):
+        with pytest.raises((TypeError, ValueError)):
+            walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name, parts=parts: parts)
+    descriptor = file_of(ARCHIVE)
+    os.close(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        walk(descriptor, len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name)
+
+
+@pytest.mark.parametrize("parts", ["ab", ("a", b"x"), (1, "x"), ["a", "x"], ("a", "x", "y")])
+def test_native_rules_give_pairs_of_text(parts):
+    with pytest.raises(TypeError):
+        load_twin("native").walk(source_of(ARCHIVE, "function"), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name: parts)
+
+
+def test_native_walks_keep_nothing():
+    walk = load_twin("native").walk
+    archives = [
+        ARCHIVE,
+        ARCHIVE[:-1024],
+        ARCHIVE.replace(b"a.y", b"a.x", 1),
+        pack([("d.e/a.x", b""), ("b", b"")]) + END,
+    ]
+
+    def walk_all():
+        for archive, split in product(archives, (split_name, fail, lambda name: ("a",), lambda name: None)):
+            for source in (source_of(archive, "function"), fail, lambda *_: None):
+                with suppress(Mistake, TypeError):
+                    walk(source, len(archive), WHOLE, MEMBER_LIMIT, split)
+
+    walk_all()
+    before = sys.getallocatedblocks()
+    for _ in range(50):
+        walk_all()
+    assert sys.getallocatedblocks() < before + 50
+
+
+@pytest.mark.parametrize(
+    ("size", "reads", "limit"),
+    [(-1, WHOLE, 0), (9, WHOLE, -1), (9, (0, 1, 0), 0), (9, (1, 1, -1), 0), (9, (1, 1, 1 << 32), 0)],
+)
+def test_bad_arguments_are_refused(walk, size, reads, limit):
+    with pytest.raises(ValueError, match="must not be negative"):
+        walk(fail, size, reads, limit, split_name)
