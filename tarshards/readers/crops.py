@@ -11,7 +11,7 @@ ATTEMPTS = 10
 
 def flips_of(draws: np.ndarray, probability: float) -> np.ndarray:
     """Return 1 (uint8) for the images that are mirrored."""
-    return (uniform(draws, 0) < probability).astype(np.uint8)
+    return (uniform(draws, 0) < probability).astype(np.uint8) if probability else np.zeros(len(draws), np.uint8)
 
 
 def whole(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:

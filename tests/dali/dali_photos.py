@@ -1,0 +1,71 @@
+"""Small photographs, and pipelines as they are written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from nvidia.dali import Pipeline, backend, fn
+from PIL import Image
+
+from tarshards import Ledger, ShardDataset
+
+WIDTH, HEIGHT = 40, 32
+THREADS = 2
+
+
+def pixels_of(number: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
+    """A smooth picture that no other number has."""
+    y, x = np.mgrid[:height, :width]
+    planes = [2 * x + number, 3 * y + 2 * number, x + y + 3 * number]
+    return (127 + 120 * np.sin(np.stack(planes, axis=-1) / 40)).astype(np.uint8)
+
+
+def jpeg_of(number: int, width: int = WIDTH, height: int = HEIGHT) -> bytes:
+    stream = BytesIO()
+    Image.fromarray(pixels_of(number, width, height)).save(stream, "JPEG", quality=95)
+    return stream.getvalue()
+
+
+def by_pillow(data: bytes) -> np.ndarray:
+    return np.array(Image.open(BytesIO(data)).convert("RGB"))
+
+
+def dataset(urls: list[str], **options: Any) -> ShardDataset:
+    """A shuffled dataset whose ledger takes any error."""
+    return ShardDataset(urls, **{"shuffle": True, "seed": 3, "on_error": Ledger(max_errors=1000), **options})
+
+
+def decode(jpg: Any, cls: Any) -> tuple[Any, Any]:
+    return fn.decoders.image(jpg), cls
+
+
+def by_hand(
+    source: Any, batch_size: int, epochs: int, decode: Any = decode, **options: Any
+) -> Iterator[list[tuple[np.ndarray, int]]]:
+    """Yield epochs of valid (image, label), as a pipeline around *source* that was written by hand gives them."""
+    pipe = Pipeline(
+        batch_size=batch_size, num_threads=THREADS, device_id=None, py_num_workers=2, py_start_method="spawn"
+    )
+    with pipe:
+        outputs = fn.external_source(source, num_outputs=source.num_outputs, **options)
+        pipe.set_outputs(*decode(*outputs[:2]), *outputs[2:])
+    pipe.build()
+    for _ in range(epochs):
+        epoch: list[tuple[np.ndarray, int]] = []
+        while True:
+            try:
+                images, labels, *valid = pipe.run()
+            except StopIteration:
+                break
+            for i in range(len(images)):
+                if not valid or np.array(valid[0][i]):
+                    epoch.append((np.array(images[i]), int(np.array(labels[i]))))
+        pipe.reset()
+        yield epoch
+
+
+needs_gpu = pytest.mark.skipif(not backend.GetCUDADeviceCount(), reason="needs an NVIDIA GPU")
