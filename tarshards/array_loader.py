@@ -115,7 +115,8 @@ class ArrayLoader:
         assert plan is not None
         shares = [self.passes.share(plan, world, start) for start in self.passes.starts(plan, world)]
         reading = Reading(source, plan, world, shares, whole=this.state is None)
-        if self._places is None or self._places.broken:
+        is_new = self._places is None or self._places.broken
+        if is_new:
             self._places = MappedPlaces.of(source.shards, self._maker.terms)
         ends = np.cumsum(source.shards.counts)
         starts = ends - source.shards.counts
@@ -139,6 +140,8 @@ class ArrayLoader:
             shards = np.searchsorted(ends, numbers, "right")
             self._maker.open(find(shards, numbers - starts[shards], numbers))
             begin, end = end, end + min(end, TRIED)
+        if is_new and self._places is not None and self._maker.is_quick:
+            self._places.touch()
         try:
             with closing(self._in_order(self._works(find_share, shares), source.seed, this)) as batches:
                 for made in batches:
