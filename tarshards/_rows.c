@@ -30,7 +30,7 @@ static PyObject *gather(PyObject *self, PyObject *args) {
             if (i + AHEAD < count) fetch(address[i + AHEAD], prefix.len + bytes);
             const char *row = (const char *)(uintptr_t)address[i];
             if (prefix.len && memcmp(row, prefix.buf, (size_t)prefix.len)) break;
-            memcpy((char *)out.buf + i * bytes, row + prefix.len, (size_t)bytes);
+            if (bytes) memcpy((char *)out.buf + i * bytes, row + prefix.len, (size_t)bytes);
         }
         Py_END_ALLOW_THREADS
     }
