@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import signal
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from urllib.parse import unquote
@@ -44,7 +47,21 @@ def open_writer(path: str, name: str) -> Writer:
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return Writer(name, file.write, commit=file.close, discard=file.raw.close)
-    target = os.path.realpath(path)
+    with _undisturbed():
+        return _open_temporary(os.path.realpath(path), name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals wait, so that none comes between a file and what will remove it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _open_temporary(target: str, name: str) -> Writer:
     temporary, descriptor = _claim(target)
     # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
     file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16), os.dup(descriptor)
