@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import IO
 from zlib import crc32
 
@@ -37,6 +38,14 @@ class KeyPlaces:
         self._keys.append((key, place))
         if len(self._keys) >= self._held:
             self._spill()
+
+    def extend(self, keys: Iterable[tuple[str, Place]]) -> None:
+        """Note many keys, each with where it stands."""
+        rest = iter(keys)
+        while batch := list(islice(rest, self._held - len(self._keys))):
+            self._keys += batch
+            if len(self._keys) >= self._held:
+                self._spill()
 
     def _spill(self) -> None:
         while len(self._files) < PARTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import random
@@ -10,14 +11,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tarshards import ShardWriter, read_samples, write_samples
-from tarshards.checking import SHOWN, Report, check_shards, repair_shards
+from tarshards.checking import SHOWN, Report, check, check_shards, repair_shards
+from tarshards.checking.headers import read_headers
 from tarshards.duplicates import KeyPlaces
+from tarshards.repair import open_plain
 from tarshards.tar import END, pack_header, padding
 
 
@@ -275,3 +281,97 @@ def test_interrupted_it_leaves_nothing(tmp_path, path_with_tools, number):
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors
     assert "Traceback" not in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+MEMBERS = st.builds(
+    "{}.{}".format,
+    st.sampled_from(["a", "b", "c", "d/a", "a__b", "é", "_"]),
+    st.sampled_from(["x", "y.z", "X", "json"]),
+)
+ODD = st.sampled_from(
+    ["README", ".hidden", "__x__/a.x", "a b.x", "a.", "a.__key__", "a.x y", "d/" + "n" * 98 + ".x", "d/" * 70 + "a.x"]
+)
+KINDS = st.sampled_from([tarfile.REGTYPE] * 9 + [tarfile.DIRTYPE, tarfile.SYMTYPE])
+SHARDS = st.tuples(
+    st.lists(st.tuples(MEMBERS | MEMBERS | MEMBERS | ODD, st.sampled_from([0, 1, 512, 3000]), KINDS), max_size=9),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    st.sampled_from([0, 0, 0, 512, 1024, 10240]),
+)
+
+
+def tarred(members: list[tuple[str, int, bytes]], form: int, more: int) -> bytes:
+    """Return a tar as Python's tarfile writes it, with *more* bytes of zeros behind."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form, encoding="utf-8") as archive:
+        for name, size, kind in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size = kind, size if kind == tarfile.REGTYPE else 0
+            archive.addfile(info, io.BytesIO(b"1" * size))
+    return file.getvalue() + bytes(more)
+
+
+def check_both_ways(urls: list[str]) -> tuple[Report, Report]:
+    """Return what is found with all headers in one call where that is enough, and by a survey of every shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = check_shards(urls)
+        patch.setattr(check, "read_headers", lambda file: None)
+        return found, check_shards(urls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SHARDS, min_size=1, max_size=3), st.booleans())
+def test_a_survey_of_sound_shards_finds_the_same(tmp_path_factory, shards, joined):
+    folder = tmp_path_factory.mktemp("shards")
+    archives = [tarred(*shard) for shard in shards]
+    urls = []
+    for i, data in enumerate([b"".join(archives)] if joined else archives):
+        (folder / f"{i}.tar").write_bytes(data)
+        urls.append(str(folder / f"{i}.tar"))
+    found, surveyed = check_both_ways(urls)
+    assert found.as_json() == surveyed.as_json()
+    assert str(found) == str(surveyed)
+
+
+def test_a_survey_of_many_samples_finds_the_same(tmp_path):
+    rng = random.Random(0)
+    urls = []
+    for shard in range(3):
+        names = [f"{rng.randrange(900):03d}{i % 7}" for i in range(1000)]
+        samples = [{"__key__": key, "a": b"1", **({"b": b"2" * i} if i % 3 else {})} for i, key in enumerate(names)]
+        unique = {sample["__key__"]: sample for sample in samples}
+        urls.append(write(tmp_path / f"{shard}.tar", list(unique.values())))
+        with open_plain(urls[-1]) as file:
+            assert read_headers(file) is not None
+    found, surveyed = check_both_ways(urls)
+    assert found.as_json() == surveyed.as_json()
+    assert found.counts["error", "duplicate key"] > 100
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["README"],
+        ["a.x", "README", "b.x"],
+        ["a.x", "README"],
+        ["README", "a.x"],
+        ["a b.x"],
+        ["a."],
+        ["a.x", "n" * 120 + ".x"],
+        ["d/" + "n" * 98 + ".x"],
+    ]
+    + [["a.x", "a.X"], ["a.__key__"], ["é" * 40 + ".x"]],
+)
+def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
+    with open_plain(pack(tmp_path / "a.tar", *names)) as file:
+        assert read_headers(file) is None
+
+
+@pytest.mark.parametrize("held", [1, 7, 10**6])
+def test_many_keys_at_once_are_the_same_as_one_by_one(held):
+    keys = [(f"{number % 30}", (0, number)) for number in range(50)]
+    with KeyPlaces(held=held) as one_by_one, KeyPlaces(held=held) as at_once:
+        for key, place in keys:
+            one_by_one.add(key, place)
+        at_once.extend(keys[:20])
+        at_once.extend(iter(keys[20:]))
+        assert dict(at_once.duplicates()) == dict(one_by_one.duplicates())

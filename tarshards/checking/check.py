@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
+from tarshards.checking.headers import Headers, read_headers
 from tarshards.checking.report import SHOWN, FieldSizes, Finding, Report
 from tarshards.duplicates import KeyPlaces
 from tarshards.errors import DecodeError, SampleError, ShardIndexError, TarshardsError
@@ -58,8 +60,8 @@ def check_shards(urls: Iterable[str], *, decode: bool = False, jobs: int = 1, al
     """Check shards, and the dataset that they are together.
 
     Reads headers only; with *decode* all fields, which *jobs* threads decode, but none that can run code. What is no
-    plain local file is copied to a temporary one. Keys are compared within bounded memory; a damaged shard takes about
-    500 bytes a sample.
+    plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard that is
+    damaged, or of at most 1 GiB, takes about 550 bytes.
     """
     with KeyPlaces() as keys, ThreadPoolExecutor(jobs) if decode else nullcontext() as executor:
         check = _Check(keys, executor)
@@ -74,8 +76,8 @@ class _Check:
     def __init__(self, keys: KeyPlaces, executor: Executor | None):
         self.report, self.keys, self.executor = Report(), keys, executor
         self.names: list[str] = []
-        self.forms: dict[frozenset[str], tuple[int, str, int, str]] = {}  # fields -> samples, and the first one's place
-        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> likewise
+        self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
+        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, and likewise
         self.indexed: dict[str, bool] = {}
 
     def shard(self, url: str, allow_pipe: bool) -> None:
@@ -85,11 +87,15 @@ class _Check:
         try:
             with open_plain(url, allow_pipe=allow_pipe) as file:
                 self.report.bytes += file.size
-                samples = self._whole_samples(file)
-                if self.executor is not None:
-                    samples = self._decoded(samples, file, self.executor)
-                for sample in samples:
-                    self._count(sample, name)
+                headers = read_headers(file) if self.executor is None else None
+                if headers is not None:
+                    self._count_all(headers, name)
+                else:
+                    samples = self._whole_samples(file)
+                    if self.executor is not None:
+                        samples = self._decoded(samples, file, self.executor)
+                    for sample in samples:
+                        self._count(sample, name)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or room_of(url) in ("http", "remote"):
@@ -132,19 +138,34 @@ class _Check:
         report.samples += 1
         report.members += len(sample.members)
         for field_, start, end in sample.members:
-            sizes = report.fields.get(field_)
-            if sizes is None:
-                if len(report.fields) >= FORMS:
-                    continue
-                sizes = report.fields[field_] = FieldSizes()
-            sizes.add(end - start)
+            if sizes := self._sizes_of(field_):
+                sizes.add(end - start)
         self.keys.add(sample.key, (len(self.names) - 1, sample.offset))
         place = name, sample.offset, sample.key
         fields = sample.fields
-        if fields in self.forms or len(self.forms) < FORMS:
-            _tally(self.forms, fields, place)
+        if len(self.forms) < FORMS:
+            self.forms.setdefault(fields, place)
         if odd := _misread_by_dali(sample, fields):
             _tally(self.odd_names, odd, place)
+
+    def _count_all(self, headers: Headers, name: str) -> None:
+        """Count the samples of a shard of which the headers tell all."""
+        report = self.report
+        report.samples += len(headers.keys)
+        report.members += sum(map(len, headers.sizes))
+        for field_, lengths in zip(headers.fields, headers.sizes):
+            if sizes := self._sizes_of(field_):
+                sizes.extend(lengths)
+        self.keys.extend(zip(headers.keys, zip(repeat(len(self.names) - 1), headers.offsets)))
+        for fields, number in headers.first_of_each_form():
+            if len(self.forms) < FORMS:
+                self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
+
+    def _sizes_of(self, field_: str) -> FieldSizes | None:
+        """Return where the sizes of a field are counted; None where there are too many fields to tell apart."""
+        if field_ not in self.report.fields and len(self.report.fields) < FORMS:
+            self.report.fields[field_] = FieldSizes()
+        return self.report.fields.get(field_)
 
     def _decoded(self, samples: Iterable[FoundSample], file: PlainFile, executor: Executor) -> Iterator[FoundSample]:
         """Yield the samples when their fields have been decoded; those that do not decode are findings."""
@@ -177,7 +198,7 @@ class _Check:
         for name in sorted(report.fields):
             missing = report.samples - report.fields[name].samples
             if missing:
-                first = next((form[1:] for fields, form in self.forms.items() if name not in fields), ())
+                first = next((place for fields, place in self.forms.items() if name not in fields), ())
                 reason = f"no {name}, as {missing} of {report.samples} samples"
                 report.add(Finding("warning", "missing field", reason, *first))
         for odd, (count, *place) in self.odd_names.items():

@@ -44,6 +44,13 @@ class FieldSizes:
         self.samples += 1
         self.bytes += size
 
+    def extend(self, sizes: list[int]) -> None:
+        """Count members, at least one."""
+        self.least = min(self.least, min(sizes)) if self.samples else min(sizes)
+        self.most = max(self.most, max(sizes))
+        self.samples += len(sizes)
+        self.bytes += sum(sizes)
+
 
 @dataclass
 class Report:

@@ -75,21 +75,21 @@ def _resolve(run: list[Zeros | Gap], begin: int, size: int) -> Iterator[Zeros | 
     lead, tail = run[0], run[-1]
     gaps = [piece for piece in run if isinstance(piece, Gap)]
     if isinstance(lead, Zeros) and not gaps:
-        yield lead if _is_end(lead, begin, size) else Gap(*lead, OVERWRITTEN)
+        yield lead if is_end(lead, begin, size) else Gap(*lead, OVERWRITTEN)
         return
     start, end = lead.start, tail.end
-    if isinstance(lead, Zeros) and end == size and _is_end(lead, begin, size):
+    if isinstance(lead, Zeros) and end == size and is_end(lead, begin, size):
         yield lead
         start = lead.end
     reason = OVERWRITTEN if isinstance(lead, Zeros) and start == lead.start else gaps[0].reason
-    if isinstance(tail, Zeros) and end == size and _is_end(tail, begin, size):
+    if isinstance(tail, Zeros) and end == size and is_end(tail, begin, size):
         yield Gap(start, tail.start, reason)
         yield tail
     else:
         yield Gap(start, end, reason)
 
 
-def _is_end(zeros: Zeros, begin: int, size: int) -> bool:
+def is_end(zeros: Zeros, begin: int, size: int) -> bool:
     """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as fill up a record."""
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == size):
