@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from itertools import count, islice
@@ -17,6 +18,10 @@ from tarshards.index import build_index
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tarshards")
+
+# In a background job SIGINT is ignored, and the tools that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BIN = Path(__file__).parents[1] / "bin"
 
