@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -117,24 +119,32 @@ def test_nothing_stays_open(mapping_type, path, open_files):
 
 
 def test_shrinking_under_many_threads(mapping_type, path):
-    mapping, outcomes = mapping_type(path), []
+    mapping, reading, shrunk = mapping_type(path), threading.Barrier(5), threading.Event()
 
-    def work() -> None:
-        for i in range(200):
+    def work() -> list[object]:
+        outcomes: list[object] = []
+        for i in itertools.count():
+            late = shrunk.is_set()
             try:
                 outcomes.append(len(mapping.read(i * 4096 % (SIZE // 2), SIZE // 2)))
             except OSError as error:
                 outcomes.append(str(error))
+            if i == 0:
+                reading.wait(60)
+            if late:
+                return outcomes
+        raise AssertionError
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    os.truncate(path, 100)
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 800
-    assert set(outcomes) <= {SIZE // 2, "the file has shrunk since it was opened"}
-    assert "the file has shrunk since it was opened" in outcomes
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(work) for _ in range(4)]
+        reading.wait(60)
+        os.truncate(path, 100)
+        shrunk.set()
+        threads = [future.result(60) for future in futures]
+    for outcomes in threads:
+        assert set(outcomes) <= {SIZE // 2, "the file has shrunk since it was opened"}
+        assert outcomes[0] == SIZE // 2
+        assert outcomes[-1] == "the file has shrunk since it was opened"
 
 
 PROLOGUE = """
