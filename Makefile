@@ -15,13 +15,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One of them: make bench ONLY=read
+# All of them, or one: make bench ONLY=smoke; a task or program by its name; the suite with some peers: PEERS=a,b
 bench: $(VENV)/.bench
-	for program in $(or $(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py))); do $(BIN)/python $$program || exit; done
+	$(BIN)/python benchmarks/run.py $(ONLY) $(PEERS:%=--peers=%)
 
 asan: $(VENV)/.test
-	PYTHON=$(BIN)/python bash tests/tar/asan.sh
-	PYTHON=$(BIN)/python bash tests/readers/asan.sh
+	PYTHON=$(BIN)/python bash tests/asan.sh
 
 $(VENV)/.%: $(PACKAGE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

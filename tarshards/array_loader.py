@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.ledger import Ledger
 from tarshards.making import Found, Made, Maker, Transform
 from tarshards.monitoring import Monitor
-from tarshards.passes import Pass, Passes
+from tarshards.passes import Pass, Passes, ResumableLoader, Shares
 from tarshards.permutations import key_of
 from tarshards.places import MappedPlaces, find_in_bytes
 from tarshards.readers import Reader
@@ -32,7 +31,7 @@ TRIED = 1 << 10  # samples that are tried at once until one shows what the field
 Work = Callable[[], Found]  # what finds the samples of a batch
 
 
-class ArrayLoader:
+class ArrayLoader(ResumableLoader):
     """Batches ``{field: array, ..., "__key__": [...]}`` of a stream of shards, in its order, made by threads.
 
     *fields* says what becomes of which field: a ``tarshards.readers`` reader, or any function of bytes; a name may be
@@ -78,27 +77,6 @@ class ArrayLoader:
         self._numbers = count()
         self._places: MappedPlaces | None = None
 
-    @property
-    def ledger(self) -> Ledger:
-        """The account of the dataset."""
-        return self.passes.stream.ledger
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*, from its beginning; those after it count on."""
-        self.passes.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """The batches that the iteration under way delivers to this rank, or else the next one."""
-        return len(self.passes)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say, for JSON, what has been delivered of the epoch; of indexed shards it is the same on every rank."""
-        return self.passes.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration be what *state* says is left of its epoch; raise StateError if it does not fit."""
-        self.passes.load_state_dict(state)
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         this = self.passes.begin()
         self.monitor = Monitor()
@@ -113,7 +91,7 @@ class ArrayLoader:
         source: PlannedSource = self.passes.stream._source
         plan, world = this.plan, this.world
         assert plan is not None
-        shares = [self.passes.share(plan, world, start) for start in self.passes.starts(plan, world)]
+        shares = self.passes.shares(plan, world)
         reading = Reading(source, plan, world, shares, whole=this.state is None)
         is_new = self._places is None or self._places.broken
         if is_new:
@@ -159,7 +137,7 @@ class ArrayLoader:
         self.passes.end(this)
         self.ledger.audit([reading.tally()])
 
-    def _works(self, find: Callable[[range], Found], shares: list[range]) -> Iterator[Work]:
+    def _works(self, find: Callable[[range], Found], shares: Shares) -> Iterator[Work]:
         """Yield what finds each batch; in mapped shards several are found together, which takes less time."""
         if self._places is None:
             yield from (partial(find, share) for share in shares)

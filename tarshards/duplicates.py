@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import IO
@@ -48,6 +46,9 @@ class KeyPlaces:
                 self._spill()
 
     def _spill(self) -> None:
+        import pickle
+        import tempfile
+
         while len(self._files) < PARTS:
             self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
         parts: list[list[tuple[str, Place]]] = [[] for _ in range(PARTS)]
@@ -83,6 +84,8 @@ class KeyPlaces:
 
 
 def _load(file: IO[bytes]) -> Iterator[list[tuple[str, Place]]]:
+    import pickle
+
     end = file.seek(0, 2)
     file.seek(0)
     while file.tell() < end:

@@ -14,6 +14,15 @@ from tarshards.openers import open_shard, public
 Sample = dict[str, Any]
 
 
+def visible(text: str) -> str:
+    r"""Escape what would not be seen, or would break a line: control characters, and bytes that are no UTF-8.
+
+    >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
+    ('tab\\there \\x1b[31m', 'latin\\xe9')
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
+
+
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
     """Yield every line of *url*, decompressed, after its place (``a.txt: line 7``), without its newline."""
     name = public(url)

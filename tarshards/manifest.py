@@ -5,7 +5,6 @@ Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -28,6 +27,8 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
     [Shard(url='a.tar', samples=7, size=None)]
     """
+    import json
+
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -46,6 +47,8 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
 
 def dump_manifest(shards: Iterable[Shard]) -> str:
     """Return the text of the manifest of *shards*, a line each."""
+    import json
+
     entries = []
     for shard in shards:
         entry: dict[str, Any] = {"url": shard.url}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.openers import open_url, public
+from tarshards.openers.streams import is_missing
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -89,12 +90,6 @@ def exists(url: str) -> bool:
             return False
         raise
     return True
-
-
-def is_missing(error: OpenError) -> bool:
-    """Say whether *error* means that there is nothing at its URL, rather than that it cannot be reached."""
-    cause = error.__cause__
-    return isinstance(cause, FileNotFoundError) or getattr(cause, "code", None) in (404, 410)
 
 
 def local_of(url: str) -> str | None:

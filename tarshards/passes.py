@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from tarshards.errors import StateError
 from tarshards.sources import VERSION, PlannedSource, check_order, check_state
@@ -12,11 +12,17 @@ from tarshards.stream import Stream
 from tarshards.world import World
 
 if TYPE_CHECKING:
+    from tarshards.ledger import Ledger
     from tarshards.plan import EpochPlan
 
 
 class Shares(Sequence[range]):
-    """Parts of *positions*, of *size* of them each, that begin at *starts*; there may be many millions."""
+    """Parts of *positions*, of *size* of them each, that begin at *starts*; there may be many millions.
+
+    >>> shares = Shares(range(1, 20, 2), 4, range(0, 10, 4))
+    >>> [list(share) for share in shares[1:]]
+    [[9, 11, 13, 15], [17, 19]]
+    """
 
     def __init__(self, positions: range, size: int, starts: range):
         self.positions, self.size, self.starts = positions, size, starts
@@ -24,7 +30,13 @@ class Shares(Sequence[range]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, number: Any) -> Any:
+    @overload
+    def __getitem__(self, number: int) -> range: ...
+    @overload
+    def __getitem__(self, number: slice) -> Shares: ...
+    def __getitem__(self, number: int | slice) -> range | Shares:
+        if isinstance(number, slice):
+            return Shares(self.positions, self.size, self.starts[number])
         start = self.starts[number]
         return self.positions[start : start + self.size]
 
@@ -76,8 +88,7 @@ class Passes:
 
     def plan(self, epoch: int, world: World, state: Mapping[str, Any] | None = None) -> EpochPlan | None:
         """Return the plan of an epoch, or of what *state* says is left of it; None where there is none."""
-        source = self.stream._source
-        return source.plan(epoch, world.world_size, state) if isinstance(source, PlannedSource) else None
+        return self.stream._source.plan(epoch, world.world_size, state) if self.is_planned else None
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be *epoch*, from its beginning; those after it count on."""
@@ -90,15 +101,12 @@ class Passes:
         plan = current.plan if current else self.plan(0, world, self._resumed)
         if plan is None:
             raise TypeError("only planned epochs have a length; they need indexes, which tarindex makes")
-        return len(self.starts(plan, world))
+        return len(self.shares(plan, world))
 
-    def starts(self, plan: EpochPlan, world: World) -> range:
-        """Where the batches of one rank begin among its positions."""
-        return range(0, len(range(world.rank, len(plan), world.world_size)), self.size)
-
-    def share(self, plan: EpochPlan, world: World, start: int) -> range:
-        """The positions of the batch of one rank that begins there."""
-        return range(world.rank, len(plan), world.world_size)[start : start + self.size]
+    def shares(self, plan: EpochPlan, world: World) -> Shares:
+        """The positions of each batch of one rank, whichever worker makes it."""
+        positions = range(world.rank, len(plan), world.world_size)
+        return Shares(positions, self.size, range(0, len(positions), self.size))
 
     def state_dict(self) -> dict[str, Any]:
         """Say, for JSON, what has been delivered of the epoch; of planned ones it is the same on every rank."""
@@ -130,3 +138,33 @@ class Passes:
 
     def _place(self, world: World) -> dict[str, int]:
         return {"batch_size": self.size, "rank": world.rank, "ranks": world.world_size} | self.topology
+
+
+class ResumableLoader:
+    """What the loaders have in common: the account, the epochs, the length and the state of their *passes*."""
+
+    passes: Passes
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of the dataset, over all workers."""
+        return self.passes.stream.ledger
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be *epoch*, from its beginning; those after it count on."""
+        self.passes.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """The batches that the iteration under way delivers to this rank, or else the next one."""
+        return len(self.passes)
+
+    def __bool__(self) -> bool:
+        return True  # without a length too
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say, for JSON, what has been delivered of the epoch; of indexed shards it is the same on every rank."""
+        return self.passes.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration be what *state* says is left of its epoch; raise StateError if it does not fit."""
+        self.passes.load_state_dict(state)

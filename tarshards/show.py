@@ -12,6 +12,7 @@ from typing import Any
 from tarshards.codecs import decode_field, image
 from tarshards.codecs.registry import require
 from tarshards.keys import is_reserved
+from tarshards.lines import visible
 from tarshards.samples import Sample
 
 TEXTS = frozenset(["txt", "text", "transcript"])
@@ -22,15 +23,6 @@ PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # what decodes without running c
 
 PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
 SMALLEST = 24  # what is smaller is enlarged
-
-
-def visible(text: str) -> str:
-    r"""Escape what would not be seen, or would break a line: control characters, and bytes that are no UTF-8.
-
-    >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
-    ('tab\\there \\x1b[31m', 'latin\\xe9')
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
 
 
 def list_sample(sample: Sample) -> str:

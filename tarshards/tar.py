@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -167,6 +166,8 @@ def pack_header(name: str, size: int) -> bytes:
     if len(name) <= 100 and name.isascii() and size < 1 << 33:
         before = b"%b%b%011o\0%b" % (name.encode().ljust(100, b"\0"), MODE_AND_OWNER, size, TIME)
         return b"%b%06o\0 %b" % (before, sum(before) + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)
+    import tarfile
+
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from tarshards import ops
 from tarshards.collate import collate
 from tarshards.errors import AuditError
-from tarshards.ledger import Ledger, Tally
-from tarshards.passes import Pass, Passes, Shares
+from tarshards.ledger import Tally
+from tarshards.passes import Pass, Passes, ResumableLoader
 from tarshards.plan import EpochPlan
 from tarshards.sources import PlannedSource, Progress, Reading
 from tarshards.stream import PER_SAMPLE
@@ -40,7 +40,7 @@ _INSTEAD = {
 }
 
 
-class ShardLoader(DataLoader[Any]):
+class ShardLoader(ResumableLoader, DataLoader[Any]):
     """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
 
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
@@ -73,22 +73,6 @@ class ShardLoader(DataLoader[Any]):
         self._batches = _Batches(self.passes, collate_fn, persistent=bool(options.get("persistent_workers")))
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
 
-    @property
-    def ledger(self) -> Ledger:
-        """The account of the dataset, over all workers."""
-        return self.passes.stream.ledger
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*, from its beginning; those after it count on."""
-        self.passes.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """The batches that the iteration under way delivers to this rank, or else the next one."""
-        return len(self.passes)
-
-    def __bool__(self) -> bool:
-        return True  # without a length too
-
     def __iter__(self) -> Iterator[Any]:
         this = self.passes.begin()
         self._batches.begin(_Order(this.epoch, this.state))
@@ -109,14 +93,6 @@ class ShardLoader(DataLoader[Any]):
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers have accounted for what they read")
         self.ledger.audit(tallies)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say, for JSON, what has been delivered of the epoch; of indexed shards it is the same on every rank."""
-        return self.passes.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration be what *state* says is left of its epoch; raise StateError if it does not fit."""
-        self.passes.load_state_dict(state)
 
 
 def _is_welcome(op: Callable[..., Any], source: Any) -> bool:
@@ -169,9 +145,7 @@ class _Batches(IterableDataset[Any]):
                 ledger.report()
 
     def _planned(self, plan: EpochPlan, order: _Order, world: World) -> Iterator[Any]:
-        positions = range(world.rank, len(plan), world.world_size)
-        starts = self.passes.starts(plan, world)[world.worker :: world.num_workers]
-        shares = Shares(positions, self.passes.size, starts)
+        shares = self.passes.shares(plan, world)[world.worker :: world.num_workers]
         source = self.stream._source
         reading = Reading(source, plan, world, shares, whole=order.state is None)
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from glob import glob
-from urllib.parse import quote, unquote
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.manifest import SUFFIX, Shard, parse_manifest
@@ -160,6 +158,8 @@ def _beside(manifest: str, name: str, *, remote: bool) -> str:
     if not slash:
         folder = path[: 5 if path.lower().startswith("file:") else 0]
     if path.lower().startswith(("file://", "http:", "https:")):
+        from urllib.parse import quote
+
         name = quote(name)
     return folder + slash + name + mark + query
 
@@ -171,11 +171,16 @@ def _match(url: str) -> Iterator[str]:
     prefix = next((prefix for prefix in ("file://", "file:") if url.startswith(prefix)), "")
     if not prefix and _SCHEME.match(url):
         return iter([url])
-    name = os.path.expanduser(url.removeprefix(prefix))
+    name = path = os.path.expanduser(url.removeprefix(prefix))
     encoded = prefix == "file://"
-    path = unquote(name) if encoded else name
+    if encoded:
+        from urllib.parse import quote, unquote
+
+        path = unquote(name)
     if not _MAGIC.search(name) or os.path.lexists(path):
         return iter([prefix + name])
+    from glob import glob
+
     matches = sorted(match for match in glob(path) if not match.endswith(_BESIDE))
     if not matches:
         raise UrlError("no file matches", url=url)

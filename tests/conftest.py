@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -78,3 +80,25 @@ def path_with_tools(tmp_path_factory) -> str:
         (folder / tool.name).write_text(f'#!/bin/sh\nexec {sys.executable} {tool} "$@"\n')
         (folder / tool.name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def interrupt(tmp_path, path_with_tools):
+    """Return a function that interrupts a tool which waits for bytes of never.tar, and sees that it leaves nothing."""
+
+    def run(line: str, number: signal.Signals) -> None:
+        os.mkfifo(tmp_path / "never.tar")
+        before = sorted(path.name for path in tmp_path.iterdir())
+        command = ["bash", "-c", f"exec {line}"]
+        environment = {**os.environ, "PATH": path_with_tools}
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        writer = os.open(tmp_path / "never.tar", os.O_WRONLY)  # returns when the tool waits for our bytes
+        time.sleep(0.3)  # so that it has done what it does before it waits
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        os.close(writer)
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors
+        assert "Traceback" not in errors
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+    return run

@@ -278,6 +278,9 @@ def test_memory_is_bounded(tmp_path, ordered):
         )
         count = 0
         for _ in samples:
+            end = time.monotonic() + 60
+            while alive[1] < memory // size and time.monotonic() < end:
+                time.sleep(0.01)
             if count < 5:
                 time.sleep(0.05)  # so that the readers run as far ahead as they may
             count += 1

@@ -26,7 +26,7 @@ def output_kinds(cells):
 
 
 def execute(notebook, folder, home):
-    """Run all cells in a fresh kernel of this interpreter, whatever kernels are installed."""
+    """Run all cells in a fresh kernel of this interpreter, whatever kernels are installed; briefly, where they can."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -35,7 +35,8 @@ def execute(notebook, folder, home):
     client = NotebookClient(
         notebook, km=manager, timeout=120, coalesce_streams=True, resources={"metadata": {"path": folder}}
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(home), "JUPYTER_RUNTIME_DIR": str(home)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true"}
+    environment |= {"IPYTHONDIR": str(home), "JUPYTER_RUNTIME_DIR": str(home)}
     client.execute(env=environment, cleanup_kc=True)
 
 

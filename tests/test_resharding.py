@@ -19,7 +19,11 @@ from tarshards.index import Index, build_index
 from tarshards.process_pool import ProcessPool
 from tarshards.resharding import reshard
 
-BIN = Path(__file__).parents[1] / "bin"
+TOOL = str(Path(__file__).parents[1] / "bin/tarreshard")
+
+
+def command(pattern: str = "out-%03d.tar") -> list[str]:
+    return [sys.executable, TOOL, "in.shards.json", *f"-o {pattern} -s 100000 -j 2 -q".split()]
 
 
 @pytest.fixture(autouse=True)
@@ -126,25 +130,14 @@ def test_the_order_passes_the_tests_of_a_true_permutation(seed):
 @pytest.mark.parametrize("trial", range(6))
 def test_a_killed_run_goes_on(trial):
     make(3000)
-    line = [
-        sys.executable,
-        str(BIN / "tarreshard"),
-        "in.shards.json",
-        "-o",
-        "out-%03d.tar",
-        "-s",
-        "100000",
-        "-j",
-        "2",
-        "-q",
-    ]
-    subprocess.run([*line[:3], "-o", "expected-%03d.tar", *line[5:]], check=True)
-    process = subprocess.Popen(line, stderr=subprocess.PIPE)
-    time.sleep(0.15 + 0.1 * trial)
+    begun = time.monotonic()
+    subprocess.run(command("expected-%03d.tar"), check=True)
+    seconds = time.monotonic() - begun
+    process = subprocess.Popen(command(), stderr=subprocess.PIPE)
+    time.sleep(seconds * (0.2 + 0.13 * trial))
     process.kill()
-    process.communicate()
-    time.sleep(0.1)
-    again = subprocess.run(line, capture_output=True, text=True)
+    process.communicate()  # which ends when the last of its processes does
+    again = subprocess.run(command(), capture_output=True, text=True)
     if "the file exists" in again.stderr:  # it had been done
         return
     assert (again.returncode, again.stderr) == (0, "")
@@ -155,19 +148,7 @@ def test_a_killed_run_goes_on(trial):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process_and_no_half_shard(number):
     make(6000)
-    line = [
-        sys.executable,
-        str(BIN / "tarreshard"),
-        "in.shards.json",
-        "-o",
-        "out-%03d.tar",
-        "-s",
-        "100000",
-        "-j",
-        "2",
-        "-q",
-    ]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(), stderr=subprocess.PIPE, text=True)
     while not list(Path().glob("out-*.tar")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)

@@ -264,9 +264,9 @@ def test_interrupted_in_a_command(tmp_path, path_with_tools, number):
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+    while not (tmp_path / "a-1.tar").exists() or not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         time.sleep(0.01)
-    time.sleep(0.2)
+    time.sleep(0.2)  # so that it waits for the command
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors

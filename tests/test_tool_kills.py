@@ -93,10 +93,11 @@ def test_interrupted_at_any_moment(tmp_path, start, tool, number):
     rng = random.Random(f"{tool}{number}")
     for _ in range(3):
         process = start(LINES[tool])
-        time.sleep(max(0.15, rng.uniform(0.2, 1) * seconds))  # before that, Python itself starts
+        time.sleep(rng.uniform(0.2, 1) * seconds)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
-        assert process.returncode in (0, -number, {signal.SIGINT: 130, signal.SIGTERM: 143}[number]), errors
+        codes = 0, -number, {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+        assert process.returncode in codes or "init_import_site" in errors, errors  # where Python itself still starts
         assert list((tmp_path / "spill").iterdir()) == []
         left = contents(out)
         assert not [name for name in left if name.startswith(".")]

@@ -82,7 +82,7 @@ def test_a_job_killed_in_mid_epoch_goes_on_elsewhere(start, urls):
     """2 ranks x 2 workers are killed by SIGKILL; 3 x 1 go on and are killed; 1 x 0 reads the rest."""
     state, seen = {}, []
     for number, (ranks, workers) in enumerate([(2, 2), (3, 1)]):
-        folder, job = start(f"{number}", urls=urls, ranks=ranks, workers=workers, save=0.1, **state)
+        folder, job = start(f"{number}", urls=urls, ranks=ranks, workers=workers, save=0.3, **state)
         paths = [folder / f"{rank}.saved" for rank in range(ranks)]
         deadline = time.monotonic() + 90
         while not all(path.exists() and len(json.loads(path.read_text())["batches"]) > 2 for path in paths):

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
-import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
-from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarshards.checking.headers import Headers, read_headers
 from tarshards.checking.report import SHOWN, FieldSizes, Finding, Report
 from tarshards.duplicates import KeyPlaces
-from tarshards.errors import DecodeError, SampleError, ShardIndexError, TarshardsError
-from tarshards.ledger import Ledger
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.openers import public, room_of
-from tarshards.parallel import bounded_map
-from tarshards.repair import (
-    FoundSample,
-    Gap,
-    Piece,
-    PlainFile,
-    Zeros,
-    explain,
-    group_found,
-    open_plain,
-    survey_file,
-    walk,
-)
-from tarshards.samples import read_samples
-from tarshards.writer import DUPLICATE_KEY, TarWriter
+from tarshards.repair import PlainFile, open_plain
 
-HELD = 1 << 16  # members of a shard that are held rather than looked for twice
+if TYPE_CHECKING:
+    from tarshards.repair import FoundSample
+
 FORMS = 1000  # sets of fields that are told apart
-BATCH = 1 << 21  # bytes of samples that are decoded at once
-WHITE = re.compile(r"\s")
 NOT_ADJACENT = "members of this key are not adjacent, or the sample comes twice"
 
 
@@ -45,6 +25,10 @@ def repair_shards(urls: Iterable[str], target: str, *, allow_pipe: bool = False)
 
     Of several samples of one key it is the first.
     """
+    from tarshards.ledger import Ledger
+    from tarshards.samples import read_samples
+    from tarshards.writer import DUPLICATE_KEY, TarWriter
+
     ledger = Ledger(max_errors=float("inf"))
     with TarWriter(target) as writer:
         for sample in read_samples(list(urls), on_error=ledger, on_damage="resync", allow_pipe=allow_pipe):
@@ -63,18 +47,18 @@ def check_shards(urls: Iterable[str], *, decode: bool = False, jobs: int = 1, al
     plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard that is
     damaged, or of at most 1 GiB, takes about 550 bytes.
     """
-    with KeyPlaces() as keys, ThreadPoolExecutor(jobs) if decode else nullcontext() as executor:
-        check = _Check(keys, executor)
+    with KeyPlaces() as keys:
+        check = _Check(keys, jobs if decode else 0)
         for url in urls:
             check.shard(url, allow_pipe)
         return check.finish()
 
 
 class _Check:
-    """The check of one dataset, shard after shard."""
+    """The check of one dataset, shard after shard; *threads* of them decode."""
 
-    def __init__(self, keys: KeyPlaces, executor: Executor | None):
-        self.report, self.keys, self.executor = Report(), keys, executor
+    def __init__(self, keys: KeyPlaces, threads: int):
+        self.report, self.keys, self.threads = Report(), keys, threads
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, and likewise
@@ -87,51 +71,28 @@ class _Check:
         try:
             with open_plain(url, allow_pipe=allow_pipe) as file:
                 self.report.bytes += file.size
-                headers = read_headers(file) if self.executor is None else None
+                headers = None if self.threads else read_headers(file)
                 if headers is not None:
                     self._count_all(headers, name)
                 else:
-                    samples = self._whole_samples(file)
-                    if self.executor is not None:
-                        samples = self._decoded(samples, file, self.executor)
-                    for sample in samples:
-                        self._count(sample, name)
+                    self._survey(file, name)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or room_of(url) in ("http", "remote"):
                     self._check_index(url, name)
         except TarshardsError as error:
-            self._error("read", error)
+            self.report.add_error("read", error)
 
-    def _error(self, kind: str, error: TarshardsError) -> None:
-        self.report.add(Finding("error", kind, error.reason, error.url, error.offset, error.key, error.field))
+    def _survey(self, file: PlainFile, name: str) -> None:
+        """Count the samples of any shard one by one."""
+        from tarshards.checking.surveying import decoded, misread_by_dali, whole_samples
 
-    def _whole_samples(self, file: PlainFile) -> Iterator[FoundSample]:
-        """Yield the samples of a shard that are whole; the others, and gaps, are findings."""
-        pieces = _Held(walk(file))
-        if any(isinstance(piece, Gap) for piece in pieces):
-            found = survey_file(file)
-            self.report.skipped += found.skipped
-            items: list[Any] = sorted([*found.samples, *found.gaps, *found.zeros], key=_start)
-            lost = sum(sample.problem is not None for sample in found.samples)
-            self.report.damaged[file.name] = {"samples": len(found.samples) - lost, "lost": lost, **found.account}
-        else:
-            items = group_found(pieces.held or walk(file), skip=self._skip)  # type: ignore[assignment]
-        for item in items:
-            if isinstance(item, Zeros):
-                if item.end < file.size:
-                    reason = "an archive ends here and another one begins, or members were overwritten with zeros"
-                    self.report.add(Finding("warning", "zeros", reason, file.name, item.start))
-            elif isinstance(item, Gap):
-                self._error("damage", explain(file.name, item))
-            elif item.problem is not None:
-                self.report.lost += 1
-                self._error("sample", explain(file.name, item))
-            else:
-                yield item
-
-    def _skip(self, reason: str) -> None:
-        self.report.skipped[reason] += 1
+        samples = whole_samples(file, self.report)
+        for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
+            self._count(sample, name)
+            if odd := misread_by_dali(sample):
+                count, *first = self.odd_names.get(odd, (0, name, sample.offset, sample.key))
+                self.odd_names[odd] = (count + 1, *first)  # type: ignore[assignment]
 
     def _count(self, sample: FoundSample, name: str) -> None:
         report = self.report
@@ -141,12 +102,8 @@ class _Check:
             if sizes := self._sizes_of(field_):
                 sizes.add(end - start)
         self.keys.add(sample.key, (len(self.names) - 1, sample.offset))
-        place = name, sample.offset, sample.key
-        fields = sample.fields
         if len(self.forms) < FORMS:
-            self.forms.setdefault(fields, place)
-        if odd := _misread_by_dali(sample, fields):
-            _tally(self.odd_names, odd, place)
+            self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))
 
     def _count_all(self, headers: Headers, name: str) -> None:
         """Count the samples of a shard of which the headers tell all."""
@@ -167,18 +124,6 @@ class _Check:
             self.report.fields[field_] = FieldSizes()
         return self.report.fields.get(field_)
 
-    def _decoded(self, samples: Iterable[FoundSample], file: PlainFile, executor: Executor) -> Iterator[FoundSample]:
-        """Yield the samples when their fields have been decoded; those that do not decode are findings."""
-
-        def decode(batch: list[FoundSample]) -> list[tuple[FoundSample, list[DecodeError]]]:
-            return [(sample, list(_undecodable(sample, file))) for sample in batch]
-
-        for done in bounded_map(decode, _batches(samples), executor=executor, window=8):
-            for sample, errors in done:
-                for error in errors:
-                    self._error("decode", error)
-                yield sample
-
     def _check_index(self, url: str, name: str) -> None:
         from tarshards.index import MISSING, Index
 
@@ -189,11 +134,13 @@ class _Check:
             if error.reason == MISSING:
                 self.indexed[name] = False
             else:
-                self._error("index", error)
+                self.report.add_error("index", error)
 
     def finish(self) -> Report:
+        from heapq import nsmallest
+
         report = self.report
-        for keys in heapq.nsmallest(SHOWN, self._counted(self.keys.duplicates()), key=lambda pair: pair[1][1]):
+        for keys in nsmallest(SHOWN, self._counted(self.keys.duplicates()), key=lambda pair: pair[1][1]):
             self._tell_duplicate(*keys)
         for name in sorted(report.fields):
             missing = report.samples - report.fields[name].samples
@@ -224,80 +171,3 @@ class _Check:
         reason = NOT_ADJACENT if first == shard else "this key is in another shard too"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))
-
-
-def _start(item: FoundSample | Gap | Zeros) -> int:
-    return item.offset if isinstance(item, FoundSample) else item.start
-
-
-def _tally(counts: dict[Any, tuple[int, str, int, str]], what: Any, place: tuple[str, int, str]) -> None:
-    """Count *what*, and keep where it came first."""
-    count, *first = counts.get(what, (0, *place))
-    counts[what] = (count + 1, *first)  # type: ignore[assignment]
-
-
-def _misread_by_dali(sample: FoundSample, fields: frozenset[str]) -> str | None:
-    """Say what DALI's reader of tars, or its ``wds2idx``, makes another sample of; None where all is well."""
-    longest, white = _longest_and_white(fields)
-    if sample.extended:
-        return "names with a pax or GNU long name header"
-    if white or WHITE.search(sample.key):
-        return "names with white space"
-    if "" in fields:
-        return "names that end in a dot"
-    return "names of more than 100 characters" if len(sample.key) + longest >= 100 else None
-
-
-@lru_cache
-def _longest_and_white(fields: frozenset[str]) -> tuple[int, bool]:
-    return max(map(len, fields)), any(map(WHITE.search, fields))
-
-
-class _Held:
-    """Pieces that are iterated over once, and *held* for another time if they are not too many; None if they are."""
-
-    def __init__(self, pieces: Iterable[Piece]):
-        self._pieces = pieces
-        self.held: list[Piece] | None = []
-
-    def __iter__(self) -> Iterator[Piece]:
-        members = 0
-        for piece in self._pieces:
-            members += len(piece)
-            if members > HELD:
-                self.held = None
-            elif self.held is not None:
-                self.held.append(piece)
-            yield piece
-
-
-def _batches(samples: Iterable[FoundSample]) -> Iterator[list[FoundSample]]:
-    batch: list[FoundSample] = []
-    size = 0
-    for sample in samples:
-        batch.append(sample)
-        size += sample.size
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _undecodable(sample: FoundSample, file: PlainFile) -> Iterator[DecodeError]:
-    from tarshards.codecs import decode_field
-
-    for name, start, end in sample.members:
-        if _is_unsafe(name):
-            continue
-        try:
-            decode_field(name, file.read(start, end - start), images="rgb8")
-        except DecodeError as error:
-            yield DecodeError(error.reason, url=file.name, offset=start, key=sample.key, field=name)
-
-
-def _is_unsafe(name: str) -> bool:
-    from tarshards.codecs.registry import UNSAFE_DECODERS
-
-    *_, inner, last = ["", *name.split(".")]
-    return (inner if last == "gz" else last) in UNSAFE_DECODERS

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tarshards.errors import TarshardsError
-from tarshards.show import visible
+from tarshards.lines import visible
 
 SHOWN = 1000  # findings of a kind that are kept; of the others the number
 
@@ -28,14 +27,11 @@ class Finding(NamedTuple):
         return f"{self.severity}: {TarshardsError(self.reason, **place)}"  # type: ignore[arg-type]
 
 
-@dataclass
 class FieldSizes:
     """How many samples have a field, and the bytes of its data."""
 
-    samples: int = 0
-    bytes: int = 0
-    least: int = 0
-    most: int = 0
+    def __init__(self) -> None:
+        self.samples = self.bytes = self.least = self.most = 0
 
     def add(self, size: int) -> None:
         """Count one member."""
@@ -52,7 +48,6 @@ class FieldSizes:
         self.bytes += sum(sizes)
 
 
-@dataclass
 class Report:
     """What a check found. *counts* are the findings by kind, of which *findings* holds the first SHOWN each.
 
@@ -60,22 +55,23 @@ class Report:
     with a gap what its bytes are.
     """
 
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    shards: int = 0
-    bytes: int = 0
-    samples: int = 0
-    members: int = 0
-    lost: int = 0
-    damaged: dict[str, dict[str, int]] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-    fields: dict[str, FieldSizes] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.shards = self.bytes = self.samples = self.members = self.lost = 0
+        self.damaged: dict[str, dict[str, int]] = {}
+        self.skipped: Counter[str] = Counter()
+        self.fields: dict[str, FieldSizes] = {}
 
     def add(self, finding: Finding) -> None:
         """Count a finding, and keep it if it is one of the first of its kind."""
         self.counts[finding.severity, finding.kind] += 1
         if self.counts[finding.severity, finding.kind] <= SHOWN:
             self.findings.append(finding)
+
+    def add_error(self, kind: str, error: TarshardsError) -> None:
+        """Count an error as a finding."""
+        self.add(Finding("error", kind, error.reason, error.url, error.offset, error.key, error.field))
 
     def total(self, severity: str) -> int:
         """How many errors, or warnings, there are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from tarshards.dali.sources import Batch, BatchSource, LastBatch, guarded
 from tarshards.dali.tensors import Arrays, batch_of
 from tarshards.errors import DecodeError
 from tarshards.ledger import Ledger
-from tarshards.passes import Pass
+from tarshards.passes import Pass, ResumableLoader
 from tarshards.permutations import key_of
 
 Device = Literal["gpu", "cpu"]
@@ -118,25 +118,12 @@ class Engine:
         return {}
 
 
-class DaliLoader:
+class DaliLoader(ResumableLoader):
     """An iterable of dicts of arrays, an epoch an iteration; see ``dali_loader``."""
 
     def __init__(self, source: BatchSource, engine: Engine, outputs: Sequence[str], arrays: Arrays):
         self.source, self.passes = source, source.passes
         self._engine, self._outputs, self._arrays = engine, outputs, arrays
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of the dataset."""
-        return self.passes.stream.ledger
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*, from its beginning; those after it count on."""
-        self.passes.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """The batches that the iteration under way delivers to this rank, or else the next one."""
-        return len(self.passes)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._run(self.passes.begin())
@@ -156,14 +143,6 @@ class DaliLoader:
         if self.source.tells_valid:
             made |= batch_of(["valid"], [batch.valid], self._arrays, share=True)
         return made
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say, for JSON, what has been delivered of the epoch; of indexed shards it is the same on every rank."""
-        return self.passes.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration be what *state* says is left of its epoch; raise StateError if it does not fit."""
-        self.passes.load_state_dict(state)
 
 
 def dali_loader(

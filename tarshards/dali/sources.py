@@ -14,7 +14,7 @@ import numpy as np
 from tarshards import ops
 from tarshards.dali.guard import BadImage, Check, Guard, Row
 from tarshards.ledger import Tally
-from tarshards.passes import Pass, Passes
+from tarshards.passes import Pass, Passes, Shares
 from tarshards.sources import Progress, Reading
 from tarshards.stream import PER_SAMPLE, Stream
 from tarshards.world import World
@@ -66,10 +66,10 @@ class BatchPasses(Passes):
                 raise TypeError(f"{name} is not for DALI's sources: they take ops that see one sample at a time")
         self.last_batch = last_batch
 
-    def starts(self, plan: EpochPlan, world: World) -> range:
-        starts = super().starts(plan, world)
-        partial = len(starts) and len(self.share(plan, world, starts[-1])) < self.size
-        return starts[:-1] if partial and self.last_batch == "drop" else starts
+    def shares(self, plan: EpochPlan, world: World) -> Shares:
+        shares = super().shares(plan, world)
+        partial = shares and len(shares[-1]) < self.size
+        return shares[:-1] if partial and self.last_batch == "drop" else shares
 
 
 def read_ahead(batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
@@ -142,9 +142,8 @@ class BatchSource:
                 ledger.report()
 
     def _planned(self, this: Pass, plan: EpochPlan) -> Iterator[Batch]:
-        stream, passes = self.passes.stream, self.passes
+        stream, shares = self.passes.stream, self.passes.shares(plan, this.world)
         source = stream._source
-        shares = [passes.share(plan, this.world, start) for start in passes.starts(plan, this.world)]
         reading = Reading(source, plan, this.world, shares, whole=this.state is None)
         left_out = Tally()
         try:

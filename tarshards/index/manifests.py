@@ -9,10 +9,11 @@ from contextlib import suppress
 from urllib.parse import unquote
 
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.index.sidecar import MISSING, Index, is_missing
+from tarshards.index.sidecar import MISSING, Index
 from tarshards.manifest import SUFFIX, Shard, dump_manifest
 from tarshards.openers import open_url, room_of
 from tarshards.openers.local import local_path
+from tarshards.openers.streams import is_missing
 from tarshards.urls import expand_shards
 
 _ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)

@@ -15,10 +15,11 @@ import numpy as np
 
 from tarshards.columns import Column
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
-from tarshards.index.sidecar import MISSING, Index, index_url, is_missing
+from tarshards.index.sidecar import MISSING, Index, index_url
 from tarshards.openers import open_url, public, room_of
 from tarshards.openers.compression import find_compression
 from tarshards.openers.local import local_path
+from tarshards.openers.streams import is_missing
 from tarshards.parallel import bounded_map
 from tarshards.ranges import LocalRanges, Ranges, open_ranges
 from tarshards.samples import Sample

@@ -10,6 +10,7 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.openers import open_url, public
+from tarshards.openers.streams import is_missing
 from tarshards.ranges import Ranges, open_ranges
 from tarshards.tar import BLOCK
 
@@ -237,9 +238,3 @@ def _inconsistency(index: Index) -> str | None:
     if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
         return "members that overlap or lie beyond the shard's end"
     return None
-
-
-def is_missing(error: OpenError) -> bool:
-    """Say whether *error* is that of a file that is not there."""
-    cause = error.__cause__
-    return isinstance(cause, FileNotFoundError) or getattr(cause, "code", None) in (404, 410)

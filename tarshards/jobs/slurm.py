@@ -138,10 +138,10 @@ def _states(job: str) -> dict[int, str]:
     """Return the state of every task of an array, as far as Slurm knows; markers tell the rest."""
     states: dict[int, str] = {}
     with suppress(OpenError):  # sacct, where accounting runs; it remembers for longer
-        rows = _call(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", job], quiet=True)
+        rows = _call(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", job])
         states.update(_rows(line.partition("_")[2] for line in rows.splitlines()))
     with suppress(OpenError):  # of a job that it has forgotten
-        rows = _call(["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%K|%T"], quiet=True)
+        rows = _call(["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%K|%T"])
         states.update(_rows(rows.splitlines()))
     return states
 
@@ -158,7 +158,7 @@ def _max_array() -> int:
     return MAX_ARRAY
 
 
-def _call(command: list[str], *, quiet: bool = False) -> str:
+def _call(command: list[str]) -> str:
     """Run one of Slurm's programs and return what it prints; raise OpenError with what it complains of."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

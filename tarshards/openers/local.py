@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
-from urllib.parse import unquote
 
 from tarshards.errors import UrlError
 from tarshards.openers.streams import Writer, failure
@@ -38,6 +37,8 @@ def local_path(url: str) -> str:
         host, slash, path = url[7:].partition("/")
         if host not in ("", "localhost") or not slash:
             raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=url)
+        from urllib.parse import unquote
+
         return unquote(slash + path)
     return url[5:] if url[:5].lower() == "file:" else url
 

@@ -119,6 +119,12 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
     return OpenError(words(exc), url=url, offset=offset)
 
 
+def is_missing(error: OpenError) -> bool:
+    """Say whether *error* means that there is nothing at its URL, rather than that it cannot be reached."""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) or getattr(cause, "code", None) in (404, 410)
+
+
 def words(exc: BaseException) -> str:
     if isinstance(reason := getattr(exc, "reason", None), BaseException):
         return words(reason)

@@ -145,7 +145,7 @@ class EncodedImages(Reader):
     ) -> None:
         direct = out if self.view.keeps((*size, 3)) and not flips[0] else None
         target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
-        pixels = _decode(payload, size, _least(size, boxes[0], target), direct)
+        pixels = _decode(payload, _least(size, boxes[0], target), direct)
         if direct is not None and np.may_share_memory(pixels, out):
             return
         if pixels.shape[:2] != size:
@@ -216,8 +216,8 @@ def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> t
     return math.ceil(size[0] * factor), math.ceil(size[1] * factor)
 
 
-def _decode(payload: memoryview, size: tuple[int, int], least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
-    """Decode to RGB of *size*, or by DCT scaling to not less than *least*; JPEG into *out* or this thread's buffer."""
+def _decode(payload: memoryview, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
+    """Decode to RGB, JPEG by DCT scaling to not less than *least*, into *out* or this thread's buffer."""
     jpeg = _simplejpeg(payload)
     if jpeg:
         scaling = {"min_height": least[0], "min_width": least[1], "min_factor": SMALLEST_FACTOR}

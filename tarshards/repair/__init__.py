@@ -1,10 +1,35 @@
-"""Damaged shards -> their whole samples, and an account of every byte: reading goes on at the next sound header."""
+"""Damaged shards -> their whole samples, and an account of every byte: reading goes on at the next sound header.
 
-from tarshards.repair.grouping import FoundSample, group_found
-from tarshards.repair.plain import PlainFile, open_plain
-from tarshards.repair.reading import explain, read_resyncing
-from tarshards.repair.survey import Survey, survey_file, survey_shard
-from tarshards.repair.walking import Gap, Piece, Zeros, walk
+Names are loaded when they are first used: a sound shard needs few of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tarshards.repair.grouping import FoundSample, group_found
+    from tarshards.repair.plain import PlainFile, open_plain
+    from tarshards.repair.reading import explain, read_resyncing
+    from tarshards.repair.survey import Survey, survey_file, survey_shard
+    from tarshards.repair.walking import Gap, Piece, Zeros, walk
+
+_ROOM_OF = {
+    "FoundSample": "grouping",
+    "Gap": "walking",
+    "Piece": "walking",
+    "PlainFile": "plain",
+    "Survey": "survey",
+    "Zeros": "walking",
+    "explain": "reading",
+    "group_found": "grouping",
+    "open_plain": "plain",
+    "read_resyncing": "reading",
+    "survey_file": "survey",
+    "survey_shard": "survey",
+    "walk": "walking",
+}
 
 __all__ = [
     "FoundSample",
@@ -21,3 +46,11 @@ __all__ = [
     "survey_shard",
     "walk",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"tarshards.repair.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value

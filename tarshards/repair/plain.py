@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +44,8 @@ def open_plain(url: str, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
             if not find_compression(plain.read(0, 10)):
                 yield plain
                 return
+    import tempfile
+
     with tempfile.TemporaryFile() as copy:
         error = None
         try:

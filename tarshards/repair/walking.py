@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tarshards._tar_py import ScannedMember
 from tarshards.repair.plain import PlainFile
 from tarshards.tar import BLOCK, END, MEMBER_LIMIT, padding, scan
+
+if TYPE_CHECKING:
+    from tarshards._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
 LARGE = 1 << 15  # bytes of a member from which its data is passed over rather than read
@@ -36,7 +38,7 @@ class Zeros(NamedTuple):
 
 
 #: Members are as ``scan`` gives them, at their offsets in the shard; global pax headers are of the kind GLOBAL.
-Piece = list[ScannedMember] | Zeros | Gap
+Piece: TypeAlias = "list[ScannedMember] | Zeros | Gap"
 
 
 def after(member: ScannedMember) -> int:

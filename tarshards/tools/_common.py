@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import gc
 import os
 import signal
 import sys
@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from inspect import signature
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tarshards.errors import TarshardsError
-from tarshards.fields import parse_selection
-from tarshards.ledger import Ledger
-from tarshards.ops import progress, select_fields
-from tarshards.samples import Sample, read_samples
-from tarshards.writer import TarWriter
+
+if TYPE_CHECKING:
+    from tarshards.samples import Sample
+    from tarshards.writer import TarWriter
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", 1)
@@ -52,6 +51,8 @@ def run(command: click.Command) -> None:
     except TarshardsError as error:
         say(str(error))
         sys.exit(1)
+    finally:
+        gc.freeze()  # ending need not search for garbage all that was imported
 
 
 def _terminate(*_: object) -> None:
@@ -120,6 +121,9 @@ class Input:
         quiet: bool,
         verbose: bool,
     ):
+        from tarshards.fields import parse_selection
+        from tarshards.ledger import Ledger
+
         if fields is not None:
             try:
                 parse_selection(fields)
@@ -128,6 +132,8 @@ class Input:
         self.specs = [*shards, *(f"@{name}" for name in lists)] or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         if verbose:
+            import logging
+
             logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
         policy, _, target = on_error.partition("=")
         if policy not in ("fail", "skip", "quarantine") or (policy == "quarantine") != bool(target):
@@ -140,10 +146,14 @@ class Input:
         self._rejected: TarWriter | None = None
 
     def __iter__(self) -> Iterator[Sample]:
+        from tarshards.samples import read_samples
+
         return self.choose(read_samples(self.specs, on_error=self.ledger, allow_pipe=True))
 
     def choose(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Apply --slice, --count, --fields and the progress bar to *samples*."""
+        from tarshards.ops import progress
+
         if self.slice is not None:
             samples = islice(samples, self.slice.start, self.slice.stop, self.slice.step)
         samples = islice(samples, self.count)
@@ -152,6 +162,8 @@ class Input:
         return iter(samples if self.quiet else progress(samples))
 
     def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
+        from tarshards.ops import select_fields
+
         for sample in samples:
             try:
                 (selected,) = select_fields([sample], fields)
@@ -164,6 +176,8 @@ class Input:
         """Leave *sample* out because of *error*: raise it, count it, or keep the sample in the quarantine's tar."""
         self.ledger(error)
         if self._target:
+            from tarshards.writer import TarWriter
+
             if self._rejected is None:
                 self._rejected = TarWriter(self._target)
             self._rejected.write(sample)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -52,7 +51,12 @@ def main(
     if repair is not None:
         saved = repair_shards(urls, repair, allow_pipe=True)
         say(f"{saved} samples are in {repair}")
-    click.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        click.echo(str(report))
     if report.total("error"):
         sys.exit(1)
     if strict and report.total("warning"):

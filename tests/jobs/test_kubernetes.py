@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -165,8 +166,7 @@ def test_what_does_not_pass_is_an_error(server, plan):
 def test_a_server_that_is_not_there(server, plan):
     engine = Kubernetes(OPTIONS)
     engine._api()
-    server.loop.call_soon_threadsafe(lambda: server.loop.create_task(server.runner.cleanup()))
-    server.thread.join(0.3)
+    asyncio.run_coroutine_threadsafe(server.runner.cleanup(), server.loop).result(60)
     with pytest.raises(OpenError, match="no answer from the cluster"):
         list(engine.submit(plan, 1))
 

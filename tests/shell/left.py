@@ -20,7 +20,7 @@ def processes_with(marker: str) -> list[str]:
     return found
 
 
-def wait_until(holds, seconds: float = 10.0) -> None:
+def wait_until(holds, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to pass"

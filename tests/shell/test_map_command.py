@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from left import processes_with, wait_until
 
 from tarshards.errors import OpError
 from tarshards.shell import Halt, map_command
@@ -144,7 +145,7 @@ def test_breaking_off_kills_and_removes(tmp_path):
     assert next(found)["__key__"] == "0000"
     found.close()
     assert list(tmp_path.iterdir()) == []
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     assert not [thread for thread in threading.enumerate() if thread.name == "tarshards-slot"]
 
 
@@ -191,21 +192,21 @@ def test_retries(tmp_path, retries, passes):
 
 
 def test_a_timeout_kills_grandchildren(tmp_path):
-    command = f"(sleep 1.2; touch {tmp_path}/late) & trap '' TERM; sleep 60"
-    begun = time.monotonic()
+    late = tmp_path / "late"
     with pytest.raises(OpError, match=r"the command ran for more than 0.2 s"):
-        mapped(1, f"(sleep 4; touch {tmp_path}/late) & sleep 60", timeout=0.2)
-    with pytest.raises(OpError, match=r"the command ran for more than 0.1 s"):
-        mapped(1, command.replace("1.2", "4"), timeout=0.1)
-    assert 1.9 < time.monotonic() - begun < 3.9, "SIGKILL comes 2 s after a SIGTERM that is ignored"
-    time.sleep(4.1 - (time.monotonic() - begun))
-    assert not (tmp_path / "late").exists()
+        mapped(1, f"(sleep 4; touch {late}) & sleep 60", timeout=0.2)
+    begun = time.monotonic()
+    with pytest.raises(OpError, match=r"the command ran for more than 1 s"):
+        mapped(1, f"trap '' TERM; (sleep 6; touch {late}) & sleep 60", timeout=1)
+    assert 2.9 < time.monotonic() - begun < 30, "SIGKILL comes 2 s after a SIGTERM that is ignored"
+    wait_until(lambda: processes_with(str(late)) == [])
+    assert not late.exists()
 
 
 def test_what_a_command_leaves_running_ends_with_it(tmp_path):
     begun = time.monotonic()
     mapped(3, "sleep 60 & echo")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize("text", ["now,fail=0", "later,fail=1", "now", "soon,fail=x%", "now,success=1", ""])
@@ -216,7 +217,10 @@ def test_wrong_halting_rules(text):
 
 @pytest.mark.parametrize("when", ["now", "soon"])
 def test_halting(tmp_path, when):
-    command = f"case $TAR_INDEX in 0) sleep 1; touch {tmp_path}/finished;; 1|2) sleep 0.2; exit 1;; esac"
+    nap = {"now": 20, "soon": 1}[when]
+    first = f"touch {tmp_path}/begun; sleep {nap}; touch {tmp_path}/finished"
+    failing = f"until test -e {tmp_path}/begun; do sleep 0.1; done; exit 1"
+    command = f"case $TAR_INDEX in 0) {first};; 1|2) {failing};; esac"
     failed = []
     halt = Halt.parse(f"{when},fail=2")
     begun = time.monotonic()
@@ -224,7 +228,7 @@ def test_halting(tmp_path, when):
         mapped(40, command, slots=3, halt=halt, on_error=lambda *_: failed.append(1))
     assert halt.failed == 2
     assert (tmp_path / "finished").exists() == (when == "soon")
-    assert (time.monotonic() - begun > 0.9) == (when == "soon")
+    assert (time.monotonic() - begun > nap) == (when == "soon")
 
 
 def test_halting_by_percentage():

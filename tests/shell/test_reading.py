@@ -68,8 +68,9 @@ def test_outside_of_the_main_thread_the_next_item_is_the_end():
 
     reader = threading.Thread(target=read)
     reader.start()
-    time.sleep(0.2)
+    while not found:
+        time.sleep(0.01)
     reading.break_off()
-    reader.join(5)
+    reader.join(30)
     assert not reader.is_alive()
     assert found

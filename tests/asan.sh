@@ -1,0 +1,81 @@
+#!/bin/bash
+# Run the tests of the native tar parser and kernels under AddressSanitizer and UndefinedBehaviorSanitizer, those of the
+# kernels with and without AVX2. PYTHON names the interpreter (.venv/bin/python). The normal build is left alone: all
+# happens in a temporary copy.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=$(realpath -s "${PYTHON:-.venv/bin/python}")
+CC=${CC:-gcc}
+include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/tests"
+cp -r tarshards pyproject.toml "$work"
+cp -r tests/tar tests/readers tests/conftest.py "$work/tests"
+rm -f "$work"/tarshards/{_tar,_rows,_pixels}*.so
+cd "$work"
+
+compile() {
+    "$CC" -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra -Werror \
+        -ffp-contract=off -shared -fPIC -DPy_LIMITED_API=0x030B0000 "-I$include" "${@:3}" "$1" -o "$2"
+}
+
+# Leaks are not looked for, as CPython keeps what it has until its process ends; a test counts those of the parser.
+# With Python's own allocator off, every object has its memory, and its red zone, to itself.
+log=log_path=stderr
+sanitized() {
+    env LD_PRELOAD="$("$CC" -print-file-name=libasan.so)" ASAN_OPTIONS="detect_leaks=0:$log" \
+        UBSAN_OPTIONS="print_stacktrace=1:$log" PYTHONMALLOC=malloc PYTHONPATH="$work" "$PYTHON" "$@"
+}
+
+# Workers of pytest hide what they write, so the sanitizers write to files.
+passes() {
+    local log=log_path=$work/report
+    sanitized -m pytest -q -n auto -p no:cacheprovider "$@" || {
+        cat "$work"/report.* >&2
+        exit 1
+    }
+    test -z "$(compgen -G "$work/report.*")"
+}
+
+# They would see a byte read too far, and a sum too large: code that does either is stopped.
+cat >wrong.c <<'EOF'
+#include <Python.h>
+int read_at(const char *text, long at) { return text[at]; }
+int increment(int value) { return value + 1; }
+EOF
+compile wrong.c wrong.so
+call='import ctypes, sys; wrong = ctypes.CDLL("./wrong.so"); print(eval(sys.argv[1]))'
+text='ctypes.byref(ctypes.create_string_buffer(1000))'
+test "$(sanitized -c "$call" "wrong.read_at($text, 999) + wrong.increment(41)")" = 42
+is_stopped() {
+    if sanitized -c "$call" "$1" >out 2>&1 || ! grep -q "$2" out; then
+        echo "the sanitizer let pass: $1" >&2
+        cat out >&2
+        exit 1
+    fi
+}
+is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
+is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
+
+compile tarshards/_tar.c tarshards/_tar.abi3.so
+for option in -UPORTABLE -DPORTABLE; do
+    for room in _rows _pixels; do
+        compile "tarshards/$room.c" "tarshards/$room.abi3.so" "$option"
+    done
+    # The rooms tested are those just compiled, and the sanitizers are there.
+    sanitized - "$work" <<'EOF'
+import sys
+from tarshards import _pixels, _rows, _tar, kernels, tar
+assert (tar.scan, kernels.resize, kernels.gather) == (_tar.scan, _pixels.resize, _rows.gather)
+assert "libasan" in open("/proc/self/maps").read()
+for room in _tar, _rows, _pixels:
+    assert room.__file__.startswith(sys.argv[1]), room.__file__
+    code = open(room.__file__, "rb").read()
+    assert b"__asan_report_load" in code
+    assert b"__ubsan_handle" in code
+EOF
+    passes -k native tests/readers
+done
+passes -k 'native or twins' tests/tar
