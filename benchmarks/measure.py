@@ -52,9 +52,15 @@ def machine(*packages: str) -> str:
 
 def record(title: str, lines: list[str]) -> None:
     """Print a section, and put it into RESULTS.md in place of the section of that title."""
-    section = "\n".join([f"## {title}", "", *lines, ""])
-    print(section)
-    page = RESULTS.read_text() if RESULTS.exists() else "# Results\n\nMade by `make bench`.\n"
-    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-    page = pattern.sub("", page).rstrip() + "\n\n" + section
-    RESULTS.write_text(page)
+    print("\n".join([f"## {title}", "", *lines, ""]))
+    put({title: lines})
+
+
+def put(sections: dict[str, list[str]], page: Path = RESULTS, *, first: bool = False) -> None:
+    """Put sections into a page, each in place of the one of its title; *first*: in this order above all others."""
+    text = page.read_text() if page.exists() else "# Results\n\nMade by `make bench`.\n"
+    head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    kept = dict(part.split("\n", 1) for part in parts)
+    new = {title: "\n" + "\n".join(lines) for title, lines in sections.items()}
+    kept = new | {title: kept[title] for title in kept if title not in new} if first else kept | new
+    page.write_text("\n".join([head.rstrip() + "\n", *(f"## {title}\n{kept[title].rstrip()}\n" for title in kept)]))

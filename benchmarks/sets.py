@@ -1,17 +1,24 @@
 """The data sets of the suite: made once, as plain tar shards, out of fixed seeds.
 
 Every peer's environment imports this module, so it needs the standard library alone; making the sets takes numpy,
-Pillow and scikit-learn.
+Pillow, scikit-learn and tarshards.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import random
+import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 Sample = dict[str, str | bytes]  # "__key__", and each field's bytes
+SHARDS, SMOKE, PLACES = 4, 200, 10_000
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,124 @@ def read_samples(urls: tuple[str, ...]) -> Iterator[Sample]:
     for url in urls:
         sample: Sample = {}
         with tarfile.open(url) as tar:
-            for member in tar:
-                key, _, field = member.name.partition(".")
+            for member in filter(tarfile.TarInfo.isfile, tar):
+                key, _, field = member.name.removeprefix("./").partition(".")
                 if sample and sample["__key__"] != key:
                     yield sample
                     sample = {}
                 sample["__key__"] = key
                 sample[field] = tar.extractfile(member).read()
         yield sample
+
+
+def drawn_places(count: int) -> list[int]:
+    """Return the places that random access is measured at."""
+    return random.Random(0).choices(range(count), k=PLACES)
+
+
+def raw(size: int) -> Callable[[int], Iterator[Any]]:
+    def fields(count: int) -> Iterator[Any]:
+        rng = random.Random(size)
+        for i in range(count):
+            yield {"bin": rng.randbytes(size), "cls": i % 1000}
+
+    return fields
+
+
+def text(count: int) -> Iterator[Any]:
+    """Lines of 100 to 500 words by Zipf's law out of 20,000, the frequent ones short."""
+    rng = random.Random("text")
+    letters = "etaoinshrdlucmfwypvbgkqjxz"
+    weights = list(accumulate(1 / (1 + i) for i in range(26)))
+    lengths = (2 + min(10, rank.bit_length() // 2 + rng.randrange(4)) for rank in range(20_000))
+    words = ["".join(rng.choices(letters, cum_weights=weights, k=length)) for length in lengths]
+    frequencies = list(accumulate(1 / (1 + rank) for rank in range(len(words))))
+    for i in range(count):
+        yield {"txt": " ".join(rng.choices(words, cum_weights=frequencies, k=rng.randint(100, 500))), "cls": i % 1000}
+
+
+def otto(count: int) -> Iterator[Any]:
+    """The Otto challenge's shape: 93 small counts, 9 classes."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        stream = io.BytesIO()
+        np.save(stream, rng.poisson(0.7, 93).astype(np.float32))
+        yield {"x.npy": stream.getvalue(), "cls": i % 9}
+
+
+def cifar(count: int) -> Iterator[Any]:
+    """Smooth pictures, raw."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        yield {"rgb": coarse.resize((32, 32), Image.Resampling.BICUBIC).tobytes(), "cls": i % 10}
+
+
+def photos(width: int, height: int) -> Callable[[int], Iterator[Any]]:
+    """Crops of scikit-learn's two photographs, at scales from 0.8 to 1.25, as JPEG of quality 90."""
+
+    def fields(count: int) -> Iterator[Any]:
+        import numpy as np
+        from PIL import Image
+        from sklearn.datasets import load_sample_images
+
+        pictures, rng = [Image.fromarray(picture) for picture in load_sample_images().images], np.random.default_rng(0)
+        for i in range(count):
+            picture, stream = pictures[i % len(pictures)], io.BytesIO()
+            scale = min(rng.uniform(0.8, 1.25), picture.width / width, picture.height / height)
+            cut = width * scale, height * scale
+            left, top = rng.uniform(0, picture.width - cut[0]), rng.uniform(0, picture.height - cut[1])
+            box = (left, top, left + cut[0], top + cut[1])
+            part = picture.resize((width, height), Image.Resampling.BICUBIC, box)
+            part.save(stream, "JPEG", quality=90)
+            yield {"jpg": stream.getvalue(), "cls": i}
+
+    return fields
+
+
+SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
+    "raw-2k": ("raw", 10_000, raw(2048)),
+    "raw-110k": ("raw", 1_500, raw(110 * 1024)),
+    "text": ("text", 5_000, text),
+    "otto": ("otto", 39_601, otto),
+    "cifar": ("cifar", 20_000, cifar),
+    "photos256": ("jpeg", 600, photos(256, 256)),
+    "photos500": ("jpeg", 250, photos(500, 375)),
+}
+
+
+def make(name: str, root: Path, *, smoke: bool = False) -> Path:
+    """Make a set below *root* once, with the reference that deliveries are compared with; return its folder."""
+    from checks import reference
+
+    from tarshards import ShardWriter
+
+    folder = root / "sets" / name
+    if folder.exists():
+        return folder
+    kind, count, fields = SETS[name]
+    count = SMOKE if smoke else count
+    part = folder.with_name(f"{name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with ShardWriter(f"{part}/{name}-{{shard:06d}}.tar", max_samples=-(-count // SHARDS)) as writer:
+        for i, sample in enumerate(fields(count)):
+            writer.write({"__key__": f"{i:08d}", **sample})
+    urls = tuple(map(str, sorted(part.glob("*.tar"))))
+    entries = reference(Data(name, kind, count, urls, part))
+    (part / "reference.json").write_text(json.dumps({"count": count, "entries": entries}))
+    part.rename(folder)
+    return folder
+
+
+def data_of(name: str, root: Path, peer: str) -> tuple[Data, list[Any]]:
+    """Return a made set as *peer* meets it, and its reference."""
+    folder = root / "sets" / name
+    known = json.loads((folder / "reference.json").read_text())
+    urls = tuple(map(str, sorted(folder.glob("*.tar"))))
+    return Data(name, SETS[name][0], known["count"], urls, root / "peers" / peer / name), known["entries"]

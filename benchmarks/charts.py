@@ -1,0 +1,73 @@
+"""The report's plots: a picture a task, bars for the peers' medians, whiskers from slowest to fastest round."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from figures import OURS, TIMES, YES, Row, bests, groups
+
+BLUE, LIGHT, GREY, PALE, INK = "#1f5fa8", "#7ea6d3", "#9aa0a6", "#d8dadd", "#333333"
+
+NOTE = (
+    "Medians; whiskers from the slowest to the fastest round;\n"
+    "in brackets workers or threads; hatched: not the whole set."
+)
+
+
+def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:
+    """Draw one setting, the fastest at the top."""
+    rows = sorted(bests(rows, task), key=lambda row: median(row["seconds"]) / row.get("samples", 1))
+    for place, row in enumerate(rows):
+        values = [1000 * s if task in TIMES else row["samples"] / s for s in row["seconds"]]
+        middle, right = median(values), row.get("checked", "yes") in YES
+        colour = BLUE if row["peer"] == OURS else LIGHT if row["peer"].startswith(OURS) else GREY if right else PALE
+        spread = [[middle - min(values)], [max(values) - middle]]
+        axes.barh(place, middle, 0.66, color=colour, hatch="" if right else "////", edgecolor="white", linewidth=0)
+        axes.errorbar(middle, place, xerr=spread, color=INK, linewidth=0.9, capsize=2)
+        told = f"{middle:,.1f}" if task in TIMES and middle < 100 else f"{middle:,.0f}"
+        axes.annotate(told, (max(values), place), (4, 0), textcoords="offset points", va="center", color=INK)
+    workers = [f" ({row['workers']})" if "workers" in row else "" for row in rows]
+    axes.set_yticks(range(len(rows)), [f"{row['peer']}{each}" for row, each in zip(rows, workers)])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.18 * max((axes.get_xlim()[1], 1e-9)))
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_xticks([])
+    axes.tick_params(length=0, labelsize=8.5, labelcolor=INK)
+    for side in "top", "right", "bottom":
+        axes.spines[side].set_visible(False)
+    axes.spines["left"].set_color(PALE)
+
+
+def main(parts: list[dict[str, Any]], folder: Path) -> None:
+    """Write `<task>.png` for every task that was measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = defaultdict(list)
+    for part in parts:
+        tasks[part["task"]] += [(", ".join(filter(None, [part["set"], s])), rows) for s, rows in groups(part) if rows]
+    for task, panels in tasks.items():
+        if not panels:
+            continue
+        columns = min(2, len(panels))
+        lines = math.ceil(len(panels) / columns)
+        bars = max(len(bests(rows, task)) for _, rows in panels)
+        size = (5.2 * columns, lines * (0.6 + 0.24 * bars) + 0.3)
+        with pyplot.rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "hatch.linewidth": 0.6}):
+            figure, grid = pyplot.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+            for axes, (title, rows) in zip(grid.flat, panels):
+                unit = "ms, less is better" if task in TIMES else "samples a second"
+                panel(axes, f"{title}: {unit}", rows, task)
+            for axes in grid.flat[len(panels) :]:
+                axes.set_visible(False)
+            figure.supxlabel(NOTE, fontsize=7.5, color=GREY, x=0.01, ha="left")
+            figure.get_layout_engine().set(hspace=0.05, h_pad=0.08)
+            figure.savefig(folder / f"{task}.png", dpi=110)
+            pyplot.close(figure)

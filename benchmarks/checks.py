@@ -1,0 +1,89 @@
+"""What a peer delivered, told in a form that can be compared: a digest of each sample, an image's size and mean colour.
+
+Every peer's environment imports this module, so it needs the standard library alone; references take numpy and
+simplejpeg.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+from sets import Data, Sample, read_samples
+
+CROP = 224
+DECODED, CROPPED = 2, 12  # levels of 256 that a mean colour may be off: of one image, of a whole set's random crops
+FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
+
+
+def digest(payload: Any, label: int) -> int:
+    """Return 64 bits that tell a sample from others; an array counts by its bytes in C order."""
+    known = blake2b(payload if isinstance(payload, bytes | memoryview) else payload.tobytes(), digest_size=8)
+    known.update(b"%d" % label)
+    return int.from_bytes(known.digest())
+
+
+def look(pixels: Any, label: int) -> list[float]:
+    """Return an image's label, height, width, and mean red, green and blue in levels of 256."""
+    if pixels.shape[0] == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    mean = pixels.reshape(-1, pixels.shape[2]).mean(axis=0, dtype="float64")
+    scale = 255 if pixels.dtype.kind == "f" and pixels.max() <= 1 else 1
+    return [int(label), *pixels.shape[:2], *(float(value) * scale for value in mean)]
+
+
+def entries(task: str, samples: Iterable[tuple[Any, int]]) -> list[Any]:
+    """Return what is compared of each sample."""
+    tell = look if task in ("decode", "crop") else digest
+    return [tell(payload, int(label)) for payload, label in samples]
+
+
+def reference(data: Data) -> list[Any]:
+    """Return the entries of a set's own samples, in their order, by programs that no peer is."""
+    return entries("decode" if data.kind == "jpeg" else "stream", map(_plain, read_samples(data.urls)))
+
+
+def _plain(sample: Sample) -> tuple[Any, int]:
+    label = int(sample["cls"])
+    if "jpg" in sample:
+        import simplejpeg
+
+        return simplejpeg.decode_jpeg(sample["jpg"], "RGB"), label
+    if "x.npy" in sample:
+        import io
+
+        import numpy as np
+
+        return np.load(io.BytesIO(sample["x.npy"])), label
+    return next(sample[field] for field in FIELD.values() if field in sample), label
+
+
+def judge(task: str, got: list[Any], expected: list[Any]) -> str:
+    """Return "yes", or what is wrong with what was delivered."""
+    if task == "random":
+        wrong = sum(a != b for a, b in zip(got, expected))
+        return "yes" if got == expected else f"wrong: {wrong:,} of {len(expected):,} places"
+    images = task in ("decode", "crop")
+    took, wanted = (Counter(entry[0] if images else entry for entry in side) for side in (got, expected))
+    if took != wanted:
+        lost, other = (wanted - took).total(), (took - wanted).total()
+        repeated = sum(count for entry, count in (took - wanted).items() if entry in wanted)
+        parts = [f"{lost:,} lost"] * bool(lost) + [f"{repeated:,} repeated"] * bool(repeated)
+        parts += [f"{other - repeated:,} altered"] * bool(other - repeated)
+        return f"wrong: {len(got):,} of {len(expected):,}, {', '.join(parts)}"
+    return _judge_images(task, got, expected) if images else "yes"
+
+
+def _judge_images(task: str, got: list[Any], expected: list[Any]) -> str:
+    known = {entry[0]: entry for entry in expected}
+    shapes = sum((entry[1:3] != ([CROP, CROP] if task == "crop" else known[entry[0]][1:3])) for entry in got)
+    if shapes:
+        return f"wrong: {shapes:,} of another shape"
+    if task == "crop":
+        means = [[sum(entry[i] for entry in side) / len(side) for i in (3, 4, 5)] for side in (got, expected)]
+        off = max(abs(a - b) for a, b in zip(*means))
+        return "yes" if off <= CROPPED else f"wrong: mean colour {off:.0f} levels off"
+    off = sum(any(abs(a - b) > DECODED for a, b in zip(entry[3:], known[entry[0]][3:])) for entry in got)
+    return f"wrong: {off:,} of another colour" if off else "yes"

@@ -1,0 +1,139 @@
+"""What the peers' files say of themselves, and their virtual environments: each made once, two at a time."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from measure import DATA
+
+PEERS = Path(__file__).with_name("peers")
+ENVIRONMENTS = DATA / "environments"
+TASKS = {  # and the function of a peer that does it
+    "stream": "stream",
+    "arrays": "arrays",
+    "decode": "decode",
+    "crop": "crop",
+    "random": "places",
+    "write": "write",
+    "index": "index",
+    "resume": "restore",
+    "first": "stream",
+    "cold": "stream",
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a peer's file says, read without importing it."""
+
+    file: str  # the module's name: a package's own name would hide it, hence the "_" at some ends
+    about: str
+    packages: tuple[str, ...]
+    system: tuple[str, ...]
+    pip: tuple[str, ...]
+    own: bool
+    threads: bool | tuple[str, ...]  # in all tasks, in none, or in these
+    cannot: dict[str, str]
+    functions: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.file.rstrip("_")
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith("tarshards")
+
+    def threaded(self, task: str) -> bool:
+        """Whether the workers of a task are threads of which there is at least one."""
+        return self.threads is True or (self.threads is not False and TASKS[task] in self.threads)
+
+    def reason(self, task: str) -> str | None:
+        """Return why the peer cannot do a task, or None."""
+        function = TASKS[task]
+        if function in self.functions and task not in self.cannot:
+            return None
+        return self.cannot.get(task) or self.cannot.get(function, "has no function for it here")
+
+
+def read_peer(path: Path) -> Peer:
+    """Return what a peer's file says."""
+    tree = ast.parse(path.read_text())
+    constants: dict[str, Any] = {"SYSTEM": (), "PIP": (), "CANNOT": {}}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("PACKAGES", "SYSTEM", "PIP", "OWN", "THREADS", "CANNOT"):
+                constants[name] = ast.literal_eval(node.value)
+    named = {key.lower(): value for key, value in constants.items()}
+    functions = frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return Peer(path.stem, (ast.get_docstring(tree) or "").split("\n")[0], functions=functions, **named)
+
+
+def all_peers() -> list[Peer]:
+    """Return every peer, ours first."""
+    peers = [read_peer(path) for path in PEERS.glob("[!_]*.py")]
+    return sorted(peers, key=lambda peer: (not peer.ours, peer.name))
+
+
+def is_here(peer: Peer) -> bool:
+    """Whether the running environment has the peer's packages, of whatever version."""
+    try:
+        return all(version(re.split("[=<>;@[ ]", package)[0]) for package in peer.packages)
+    except PackageNotFoundError:
+        return False
+
+
+def make(peer: Peer) -> str:
+    """Return the Python of a peer's environment, which is made if there is none; raises OSError with pip's words."""
+    if not peer.packages:
+        return sys.executable
+    folder = ENVIRONMENTS / peer.file
+    made, failed = folder / "packages.json", ENVIRONMENTS / f"{peer.file}.failed.json"
+    wanted = {"packages": list(peer.packages), "pip": list(peer.pip)}
+    for kept in made, failed:
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        if {key: known.get(key) for key in wanted} == wanted:
+            if "error" in known:
+                raise OSError(known["error"])
+            return str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
+    python = str(folder / "bin" / "python")
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.pip, *peer.packages]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        needs = f"; it needs Debian's {', '.join(peer.system)}" if peer.system else ""
+        error = f"pip install failed: {' '.join(lines[-1:])[:300]}{needs}"
+        failed.write_text(json.dumps({**wanted, "error": error}))
+        raise OSError(error)
+    made.write_text(json.dumps(wanted))
+    failed.unlink(missing_ok=True)
+    return python
+
+
+def make_all(peers: list[Peer], say: Any = print) -> dict[str, str | OSError]:
+    """Return the Python of each peer's environment, or what kept it from being made."""
+
+    def made(peer: Peer) -> str | OSError:
+        try:
+            python = make(peer)
+        except (OSError, subprocess.SubprocessError) as exc:
+            exc = OSError(str(exc))
+            say(f"environment of {peer.name}: {exc}")
+            return exc
+        say(f"environment of {peer.name}: there")
+        return python
+
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((peer.file for peer in peers), pool.map(made, peers)))

@@ -1,0 +1,150 @@
+"""NVIDIA DALI on the CPU, plain tars: its own reader of webdataset shards, by the indexes of its wds2idx; threads."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checks import FIELD
+from nvidia.dali import Pipeline, fn
+from sets import Data
+from wds2idx import IndexCreator
+
+PACKAGES = ("nvidia-dali-cuda120==2.4.0", "numpy==2.4.6")
+SYSTEM = ()
+OWN = False
+THREADS = ("stream", "arrays", "decode", "crop", "resume", "restore")
+CANNOT = {"random": "its readers give epochs; there is no access by number", "write": "reads only"}
+BATCH, POOL, CROP = 64, 1000, 224
+
+
+def indexes(data: Data) -> list[str]:
+    return [str(data.folder / f"{Path(url).stem}.idx") for url in data.urls]
+
+
+def index(data: Data) -> None:
+    for url, path in zip(data.urls, indexes(data)):
+        with IndexCreator(url, path, verbose=False) as creator:
+            creator.create_index()
+
+
+class Loader:
+    """The epochs of a pipeline over its reader; what fills up the last batch is cut off.
+
+    It can be stopped after any batch, and be restored from a checkpoint that was made there.
+    """
+
+    def __init__(self, pipe: Pipeline, share: tuple[int, int], deliver: Callable[..., Any], taken: int = 0) -> None:
+        self.pipe, self.deliver, self.taken = pipe, deliver, taken
+        samples = pipe.reader_meta("shards")["epoch_size"]
+        rank, ranks = share
+        self.count = samples * (rank + 1) // ranks - samples * rank // ranks
+        longest = (samples + ranks - 1) // ranks  # to which all ranks' shares are filled up
+        self.steps = (longest + pipe.max_batch_size - 1) // pipe.max_batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.taken < self.steps:
+            outputs = self.pipe.run()
+            real = self.count - self.taken * self.pipe.max_batch_size
+            self.taken += 1
+            if real > 0:
+                yield self.deliver(min(real, self.pipe.max_batch_size), *outputs)
+        self.taken = 0
+
+    def state(self) -> bytes:
+        return pickle.dumps((self.taken, self.pipe.checkpoint()))
+
+
+def load(
+    data: Data,
+    graph: Callable[[Any], Any],
+    deliver: Callable[..., Any],
+    threads: int,
+    *,
+    shuffled: bool,
+    size: int = BATCH,
+    state: bytes | None = None,
+    **options: Any,
+) -> Loader:
+    taken, checkpoint = pickle.loads(state) if state else (0, None)
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    pipe = Pipeline(size, threads, None, seed=0, checkpoint=checkpoint, **options)
+    with pipe:
+        payload, label = fn.readers.webdataset(
+            paths=list(data.urls),
+            index_paths=[path for path in indexes(data) if Path(path).exists()],
+            ext=[FIELD[data.kind], "cls"],
+            missing_component_behavior="error",
+            random_shuffle=shuffled,
+            initial_fill=POOL,
+            shard_id=rank,
+            num_shards=ranks,
+            stick_to_shard=True,
+            pad_last_batch=True,
+            name="shards",
+        )
+        pipe.set_outputs(graph(payload), label)
+    pipe.build()
+    return Loader(pipe, (rank, ranks), deliver, taken)
+
+
+def as_bytes(count: int, payloads: Any, labels: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Arrays of bytes, one a sample, in DALI's memory."""
+    return [np.asarray(payloads.at(i)) for i in range(count)], [np.asarray(labels.at(i)) for i in range(count)]
+
+
+def as_arrays(count: int, payloads: Any, labels: Any) -> tuple[np.ndarray, list[int]]:
+    """An array in DALI's memory, and the labels, for which it has no decoder."""
+    return np.asarray(payloads.as_tensor())[:count], [int(np.asarray(labels.at(i)).tobytes()) for i in range(count)]
+
+
+def stream(data: Data, *, shuffled: bool, workers: int) -> Iterable[Any]:
+    if "://" in data.urls[0]:
+        raise NotImplementedError("its reader opens local files alone")
+    return load(data, lambda payload: payload, as_bytes, workers, shuffled=shuffled)
+
+
+def arrays(data: Data, *, size: int, workers: int) -> Iterable[Any]:
+    def graph(payload: Any) -> Any:
+        if data.kind == "otto":
+            return fn.decoders.numpy(payload)
+        return fn.reshape(payload, shape=[32, 32, 3])
+
+    return load(data, graph, as_arrays, workers, shuffled=True, size=size)
+
+
+def decode(data: Data, *, workers: int) -> Iterable[Any]:
+    return load(data, fn.decoders.image, as_arrays, workers, shuffled=False)
+
+
+def crop(data: Data, *, workers: int) -> Iterable[Any]:
+    def graph(payload: Any) -> Any:
+        images = fn.decoders.image_random_crop(payload, random_area=[0.08, 1], random_aspect_ratio=[3 / 4, 4 / 3])
+        return fn.flip(fn.resize(images, size=[CROP, CROP]), horizontal=fn.random.coin_flip())
+
+    return load(data, graph, as_arrays, workers, shuffled=True)
+
+
+def start(data: Data, *, workers: int) -> tuple[Loader, Callable[[], bytes]]:
+    loader = load(data, lambda payload: payload, as_bytes, workers, shuffled=True, enable_checkpointing=True)
+    return loader, loader.state
+
+
+def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
+    options = {"state": state, "enable_checkpointing": True}
+    return iter(load(data, lambda payload: payload, as_bytes, workers, shuffled=True, **options))
+
+
+def plain(task: str, item: Any, data: Data) -> Iterator[tuple[Any, int]]:
+    payloads, labels = item
+    if task in ("stream", "resume"):
+        payloads, labels = [payload.tobytes() for payload in payloads], [label.tobytes() for label in labels]
+    yield from zip(payloads, map(int, labels))
+
+
+def size(task: str, item: Any) -> int:
+    return len(item[1])

@@ -1,0 +1,103 @@
+"""tarshards, plain tars with indexes: samples planned, from mapped shards; processes for bytes, threads for arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack  # noqa: F401 - which the index imports late, and
+import simplejpeg  # noqa: F401 - which the image reader does
+from checks import FIELD
+from sets import Data, Sample
+
+from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, build_index
+from tarshards.readers import array, image, integer
+
+PACKAGES = ()  # the environment that the suite itself runs in
+SYSTEM = ()
+OWN = False
+THREADS = ("arrays", "decode", "crop")
+CANNOT = {}
+BATCH, SHARDS, CROP = 64, 4, 224
+SIDES = {"photos256": (256, 256), "photos500": (375, 500)}
+
+
+def links(data: Data) -> list[str]:
+    """Where index() links to the shards, so that the indexes beside them are of this peer's folder."""
+    return [str(data.folder / Path(url).name) for url in data.urls]
+
+
+def shards(data: Data) -> list[str]:
+    linked = links(data)
+    return linked if Path(f"{linked[-1]}.index").exists() else list(data.urls)
+
+
+def index(data: Data) -> None:
+    for link, url in zip(links(data), data.urls):
+        if not Path(link).is_symlink():
+            Path(link).symlink_to(Path(url).absolute())
+        build_index(link).save(link)
+
+
+def write(samples: list[Sample], data: Data) -> None:
+    with ShardWriter(f"{data.folder}/{{shard:06d}}.tar", max_samples=-(-len(samples) // SHARDS)) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+def stream(data: Data, *, shuffled: bool, workers: int) -> Iterable[Any]:
+    if workers == 0:
+        return Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
+    return batches(data, shuffled=shuffled, workers=workers)
+
+
+def batches(data: Data, *, shuffled: bool, workers: int) -> ShardLoader:
+    dataset = ShardDataset(shards(data), shuffle=shuffled)
+    return ShardLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0)
+
+
+def loader(data: Data, size: int, threads: int | None, **fields: Any) -> ArrayLoader:
+    dataset = Stream.from_shards(shards(data), shuffle=True, world=World.detect())
+    return ArrayLoader(dataset, size, fields={**fields, "cls": integer()}, threads=threads)
+
+
+def arrays(data: Data, *, size: int, workers: int) -> ArrayLoader:
+    """What is but copied is best copied by the caller's own thread, as it is by default."""
+    reader = array() if data.kind == "otto" else image(shape=(32, 32, 3))
+    return loader(data, size, None if workers == 1 else workers, **{FIELD[data.kind]: reader})
+
+
+def decode(data: Data, *, workers: int) -> ArrayLoader:
+    return loader(data, BATCH, workers, jpg=image(SIDES[data.name]))
+
+
+def crop(data: Data, *, workers: int) -> ArrayLoader:
+    return loader(data, BATCH, workers, jpg=image(CROP, crop="random_resized", flip=0.5))
+
+
+def places(data: Data) -> Callable[[int], Sample]:
+    return IndexedShards(shards(data)).__getitem__
+
+
+def start(data: Data, *, workers: int) -> tuple[ShardLoader, Callable[[], bytes]]:
+    resumable = batches(data, shuffled=True, workers=workers)
+    return resumable, lambda: json.dumps(resumable.state_dict()).encode()
+
+
+def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
+    resumable = batches(data, shuffled=True, workers=workers)
+    resumable.load_state_dict(json.loads(state))
+    return iter(resumable)
+
+
+def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[Any, int]]:
+    payloads, labels = item[FIELD[data.kind]], item["cls"]
+    if isinstance(labels, bytes):
+        payloads, labels = [payloads], [labels]
+    yield from zip(payloads, map(int, labels))
+
+
+def size(task: str, item: dict[str, Any]) -> int:
+    return 1 if isinstance(item["cls"], bytes) else len(item["cls"])

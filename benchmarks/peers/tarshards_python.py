@@ -1,0 +1,44 @@
+"""tarshards in pure Python, plain tars: what remains of it where there is no compiler."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from checks import FIELD
+from sets import Data, Sample
+
+for kernel in "_tar", "_mapped", "_rows", "_pixels":
+    sys.modules[f"tarshards.{kernel}"] = None  # is not found, so that its twin in Python is taken
+
+from tarshards import Stream, World, build_index  # noqa: E402
+
+PACKAGES = ()  # the environment that the suite itself runs in
+SYSTEM = ()
+OWN = False
+THREADS = ()
+CANNOT = {
+    "arrays": "measured with the kernels",
+    "decode": "measured with the kernels",
+    "crop": "measured with the kernels",
+    "random": "measured with the kernels",
+    "write": "measured with the kernels",
+    "resume": "measured with the kernels",
+    "first": "measured with the kernels",
+}
+
+
+def stream(data: Data, *, shuffled: bool, workers: int) -> Stream:
+    if shuffled or workers:
+        raise NotImplementedError("measured with the kernels")
+    return Stream.from_shards(list(data.urls), index=False, world=World.detect())
+
+
+def index(data: Data) -> None:
+    for url in data.urls:
+        build_index(url).save(str(data.folder / Path(url).name))
+
+
+def plain(task: str, item: Sample, data: Data) -> Iterator[tuple[bytes, int]]:
+    yield item[FIELD[data.kind]], int(item["cls"])

@@ -1,0 +1,129 @@
+"""Peers' processes: started in their own environments, asked by JSON lines, watched, and killed when they hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class CannotError(Exception):
+    """What a peer says that it cannot do."""
+
+
+class FailedError(Exception):
+    """What a peer failed at, died of or did not answer."""
+
+
+def session(leader: int) -> Iterator[Path]:
+    """Yield the folder in /proc of every process of a session: a peer's, and whatever it started."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            if os.getsid(int(folder.name)) == leader:
+                yield folder
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this session, those of ended processes too."""
+    ticks = 0
+    for folder in session(os.getsid(0)):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / TICKS
+
+
+def mebibytes(leader: int) -> float:
+    """Return a session's anonymous and shared memory; what processes share counts once, what maps files not at all."""
+    kibibytes = 0
+    for folder in session(leader):
+        with contextlib.suppress(OSError):
+            rollup = (folder / "smaps_rollup").read_text()
+            kibibytes += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)))
+    return kibibytes / 1024
+
+
+class Process:
+    """A peer's process; *python* is its environment's, *log* takes what it prints."""
+
+    def __init__(self, name: str, python: str, log: Path, **environment: str):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.name, self.log, self.peak = name, log, 0.0
+        kept = {key: value for key, value in os.environ.items() if key not in RANKS}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [python, str(WORKER), name], **pipes, stderr=errors, env=kept | environment, start_new_session=True
+            )
+        self._bytes = b""
+
+    def ready(self, limit: float = 120) -> None:
+        """Wait until the peer is imported; what it takes by then is not counted as its memory."""
+        self._answer(limit)
+        self.before = mebibytes(self.process.pid)
+
+    def ask(self, call: str, limit: float = 120, *, watch: bool = False, **arguments: Any) -> Any:
+        """Return the answer to a call; *watch* its memory, then `peak` is the most it took in MiB above the imports.
+
+        Raises CannotError or FailedError; after *limit* seconds without an answer the peer is killed.
+        """
+        try:
+            self.process.stdin.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
+        except OSError:
+            self._answer(0)
+        answer = self._answer(limit, watch)
+        self.peak = max(self.peak, mebibytes(self.process.pid) - self.before) if watch else self.peak
+        return answer
+
+    def _answer(self, limit: float, watch: bool = False) -> Any:
+        deadline, pipe = time.monotonic() + limit, self.process.stdout
+        while b"\n" not in self._bytes:
+            left = deadline - time.monotonic()
+            if not select.select([pipe], [], [], min(0.02, max(left, 0)) if watch else max(left, 0))[0]:
+                if left <= 0:
+                    self.kill()
+                    raise FailedError(f"no answer within {limit:.0f} s{self._last_words()}")
+                if watch:
+                    self.peak = max(self.peak, mebibytes(self.process.pid) - self.before)
+                continue
+            part = os.read(pipe.fileno(), 1 << 20)
+            if not part:
+                self.kill()
+                raise FailedError(f"died, exit status {self.process.wait()}{self._last_words()}")
+            self._bytes += part
+        line, _, self._bytes = self._bytes.partition(b"\n")
+        reply = json.loads(line)
+        if "cannot" in reply:
+            raise CannotError(reply["cannot"])
+        if "failed" in reply:
+            raise FailedError(reply["failed"])
+        return reply["answer"]
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").split("\n")
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its log ends: {words[:200]}" if words else ""
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """End the peer and whatever it started."""
+        for folder in session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(folder.name), signal.SIGKILL)
+        for pipe in self.process.stdin, self.process.stdout:
+            pipe.close()
+        self.process.wait()

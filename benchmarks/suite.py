@@ -1,0 +1,257 @@
+"""The tasks and their settings: every peer in each, rounds interleaved over the peers; figures kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from checks import judge, reference
+from contenders import Contender, Run, empty
+from environments import Peer, all_peers, is_here, make_all
+from measure import DATA, machine
+from sets import Data, make
+
+ROOT = DATA / "suite"
+PARTS = (  # a task and a set, measured together and kept in one file
+    ("stream", "raw-2k"),
+    ("stream", "raw-110k"),
+    ("stream", "text"),
+    ("arrays", "otto"),
+    ("arrays", "cifar"),
+    ("decode", "photos256"),
+    ("decode", "photos500"),
+    ("crop", "photos256"),
+    ("crop", "photos500"),
+    ("random", "raw-2k"),
+    ("random", "raw-110k"),
+    ("write", "raw-2k"),
+    ("write", "raw-110k"),
+    ("index", "raw-2k"),
+    ("index", "raw-110k"),
+    ("first", "raw-2k"),
+    ("resume", "raw-2k"),
+    ("cold", "raw-110k"),
+)
+SMOKE = ("raw-2k", "otto", "photos256")  # the sets of a smoke run
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "stream": [{"shuffled": False}, {"shuffled": True}],
+    "otto": [{"size": 1024}],
+    "cifar": [{"size": 128}, {"size": 1024}],
+    "cold": [{"shuffled": False}],
+}
+WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2)}
+WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
+LEAST, ROUNDS, SLOW, FEWER = 0.2, 5, 0.75, 3  # seconds of a round; rounds; FEWER where an epoch takes SLOW seconds
+FRESH = 5  # rounds of what is measured in fresh processes
+
+
+class Suite:
+    """One run over some parts, on some peers."""
+
+    def __init__(self, root: Path, peers: list[Peer], pythons: dict[str, str | OSError], *, smoke: bool):
+        self.root, self.peers, self.pythons, self.smoke = root, peers, pythons, smoke
+        self.begun = time.monotonic()
+
+    def say(self, words: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self.begun), 60)
+        print(f"[{minutes:02d}:{seconds:02d}] {words}", file=sys.stderr, flush=True)
+
+    def measure(self, task: str, name: str) -> dict[str, Any]:
+        """Measure one part; return what is kept of it."""
+        make(name, self.root, smoke=self.smoke)
+        cannot = {peer.name: reason for peer in self.peers if (reason := peer.reason(task))}
+        able = [peer for peer in self.peers if not peer.reason(task)]
+        failed = {peer.name: str(error) for peer in able if isinstance(error := self.pythons[peer.file], OSError)}
+        contenders = [Contender(p, str(self.pythons[p.file]), name, self.root) for p in able if p.name not in failed]
+        try:
+            rows = KINDS.get(task, Suite.steady)(self, task, contenders)
+        finally:
+            for contender in contenders:
+                contender.end()
+        versions = {peer.name: list(peer.packages) for peer in self.peers}
+        kept = {"task": task, "set": name, "count": len(contenders[0].entries) if contenders else 0, "rows": rows}
+        return kept | {
+            "cannot": cannot,
+            "failed": failed,
+            "versions": versions,
+            "machine": machine("tarshards", "numpy"),
+        }
+
+    def runs(self, task: str, contenders: list[Contender]) -> Iterable[list[Run]]:
+        """Yield the runs of each setting: those that are measured side by side."""
+        name = contenders[0].data.name if contenders else ""
+        numbers = WORKERS.get(name) or WORKERS.get(task, (None,))
+        for settings in SETTINGS.get(task) or SETTINGS.get(name) or [{}]:
+            for workers in numbers:
+                if self.smoke and workers == 1:
+                    continue
+                runs = []
+                for contender in contenders:
+                    own = workers
+                    if workers == 0 and contender.peer.threaded(task):  # of which there is no 0
+                        own = None if 1 in numbers else 1
+                    if workers is None or own is not None:
+                        runs.append(Run(contender, task, settings if own is None else {**settings, "workers": own}))
+                words = [f"{key}={value}" for key, value in settings.items()]
+                words += [f"workers={workers}"] * (workers is not None)
+                self.say(" ".join([task, name, *words, f"({len(runs)} peers)"]))
+                yield runs
+
+    def steady(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
+        """Epochs of loaders that stay open, the first kept apart."""
+        rows = []
+        for runs in self.runs(task, contenders):
+            for contender in contenders:
+                contender.start()
+            for run in runs:
+                run.step(Run.first_epoch)
+            self.rounds(runs, lambda run: run.steady_epochs(0 if self.smoke else LEAST))
+            for step in Run.check, Run.close:
+                for run in runs:
+                    run.step(step)
+            rows += [run.row for run in runs]
+        return rows
+
+    def rounds(self, runs: list[Run], step: Callable[[Run], None]) -> None:
+        for round_ in range(1 if self.smoke else ROUNDS):
+            for run in runs:
+                if round_ < FEWER or run.last < SLOW:
+                    run.step(step)
+
+    def making(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
+        """What makes files: each round into an empty folder."""
+        (runs,) = self.runs(task, contenders)
+        for contender in contenders:
+            contender.start()
+
+        def begin(run: Run) -> None:
+            run.contender.ready(folder(run))
+            if task == "write":
+                run.row["bytes"] = run.ask("load")
+            once(run)
+            run.row["first"] = run.row["seconds"].pop()
+            run.row["cpu"].pop()
+
+        def folder(run: Run) -> Path:
+            return self.root / "made" / run.contender.peer.file / run.contender.data.name
+
+        def once(run: Run) -> None:
+            empty(folder(run))
+            run.keep(run.ask(task))
+            run.last = run.row["seconds"][-1]
+
+        def check(run: Run) -> None:
+            run.row["checked"] = self.read_back(task, run, folder(run))
+
+        for run in runs:
+            run.step(begin)
+        self.rounds(runs, once)
+        for run in runs:
+            run.step(check)
+            empty(folder(run))
+        return [run.row for run in runs]
+
+    def read_back(self, task: str, run: Run, folder: Path) -> str:
+        """Judge what was made: tars by Python's tarfile, a format of the peer's own by the peer's reader."""
+        contender, data = run.contender, run.contender.data
+        tars = tuple(map(str, sorted(folder.rglob("*.tar"))))
+        if task == "write" and tars and not contender.peer.own:
+            return judge("stream", reference(Data(data.name, data.kind, data.count, tars, folder)), contender.entries)
+        run.task = "random" if task == "index" else "stream"
+        if contender.peer.reason(run.task):
+            return "not read back"
+        in_order = {"shuffled": False, "workers": int(contender.peer.threaded("stream"))}
+        run.ask("open", task=run.task, **({} if task == "index" else in_order))
+        run.check()
+        return run.row["checked"]
+
+    def fresh(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
+        """What a process does once: each round in processes of its own, begun together, asked one after another."""
+        rows = []
+        for runs in self.runs(task, contenders):
+            for round_ in range(1 if self.smoke else FRESH):
+                able = [run for run in runs if not run.over]
+                for run in able:
+                    run.contender.start()
+                for run in able:
+                    run.step(lambda run: run.contender.ready())
+                for run in able:
+                    run.step(lambda run, round_=round_: ONCE[task](run, round_))
+                    run.contender.end()
+            rows += [run.row for run in runs]
+        return rows
+
+
+def first(run: Run, round_: int) -> None:
+    run.row["seconds"].append(run.ask("first", workers=run.settings["workers"]))
+
+
+def cold(run: Run, round_: int) -> None:
+    run.row["resident"] = max(run.row.get("resident", 0), run.contender.cool())
+    opened = run.ask("open", task="stream", **run.settings)
+    figures = run.ask("epoch")
+    run.keep(figures | {"seconds": figures["seconds"] + opened})
+
+
+def resume(run: Run, round_: int) -> None:
+    if not round_:  # the process that is broken off; the next rounds' go on
+        run.reference = run.ask("start", **run.settings)
+        run.contender.end()
+        run.contender.ready()
+    got = run.ask("restore", state=run.reference["state"], **run.settings)
+    run.row["seconds"].append(got["seconds"])
+    batch, rest = (judge("stream", got[part], run.reference[part]) for part in ("next", "rest"))
+    right = "wrong: another batch" if batch != "yes" else f"{rest} after it" if rest != "yes" else "yes"
+    if run.row.get("checked", "yes") == "yes":
+        run.row["checked"] = right
+
+
+KINDS = {"write": Suite.making, "index": Suite.making, "first": Suite.fresh, "resume": Suite.fresh, "cold": Suite.fresh}
+ONCE = {"first": first, "resume": resume, "cold": cold}
+
+
+def keep(measured: dict[str, Any], root: Path, apart: Iterable[str] = ()) -> None:
+    """Write a part's figures, the last run's become the `previous` ones; or only those of peers *apart*."""
+    path = root / "measured" / f"{measured['task']}-{measured['set']}.json"
+    previous = root / "previous" / path.name
+    for folder in path.parent, previous.parent:
+        folder.mkdir(parents=True, exist_ok=True)
+    if path.exists() and apart:
+        old = json.loads(path.read_text())
+        measured["rows"] = [row for row in old["rows"] if row["peer"] not in apart] + measured["rows"]
+        for key in "cannot", "failed":
+            measured[key] = {peer: told for peer, told in old[key].items() if peer not in apart} | measured[key]
+        measured["versions"] = old["versions"] | measured["versions"]
+        measured["apart"] = sorted({*old.get("apart", []), *apart})
+    elif path.exists():
+        path.replace(previous)
+    path.write_text(json.dumps(measured, indent=1))
+
+
+def main(tasks: Iterable[str] = (), names: Iterable[str] = (), *, smoke: bool = False, root: Path = ROOT) -> None:
+    """Measure the parts of these tasks (all), on these peers (all), and keep the figures below *root*."""
+    tasks, names = set(tasks), set(names)
+    peers = [peer for peer in all_peers() if (not names or peer.name in names) and (not smoke or is_here(peer))]
+    suite = Suite(root, peers, {}, smoke=smoke)
+    here = {peer.file: sys.executable for peer in peers}
+    suite.pythons = here if smoke else make_all(peers, suite.say)
+    for task, name in PARTS:
+        if (not tasks or task in tasks) and (not smoke or name in SMOKE):
+            keep(suite.measure(task, name), root, names)
+    suite.say("measured")
+
+
+def attempt(peer: str, task: str, name: str = "", root: str = "") -> None:
+    """Print what a peer does in a task on a small set: for whoever writes its file."""
+    peers = [each for each in all_peers() if peer in (each.name, each.file)]
+    suite = Suite(Path(root or DATA / "smoke"), peers, make_all(peers), smoke=True)
+    sets = [part[1] for part in PARTS if part[0] == task and name in ("", part[1])]
+    for each in sets:
+        measured = suite.measure(task, each)
+        print(json.dumps({key: measured[key] for key in ("task", "set", "rows", "cannot", "failed")}, indent=1))
+    raise SystemExit(os.EX_OK if sets else f"no set {name} in task {task}")

@@ -1,0 +1,168 @@
+"""The process of one peer, in that peer's environment: reads what is asked as JSON lines, answers each with one."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+HERE = str(Path(__file__).parent)
+sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # behind what the peers import
+
+from checks import entries  # noqa: E402
+from processes import cpu_seconds  # noqa: E402
+from sets import Data, drawn_places, read_samples  # noqa: E402
+
+BATCH = 64
+
+
+class Lookup:
+    """Samples at drawn places, as a loader."""
+
+    def __init__(self, get: Callable[[int], Any], count: int):
+        self.get, self.places = get, drawn_places(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.get, self.places)
+
+
+class Worker:
+    """A peer at work on one set; each method is a call that the runner can ask for."""
+
+    def __init__(self, peer: Any):
+        self.peer, self.loader, self.samples = peer, None, []
+
+    def use(self, urls: list[str], folder: str, **data: Any) -> None:
+        """Take another set."""
+        self.data = Data(urls=tuple(urls), folder=Path(folder), **data)
+
+    def prepare(self) -> None:
+        """Make the peer's own format of the set, or its index."""
+        if self.peer.OWN:
+            self.peer.write(list(read_samples(self.data.urls)), self.data)
+        else:
+            self.peer.index(self.data)
+
+    def open(self, task: str, **options: Any) -> float:
+        """Make a loader; return the seconds it took."""
+        self.task = task
+        begun = time.perf_counter()
+        if task == "random":
+            self.loader = Lookup(self.peer.places(self.data), self.data.count)
+        else:
+            self.loader = getattr(self.peer, task)(self.data, **options)
+        return time.perf_counter() - begun
+
+    def epoch(self, repeats: int = 1) -> dict[str, float]:
+        """Take everything *repeats* times; return wall and CPU seconds and samples, of all the epochs."""
+        size, samples = getattr(self.peer, "size", None), 0
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        for _ in range(repeats):
+            if size is None:
+                last = deque(enumerate(self.loader, 1), maxlen=1)
+                samples += last[0][0] if last else 0
+            else:
+                for item in self.loader:
+                    samples += size(self.task, item)
+        return {"seconds": time.perf_counter() - begun, "cpu": cpu_seconds() - cpu, "samples": samples}
+
+    def check(self) -> list[Any]:
+        """Return what one more epoch delivers, for the runner to compare."""
+        return self._entries(self.loader)
+
+    def close(self) -> None:
+        """Drop the loader, its processes and its memory."""
+        self.loader = None
+        self.samples = []
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def load(self) -> int:
+        """Have the set's samples in memory for `write`; return their bytes."""
+        self.samples = list(read_samples(self.data.urls))
+        return sum(len(value) for sample in self.samples for field, value in sample.items() if field != "__key__")
+
+    def write(self) -> dict[str, float]:
+        return self._timed(lambda: self.peer.write(self.samples, self.data))
+
+    def index(self) -> dict[str, float]:
+        return self._timed(lambda: self.peer.index(self.data))
+
+    def first(self, workers: int) -> float:
+        """Return the seconds from the call to the first sample."""
+        self.task = "stream"
+        begun = time.perf_counter()
+        self.loader = self.peer.stream(self.data, shuffled=True, workers=workers)
+        next(iter(self.loader))
+        return time.perf_counter() - begun
+
+    def start(self, workers: int) -> dict[str, Any]:
+        """Go to the middle of an epoch; return the state there, and what the next batch and the rest hold."""
+        self.task = "resume"
+        self.loader, state = self.peer.start(self.data, workers=workers)
+        batches = iter(self.loader)
+        for _ in range(self.data.count // BATCH // 2):
+            next(batches)
+        kept = base64.b64encode(state()).decode()
+        return {"state": kept, "next": self._entries([next(batches)]), "rest": self._entries(batches)}
+
+    def restore(self, state: str, workers: int) -> dict[str, Any]:
+        """Go on at *state*; return the seconds to the next batch, and what it and the rest hold."""
+        self.task, decoded = "resume", base64.b64decode(state)
+        begun = time.perf_counter()
+        batches = iter(self.peer.restore(self.data, decoded, workers=workers))
+        batch = next(batches)
+        seconds = time.perf_counter() - begun
+        return {"seconds": seconds, "next": self._entries([batch]), "rest": self._entries(batches)}
+
+    def _entries(self, items: Iterable[Any]) -> list[Any]:
+        return entries(self.task, chain.from_iterable(self.peer.plain(self.task, item, self.data) for item in items))
+
+    def _timed(self, work: Callable[[], Any]) -> dict[str, float]:
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        work()
+        return {"seconds": time.perf_counter() - begun, "cpu": cpu_seconds() - cpu, "samples": self.data.count}
+
+
+def answer(worker: Worker, line: str) -> dict[str, Any]:
+    request = json.loads(line)
+    try:
+        return {"answer": getattr(worker, request.pop("call"))(**request)}
+    except NotImplementedError as exc:
+        return {"cannot": str(exc) or "not implemented"}
+    except Exception as exc:
+        traceback.print_exc()
+        return {"failed": " ".join(f"{type(exc).__name__}: {exc}".split())[:300]}
+
+
+def main(name: str) -> None:
+    # What the peer and its processes print belongs to the log, and the pipes to this process alone.
+    lines, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    worker = Worker(importlib.import_module(f"peers.{name}"))
+    print(json.dumps({"answer": "ready"}), file=answers, flush=True)
+    for line in lines:
+        print(json.dumps(answer(worker, line)), file=answers, flush=True)
+    os.killpg(0, signal.SIGKILL)  # the runner is gone: so is whatever was started
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--try":
+        from suite import attempt
+
+        attempt(*sys.argv[2:])
+    else:
+        main(sys.argv[1])

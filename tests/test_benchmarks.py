@@ -1,0 +1,113 @@
+"""The benchmark suite cannot rot: every peer's file is whole, and a small run of everything checks what it delivers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
+sys.path.append(str(BENCHMARKS))
+
+import checks  # noqa: E402
+import environments  # noqa: E402
+import figures  # noqa: E402
+import measure  # noqa: E402
+import run  # noqa: E402
+
+PEERS = ["datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "litdata", "spdl", "squirrel"]
+PEERS += ["streaming", "tarfile", "tarshards", "tarshards_python", "torch_files", "webdataset"]
+files = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def test_every_peer_is_there():
+    assert sorted(peer.name for peer in environments.all_peers()) == sorted(PEERS)
+
+
+@files
+def test_a_peer_does_every_task_or_says_why_not(path):
+    peer = environments.read_peer(path)
+    for task, function in environments.TASKS.items():
+        assert function in peer.functions or {task, function} & peer.cannot.keys(), task
+    assert "plain" in peer.functions or not {"stream", "arrays", "decode", "crop", "places"} & peer.functions
+    assert "write" in peer.functions or not peer.own
+    assert ("start" in peer.functions) == ("restore" in peer.functions)
+
+
+@files
+def test_a_peers_packages_are_of_exact_versions(path):
+    for package in environments.read_peer(path).packages:
+        assert re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==[\w.+]+", package)
+        assert package == "torch==2.13.0" or not package.startswith("torch==")
+
+
+@files
+def test_a_peers_file_is_short_and_says_what_it_is(path):
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) < 300
+
+
+def test_every_program_is_in_reach_of_make_bench():
+    programs = {
+        path.stem
+        for path in BENCHMARKS.glob("*.py")
+        if re.search("^from measure import.*record", path.read_text(), re.M)
+    }
+    assert programs == set(run.PROGRAMS)
+
+
+def test_what_was_delivered_is_judged():
+    assert checks.judge("stream", [3, 1, 2], [1, 2, 3]) == "yes"
+    assert checks.judge("stream", [1, 2], [1, 2, 3]) == "wrong: 2 of 3, 1 lost"
+    assert checks.judge("stream", [1, 2, 2], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 repeated"
+    assert checks.judge("stream", [1, 2, 4], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 altered"
+    assert checks.judge("random", [2, 1], [1, 2]) == "wrong: 2 of 2 places"
+
+
+def test_images_are_judged_by_size_and_colour():
+    known = [[0, 300, 400, 10.0, 20.0, 30.0], [1, 300, 400, 90.0, 80.0, 70.0]]
+    close = [[1, 300, 400, 91.0, 80.0, 69.0], known[0]]
+    assert checks.judge("decode", close, known) == "yes"
+    assert checks.judge("decode", [close[0], [0, 300, 400, 30.0, 20.0, 10.0]], known) == "wrong: 1 of another colour"
+    assert checks.judge("decode", [close[0], [0, 400, 300, 10.0, 20.0, 30.0]], known) == "wrong: 1 of another shape"
+    cropped = [[0, 224, 224, 95.0, 75.0, 70.0], [1, 224, 224, 5.0, 25.0, 30.0]]
+    assert checks.judge("crop", cropped, known) == "yes"
+    assert checks.judge("crop", cropped[:1], known) == "wrong: 1 of 2, 1 lost"
+    assert checks.judge("crop", [[i, 224, 224, 90.0, 80.0, 70.0] for i in (0, 1)], known).startswith(
+        "wrong: mean colour"
+    )
+
+
+def test_the_best_of_a_peer_is_right_before_it_is_fast():
+    rows = [
+        {"peer": "a", "samples": 10, "seconds": [second], "checked": told}
+        for second, told in ((1, "wrong: 1"), (2, "yes"))
+    ]
+    rows += [{"peer": "tarshards", "samples": 10, "seconds": [4], "checked": "yes"}]
+    best = figures.bests(rows, "stream")
+    assert [row["peer"] for row in best] == ["tarshards", "a"]
+    assert best[1]["checked"] == "yes"
+    assert figures.ratio(best[1], best, "stream") == 0.5
+
+
+def test_a_section_takes_the_place_of_its_title(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    measure.put({"A": ["a"], "B": ["b"]}, page)
+    measure.put({"C": ["c"], "B": ["d"]}, page, first=True)
+    measure.put({"A": ["e"]}, page)
+    assert page.read_text() == "# Results\n\nMade by `make bench`.\n\n## C\n\nc\n\n## B\n\nd\n\n## A\n\ne\n"
+
+
+def test_a_small_run_of_the_whole_suite_delivers_what_is_right():
+    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "run.py"), "smoke"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for title in "The suite at a glance", "Raw iteration by every peer", "Resume in mid-epoch", "What faults do":
+        assert f"## {title}" in done.stdout
+    assert "| tarshards | " in done.stdout
