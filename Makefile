@@ -24,7 +24,7 @@ asan: $(VENV)/.test
 
 $(VENV)/.%: $(PACKAGE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
 	touch $@
 
 clean:

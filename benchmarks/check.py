@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from measure import DATA, interleave, machine, record
+from measure import DATA, KEEPING, install, interleave, machine, record
 
 from tarshards import TarWriter, read_samples
 from tarshards.repair import survey_shard
 
-ROOT = Path(__file__).parents[1]
 FOLDER = DATA / "check"
 THREADS = 2
 KEYS = 10_000_000
@@ -55,27 +52,10 @@ def make_images(count: int):
     return lambda i: {"jpg": images[i % count]}
 
 
-def install() -> Path:
-    """Install the package as users do, not editable and with its bytecode, and return where its tools are.
-
-    What it needs comes from the environment of this program.
-    """
-    folder = DATA / "environments" / "installed"
-    python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    (site / "peers.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-    subprocess.run([*command, "--no-build-isolation", "--force-reinstall", ROOT], check=True, env=environment)
-    return python.parent
-
-
 def shell(command: str) -> None:
     """Run a bash line; Python keeps its bytecode, as users' does."""
     arguments = ["bash", "-euo", "pipefail", "-c", command]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, env=environment)
+    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, env=KEEPING)
 
 
 def decode_all(images: list[bytes]) -> None:

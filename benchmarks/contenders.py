@@ -115,9 +115,11 @@ class Run:
         self.row["seconds"].append(figures["seconds"] / repeats)
         self.row["cpu"].append(figures["cpu"] / repeats)
 
+    def ready(self) -> None:
+        self.contender.ready()
+
     def first_epoch(self) -> None:
         """Open the loader and take one epoch, whose time is kept apart."""
-        self.contender.ready()
         opened = self.ask("open", task=self.task, **self.settings)
         epoch = self.ask("epoch")
         if not epoch["samples"]:

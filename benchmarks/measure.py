@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -14,6 +16,22 @@ from statistics import median
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"
+KEEPING = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # for programs that keep their bytecode, as users' do
+
+
+def install() -> Path:
+    """Install the package as users do, not editable and with its bytecode, and return where its tools are.
+
+    What it needs comes from the environment of this program.
+    """
+    folder = DATA / "environments" / "installed"
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    (site / "peers.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--no-build-isolation", "--force-reinstall", DATA.parents[1]], check=True, env=KEEPING)
+    return python.parent
 
 
 def interleave(works: dict[str, Callable[[], object]], *, runs: int = 7) -> dict[str, list[float]]:

@@ -10,9 +10,9 @@ from typing import Any
 import charts
 import faults
 from environments import all_peers
-from figures import OURS, TIMES, YES, Row, bests, groups, load, ratio, settings, speed
+from figures import FORMS, OURS, TIMES, YES, Row, bests, groups, load, mine, ratio, settings, speed
 from measure import RESULTS, put
-from suite import FEWER, FRESH, LEAST, ROOT, ROUNDS, SLOW
+from suite import FRESH, LEAST, ROOT
 
 TITLES = {
     "stream": "Raw iteration by every peer",
@@ -118,13 +118,14 @@ def heading(part: dict[str, Any], setting: str) -> str:
 def summary(parts: list[dict[str, Any]]) -> list[str]:
     """Return the table of all tasks and peers at one glance, and how it was made."""
     asked = {peer for part in parts for peer in part["versions"]}
-    peers = [peer.name for peer in all_peers() if peer.name in asked - {OURS}]
+    peers = [peer.name for peer in all_peers() if peer.name in asked.difference(FORMS)]
     lines = [f"{parts[0]['machine']}.", "", *HOW, ""] if parts else []
     lines += [f"| | {OURS} | {' | '.join(peers)} |", "|---" * (len(peers) + 2) + "|"]
     for part in parts:
         for setting, rows in groups(part):
             chosen = {row["peer"]: row for row in bests(rows, part["task"])}
-            cells = [cell(chosen[OURS], part["task"])] if OURS in chosen else [""]
+            own = mine(rows, part["task"])
+            cells = [cell(own, part["task"]) if own else ""]
             for peer in peers:
                 right = peer in chosen and chosen[peer].get("checked", "yes") in YES
                 told = marked(chosen[peer], list(chosen.values()), part["task"]) if peer in chosen else "·"
@@ -136,12 +137,13 @@ def summary(parts: list[dict[str, Any]]) -> list[str]:
 
 
 HOW = [
-    "How many times as fast as each peer ours is, each with its best number of workers; **bold: ours is behind**; "
+    "How many times as fast as each peer ours is, each with its best number of workers, ours with the better of single "
+    "samples and rows of arrays; **bold: ours is behind**; "
     "· the peer cannot or failed, the tables say why; (wrong): what it delivered is not the set.",
     "",
     "Every peer has a process in an environment of its own, and its own best configuration in `benchmarks/peers`. "
     "Under each setting the loader is opened and a first epoch is kept apart, which includes the opening; then "
-    f"{ROUNDS} rounds ({FEWER} where an epoch takes {SLOW} s or more) go round the peers in turn, each of as many "
+    "5 rounds (3 where an epoch takes 0.75 s or more, 2 from 2.5 s on) go round the peers in turn, each of as many "
     f"epochs as last {LEAST} s: medians, and the slowest and fastest round. CPU seconds are those of all of a peer's "
     "processes. One more epoch is compared sample by sample with the set; the peak is that of the anonymous and shared "
     "memory meanwhile, above the imports. The page cache is warm except where dropped. First "

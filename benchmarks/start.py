@@ -1,23 +1,24 @@
-"""How long the tools' --help takes beside the bare interpreter."""
+"""How long the tools' --help takes beside the bare interpreter, installed as users have them."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
-from measure import interleave, machine, record
+from measure import KEEPING, install, interleave, machine, record
 
 BIN = Path(__file__).parents[1] / "bin"
 
 
 def main() -> None:
-    def run(*command: str):
-        return lambda: subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    folder = install()
 
-    works = {"python -c pass": run("-c", "pass")}
-    works |= {f"{tool.name} --help": run(str(tool), "--help") for tool in sorted(BIN.iterdir())}
+    def run(program: str, *arguments: str):
+        return lambda: subprocess.run([folder / program, *arguments], check=True, capture_output=True, env=KEEPING)
+
+    works = {"python -c pass": run("python", "-c", "pass")}
+    works |= {f"{tool.name} --help": run(tool.name, "--help") for tool in sorted(BIN.iterdir())}
     seconds = interleave(works, runs=15)
     bare = seconds["python -c pass"]
     rows = [

@@ -46,7 +46,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
-LEAST, ROUNDS, SLOW, FEWER = 0.2, 5, 0.75, 3  # seconds of a round; rounds; FEWER where an epoch takes SLOW seconds
+LEAST = 0.2  # seconds of a round at least
+ROUNDS = {0.75: 5, 2.5: 3, float("inf"): 2}  # where an epoch takes less than so many seconds
 FRESH = 5  # rounds of what is measured in fresh processes
 
 
@@ -108,8 +109,9 @@ class Suite:
         for runs in self.runs(task, contenders):
             for contender in contenders:
                 contender.start()
-            for run in runs:
-                run.step(Run.first_epoch)
+            for step in Run.ready, Run.first_epoch:
+                for run in runs:
+                    run.step(step)
             self.rounds(runs, lambda run: run.steady_epochs(0 if self.smoke else LEAST))
             for step in Run.check, Run.close:
                 for run in runs:
@@ -118,9 +120,9 @@ class Suite:
         return rows
 
     def rounds(self, runs: list[Run], step: Callable[[Run], None]) -> None:
-        for round_ in range(1 if self.smoke else ROUNDS):
+        for round_ in range(1 if self.smoke else max(ROUNDS.values())):
             for run in runs:
-                if round_ < FEWER or run.last < SLOW:
+                if round_ < next(rounds for seconds, rounds in ROUNDS.items() if run.last < seconds):
                     run.step(step)
 
     def making(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
@@ -179,7 +181,7 @@ class Suite:
                 for run in able:
                     run.contender.start()
                 for run in able:
-                    run.step(lambda run: run.contender.ready())
+                    run.step(Run.ready)
                 for run in able:
                     run.step(lambda run, round_=round_: ONCE[task](run, round_))
                     run.contender.end()

@@ -41,6 +41,33 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     return PyLong_FromLongLong(i < count ? i : -1);
 }
 
+static PyObject *pack(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer out, addresses, sizes;
+    if (!PyArg_ParseTuple(args, "w*y*y*:pack", &out, &addresses, &sizes)) return NULL;
+    const int64_t count = addresses.len / 8;
+    const uint64_t *address = addresses.buf;
+    const int64_t *size = sizes.buf;
+    int64_t left = out.len;
+    int fits = sizes.len == 8 * count;
+    for (int64_t i = 0; fits && i < count; left -= size[i++]) fits = size[i] >= 0 && size[i] <= left;
+    fits = fits && left == 0;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        char *to = out.buf;
+        for (int64_t i = 0; i < count; to += size[i++]) {
+            if (i + AHEAD < count) fetch(address[i + AHEAD], size[i + AHEAD]);
+            if (size[i]) memcpy(to, (const char *)(uintptr_t)address[i], (size_t)size[i]);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&addresses);
+    PyBuffer_Release(&sizes);
+    if (!fits) return PyErr_SetString(PyExc_ValueError, "out, addresses and sizes do not fit together"), NULL;
+    Py_RETURN_NONE;
+}
+
 /* How many bytes of white space begin *text*. */
 static int64_t leading_space(const char *text, int64_t size) {
     int64_t i = 0;
@@ -134,6 +161,7 @@ static PyObject *find_other(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "gather(out, addresses, prefix) -> index; see tarshards._rows_py"},
+    {"pack", pack, METH_VARARGS, "pack(out, addresses, sizes); see tarshards._rows_py"},
     {"find_other", find_other, METH_VARARGS, "find_other(addresses, prefix) -> index; see tarshards._rows_py"},
     {"parse_integers", parse_integers, METH_VARARGS,
      "parse_integers(out, addresses, sizes) -> index; see tarshards._rows_py"},

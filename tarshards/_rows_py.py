@@ -27,6 +27,12 @@ def gather(out: np.ndarray, addresses: np.ndarray, prefix: bytes) -> int:
     return -1
 
 
+def pack(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
+    """Copy so many bytes from each address, one after the other, into *out*; ValueError if they do not just fill it."""
+    data = [string_at(address, size) for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True)]
+    out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(data), np.uint8)
+
+
 def find_other(addresses: np.ndarray, prefix: bytes) -> int:
     """Return the first row whose bytes do not begin with *prefix*, -1 if all do; each must have as many."""
     prefix = bytes(prefix)

@@ -9,12 +9,12 @@ import numpy as np
 
 try:
     from tarshards._pixels import resize
-    from tarshards._rows import find_other, gather, parse_floats, parse_integers
+    from tarshards._rows import find_other, gather, pack, parse_floats, parse_integers
 except ImportError:
     from tarshards._pixels_py import resize
-    from tarshards._rows_py import find_other, gather, parse_floats, parse_integers
+    from tarshards._rows_py import find_other, gather, pack, parse_floats, parse_integers
 
-__all__ = ["Buffers", "Payloads", "find_other", "gather", "parse_floats", "parse_integers", "resize"]
+__all__ = ["Buffers", "Payloads", "find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
 
 
 class Buffers:

@@ -28,8 +28,9 @@ def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generat
             current = torch.cuda.current_stream(target)
             current.wait_stream(stream)
             for value in moved.values():
-                if isinstance(value, torch.Tensor):
-                    value.record_stream(current)
+                for part in value if isinstance(value, tuple) else (value,):
+                    if isinstance(part, torch.Tensor):
+                        part.record_stream(current)
             yield moved
 
 
@@ -37,6 +38,8 @@ def _tensor(value: Any, device: Any = None) -> Any:
     import numpy as np
     import torch
 
+    if isinstance(value, tuple):  # as a ragged column is
+        return tuple(_tensor(part, device) for part in value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         return value
     array = np.ascontiguousarray(value, value.dtype.newbyteorder("="))

@@ -20,8 +20,17 @@ import figures  # noqa: E402
 import measure  # noqa: E402
 import run  # noqa: E402
 
-PEERS = ["datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "litdata", "spdl", "squirrel"]
-PEERS += ["streaming", "tarfile", "tarshards", "tarshards_python", "torch_files", "webdataset"]
+PEERS = ["datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "litdata", "simplejpeg", "spdl"]
+PEERS += [
+    "squirrel",
+    "streaming",
+    "tarfile",
+    "tarshards",
+    "tarshards_python",
+    "tarshards_rows",
+    "torch_files",
+    "webdataset",
+]
 files = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 

@@ -32,6 +32,12 @@ def test_arrays_become_tensors_and_the_rest_stays():
         assert (batch["names"], batch["__key__"]) == (["a", "b"], ["1", "2"])
 
 
+def test_a_ragged_column_is_two_tensors():
+    values, offsets = np.arange(5, dtype="u1"), np.array([0, 2, 5])
+    (moved,) = move((batch for batch in [{"tokens": (values, offsets)}]), "cpu")
+    assert [part.tolist() for part in moved["tokens"]] == [[0, 1, 2, 3, 4], [0, 2, 5]]
+
+
 def test_strings_and_dates_stay_arrays():
     words = np.array(["a", "b"])
     (moved,) = move((batch for batch in [{"words": words}]), "cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tarshards.readers.arrays import array
+from tarshards.readers.arrays import array, ragged
 from tarshards.readers.base import Reader
 from tarshards.readers.draws import draws_of
 from tarshards.readers.images import image
@@ -21,6 +21,7 @@ __all__ = [
     "image",
     "integer",
     "json",
+    "ragged",
     "reader_of",
     "text",
     "using",

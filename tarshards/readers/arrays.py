@@ -101,8 +101,41 @@ class Array(Reader):
         if self.shape is not None:
             return Rows(self.dtype, self.shape)
         if self.dtype.itemsize == 0 or len(payload) % self.dtype.itemsize:
-            raise DecodeError(f"{len(payload)} bytes are no whole number of {self.dtype}")
+            raise DecodeError(_no_whole_number(len(payload), self.dtype))
         return Rows(self.dtype, (len(payload) // self.dtype.itemsize,))
+
+
+class Ragged(Reader):
+    """Rows of any length; where they lie is held until those that failed are gone, then all are copied."""
+
+    is_quick = True
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = dtype
+
+    def make(self, count: int) -> np.ndarray:
+        """Addresses and sizes, of shape (count, 2)."""
+        return np.empty((count, 2), np.int64)
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Note where the payloads lie."""
+        rows = batch[first : first + len(payloads)]
+        rows[:, 0], rows[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
+        odd = np.flatnonzero(payloads.sizes % self.dtype.itemsize)
+        return {int(i): DecodeError(_no_whole_number(payloads.sizes[i], self.dtype)) for i in odd}
+
+    def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Copy the payloads, and say where each begins."""
+        addresses, sizes = batch.T.copy()
+        offsets = np.zeros(len(batch) + 1, np.int64)
+        np.cumsum(sizes // self.dtype.itemsize, out=offsets[1:])
+        values = np.empty(offsets[-1], self.dtype)
+        kernels.pack(values, addresses.view(np.uint64), sizes)
+        return values, offsets
+
+
+def _no_whole_number(size: int, dtype: np.dtype) -> str:
+    return f"{size} bytes are no whole number of {dtype}"
 
 
 def _copy(out: np.ndarray, addresses: np.ndarray) -> None:
@@ -116,3 +149,14 @@ def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:
     as the first. Each member must be of the first one's size, and have its very header.
     """
     return Array(dtype, shape)
+
+
+def ragged(dtype: Any = "u1") -> Reader:
+    """Raw bytes of any length (text, token ids) -> (values, offsets): one is ``values[offsets[i]:offsets[i + 1]]``.
+
+    *values* are of *dtype* and of shape (total,), nothing between the samples; *offsets* are int64 of shape (n + 1,).
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject or not dtype.itemsize:
+        raise TypeError(f"{dtype} has no form in bytes")
+    return Ragged(dtype)

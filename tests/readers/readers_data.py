@@ -14,7 +14,7 @@ from tarshards.kernels import Payloads
 from tarshards.readers import draws_of
 
 TWINS = ["native", "python"]
-KERNELS = ["find_other", "gather", "parse_floats", "parse_integers", "resize"]
+KERNELS = ["find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
 
 
 def load_twin(name):

@@ -1,4 +1,6 @@
-"""Arrays of constant size: gathered as they lie."""
+"""Arrays of constant size, gathered as they lie, and of any length, one after the other."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from readers_data import npy, read, whole
 
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream
 from tarshards.errors import DecodeError
 from tarshards.kernels import Payloads
-from tarshards.readers import array
+from tarshards.readers import array, integer, ragged
 
 pytestmark = pytest.mark.usefixtures("twin")
 ANY = st.one_of(hnp.integer_dtypes(), hnp.floating_dtypes(), hnp.complex_number_dtypes(), hnp.datetime64_dtypes())
@@ -85,3 +88,42 @@ def test_objects_are_refused():
         array(object)
     with pytest.raises(TypeError, match="the dtype must be given"):
         opened(array(), b"1234", "raw")
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=30), min_size=1, max_size=20), parts=st.integers(1, 3)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ragged_rows_are_one_after_the_other(rows, parts):
+    values, offsets = whole(ragged("<u2"), [np.array(row, "<u2").tobytes() for row in rows], parts=parts)
+    assert (values.dtype, offsets.dtype) == (np.dtype("<u2"), np.dtype(np.int64))
+    assert [values[begin:end].tolist() for begin, end in pairwise(offsets)] == rows
+
+
+def test_a_ragged_row_of_half_an_element_fails_alone():
+    reader, payloads = ragged("<u2"), Payloads.of([b"ab", b"abc", b"", b"abcd"])
+    batch = reader.make(4)
+    failed = reader.read(batch, 0, payloads, np.zeros(4, np.uint64))
+    assert {place: str(error) for place, error in failed.items()} == {1: "3 bytes are no whole number of uint16"}
+    values, offsets = reader.join(batch[[0, 2, 3]])
+    assert (values.tobytes(), offsets.tolist()) == (b"ababcd", [0, 1, 1, 3])
+
+
+@pytest.mark.parametrize("dtype", ["O", "S0", "V0"])
+def test_what_is_no_element_cannot_be_ragged(dtype):
+    with pytest.raises(TypeError, match="no form in bytes"):
+        ragged(dtype)
+
+
+def test_ragged_batches_leave_out_what_failed(tmp_path):
+    texts = [b"", b"one", b"twotwo!", b"x" * 100_000, b"four"]
+    with ShardWriter(f"{tmp_path}/a-{{shard}}.tar") as writer:
+        for i, text in enumerate(texts * 20):
+            writer.write({"__key__": f"{i:03d}", "ids": text + text, "cls": "no" if i == 7 else i})
+    dataset = Stream.from_shards(f"{tmp_path}/a.shards.json", shuffle=True, on_error=Ledger(max_errors=1))
+    found = {}
+    for batch in ArrayLoader(dataset, 8, fields={"ids": ragged("<u2"), "cls": integer()}):
+        values, offsets = batch["ids"]
+        assert len(offsets) == len(batch["cls"]) + 1
+        found |= {i: values[b:e].tobytes() for i, b, e in zip(batch["cls"].tolist(), offsets, offsets[1:])}
+    assert found == {i: text + text for i, text in enumerate(texts * 20) if i != 7}
