@@ -103,7 +103,8 @@ def reasons(part: dict[str, Any]) -> list[str]:
         for kind in {"cannot", "failed"} & row.keys():
             where = [settings(row)] * bool(settings(row))
             where += [f"{row['workers']} workers"] if "workers" in row else []
-            told.setdefault(f"{kind}, {row[kind]}", {}).setdefault(row["peer"], []).append(", ".join(where))
+            words = row[kind].partition(" Original Traceback")[0].replace(f"{RESULTS.parents[1]}/", "")
+            told.setdefault(f"{kind}, {words}", {}).setdefault(row["peer"], []).append(", ".join(where))
     lines = ["Not in the tables:", ""] if told else []
     for reason, peers in told.items():
         names = [f"{peer} ({'; '.join(where)})" if any(where) else peer for peer, where in peers.items()]

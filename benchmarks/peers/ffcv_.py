@@ -87,7 +87,7 @@ def load(data: Data, size: int, workers: int, *, shuffled: bool = True, image: l
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Loader:
-    return load(data, 64, workers, shuffled=shuffled)
+    return load(data, 64 if data.name == "raw-110k" else 256, workers, shuffled=shuffled)  # its best
 
 
 def arrays(data: Data, *, size: int, workers: int) -> Loader:

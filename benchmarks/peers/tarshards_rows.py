@@ -25,14 +25,15 @@ CANNOT = {
     "index": "as of tarshards",
     "resume": "as of tarshards",
 }
-BATCH = 64
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> ArrayLoader:
     """What is but copied is best copied by the caller's own thread, as it is by default."""
     dataset = Stream.from_shards(list(data.urls), shuffle=shuffled, world=World.detect())
     fields = {FIELD[data.kind]: ragged(), "cls": integer()}
-    return ArrayLoader(dataset, BATCH, fields=fields, threads=None if workers == 1 else workers)
+    return ArrayLoader(
+        dataset, 64 if data.name == "raw-110k" else 256, fields=fields, threads=None if workers == 1 else workers
+    )
 
 
 def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[bytes, int]]:
