@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Literal
 
 from tarshards.codecs import encode_field
@@ -139,14 +140,30 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
     key = sample.get("__key__")
     if not isinstance(key, str) or not key:
         raise SampleError(f"a sample needs a __key__ that is a str, not {key!r}", url=sample.get("__url__"))
-    names = sorted(field for field in sample if not is_reserved(field))
-    if not names:
+    fields, are_plain = _fields_of(tuple(sample))
+    if not fields:
         raise SampleError("a sample without fields cannot be written", key=key)
+    # What is neither dotted, reserved nor broken off reads back, and needs no trial of every name.
+    are_plain = are_plain and not ("." in key or "__" in key or "\0" in key or key[-1] == "/")
     members = []
-    for field in names:
-        name = join_name(key, field)
-        try:
-            members.append((name, encode_field(field, sample[field])))
-        except EncodeError as error:
-            raise EncodeError(error.reason, key=key, field=field) from error
+    for field in fields:
+        name = f"{key}.{field}" if are_plain else join_name(key, field)
+        data = sample[field]
+        if type(data) is not bytes:
+            data = _encoded(data, key, field)
+        members.append((name, data))
     return members
+
+
+@lru_cache(1024)
+def _fields_of(names: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the fields among a sample's *names*, sorted, and whether all read back after any key without dots."""
+    fields = sorted(name for name in names if not is_reserved(name))
+    return fields, all(split_name(f"k.{field}") == ("k", field) and "\0" not in field for field in fields)
+
+
+def _encoded(value: Any, key: str, field: str) -> bytes:
+    try:
+        return encode_field(field, value)
+    except EncodeError as error:
+        raise EncodeError(error.reason, key=key, field=field) from error

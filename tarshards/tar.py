@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from zlib import adler32
 
 from tarshards.errors import TarError
 
@@ -164,13 +166,24 @@ def pack_header(name: str, size: int) -> bytes:
     Time, owner and mode are fixed, so that the same members give the same bytes.
     """
     if len(name) <= 100 and name.isascii() and size < 1 << 33:
-        before = b"%b%b%011o\0%b" % (name.encode().ljust(100, b"\0"), MODE_AND_OWNER, size, TIME)
-        return b"%b%06o\0 %b" % (before, sum(before) + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)
+        before = name.encode().ljust(100, b"\0") + _before_checksum(size)
+        # The low half of Adler-32 is 1 and the sum of all bytes, modulo 65521, which 148 bytes of ASCII do not reach.
+        return before + _from_checksum(adler32(before) & 0xFFFF)
     import tarfile
 
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+@lru_cache(4096)
+def _before_checksum(size: int) -> bytes:
+    return b"%b%011o\0%b" % (MODE_AND_OWNER, size, TIME)
+
+
+@lru_cache(4096)
+def _from_checksum(adler: int) -> bytes:
+    return b"%06o\0 %b" % (adler - 1 + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)
 
 
 def padding(size: int) -> int:

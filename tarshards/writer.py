@@ -12,11 +12,12 @@ from tarshards.manifest import Shard
 from tarshards.openers import open_url
 from tarshards.openers.compression import compressed
 from tarshards.samples import Sample, sample_members
-from tarshards.tar import END, pack_header, padding
+from tarshards.tar import BLOCK, END, pack_header
 
 if TYPE_CHECKING:
     from tarshards.index import Members
 
+ZEROS = bytes(BLOCK)
 DUPLICATE_KEY = "this key is in the shard already"
 LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
 
@@ -70,11 +71,13 @@ class TarWriter(_Writer):
         if key in self._keys:
             raise SampleError(DUPLICATE_KEY, url=self.target, key=key)
         self._keys.add(key)
-        if max(map(len, packed)) < LARGE:
-            packed = [b"".join(packed)]
-        for part in packed:
-            self._send(part)
-        self.size += sum(map(len, packed))
+        size = sum(map(len, packed))
+        if size < LARGE or max(map(len, packed)) < LARGE:
+            self._send(b"".join(packed))
+        else:
+            for part in packed:
+                self._send(part)
+        self.size += size
         self.samples += 1
 
     def close(self) -> None:
@@ -147,7 +150,7 @@ class ShardWriter(_Writer):
         """Append one sample; raises as ``TarWriter.write`` does."""
         members = sample_members(sample)
         packed = pack_members(members)
-        if self._writer is not None and self._is_full(sum(map(len, packed))):
+        if self._writer is not None and self._is_full(packed):
             self._finish_shard()
         if self._writer is None:
             self._writer = self._begin_shard()
@@ -157,12 +160,11 @@ class ShardWriter(_Writer):
         if self._members is not None:
             self._members.add_written(sample["__key__"], members, packed, before)
 
-    def _is_full(self, size: int) -> bool:
+    def _is_full(self, packed: list[bytes]) -> bool:
         assert self._writer is not None
-        samples, total = self._writer.samples + 1, self._writer.size + size
-        return (self.max_samples is not None and samples > self.max_samples) or (
-            self.max_bytes is not None and total > self.max_bytes
-        )
+        if self.max_samples is not None and self._writer.samples >= self.max_samples:
+            return True
+        return self.max_bytes is not None and self._writer.size + sum(map(len, packed)) > self.max_bytes
 
     def _name(self) -> str:
         return shard_name(self.pattern, self._number, self._values)
@@ -238,7 +240,8 @@ def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
     """Return for each member, a name and its data, three blocks: header, data and padding."""
     packed = []
     for name, data in members:
-        packed += [pack_header(name, len(data)), data, bytes(padding(len(data)))]
+        size = len(data)
+        packed += [pack_header(name, size), data, ZEROS[: -size % BLOCK]]
     return packed
 
 

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from range_server import serving
 from torch.utils.data import DataLoader, Subset
 
-from tarshards import ShardDataset, ShardWriter, TarWriter, read_samples
+from tarshards import ShardDataset, ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index import IndexedShards, build_index, shards
 
@@ -129,6 +129,15 @@ def test_pickled_copies_open_anew(write, tmp_path):
     packed = pickle.dumps(found[2:])
     assert len(packed) < 2000
     assert keys(pickle.loads(packed)) == keys(samples)[2:]
+
+
+def test_threads_are_started_only_for_many_files(make_uneven, monkeypatch):
+    pools = []
+    monkeypatch.setattr(shards, "ThreadPoolExecutor", lambda size: pools.append(size) or ThreadPoolExecutor(size))
+    urls = expand_urls(make_uneven([4, 7, 1]))
+    assert (shards.has_index(urls), len(IndexedShards(urls)), pools) == ([True] * 3, 12, [])
+    monkeypatch.setattr(shards, "FEW", 2)
+    assert (shards.has_index(urls), len(IndexedShards(urls)), len(pools)) == ([True] * 3, 12, 2)
 
 
 def test_many_threads(make_uneven, monkeypatch):

@@ -8,11 +8,12 @@ import tarfile
 
 import pytest
 import webdataset
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tarshards import Ledger, Member, group_members, read_samples
 from tarshards.errors import OpenError, SampleError, TarError
+from tarshards.keys import is_reserved, join_name
 from tarshards.samples import sample_members
 
 
@@ -163,6 +164,28 @@ def test_directories_and_links_are_counted(tmp_path):
 def test_sample_members_are_sorted_and_encoded():
     sample = {"__key__": "k", "__url__": "x", "txt": "hi", "cls": 3, "__source__": "y", "bin": b"\0"}
     assert sample_members(sample) == [("k.bin", b"\0"), ("k.cls", b"3"), ("k.txt", b"hi")]
+
+
+PARTS = st.lists(st.sampled_from(["a", "A", "_", "__", ".", "/", "\0", "é"]), max_size=6).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    key=PARTS.filter(bool), fields=st.sets(PARTS.filter(lambda field: not is_reserved(field)), min_size=1, max_size=3)
+)
+@example(key="__/a", fields={"a"})
+@example(key="__", fields={"a__"})
+@example(key="a", fields={"a__"})
+def test_the_members_of_a_sample_have_the_names_that_read_back(key, fields):
+    def outcome(names):
+        try:
+            return names()
+        except SampleError as error:
+            return str(error)
+
+    expected = outcome(lambda: [join_name(key, field) for field in sorted(fields)])
+    sample = {"__key__": key, **dict.fromkeys(fields, b"")}
+    assert outcome(lambda: [name for name, _ in sample_members(sample)]) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import accumulate, chain, count, islice, repeat
 from zlib import crc32
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
-from tarshards.tar import BLOCK, padding
+from tarshards.tar import BLOCK
 
 MAX_FIELDS = 1 << 16
 
@@ -17,44 +21,38 @@ class Members:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
-        self.fields: dict[str, int] = {}
-        self.sample: list[int] = []
-        self.field: list[int] = []
-        self.offset: list[int] = []
-        self.size: list[int] = []
-        self.blocks: list[bytes] = []  # the headers proper of the first and the last member
+        self.fields: defaultdict[str, int] = defaultdict(count().__next__)
+        self.begin = 0  # where the first member was written; the others follow without a gap
+        self.members = array("I")  # of each sample
+        self.field = array("I")  # of each member
+        self.lengths = array("Q")  # of each member's header, data and padding
+        self.first = self.last = b""  # the headers of the first and the last member
 
     def add_written(self, key: str, members: list[tuple[str, bytes]], packed: list[bytes], offset: int) -> None:
         """Append the *members* of a sample, each *packed* as header, data and padding, as written at *offset*."""
-        for (name, data), header in zip(members, packed[::3]):
-            offset += len(header)
-            self._add(key, name[len(key) + 1 :], offset, len(data))
-            offset += len(data) + padding(len(data))
-            block = header[-BLOCK:]
-            self.blocks = [self.blocks[0] if self.blocks else block, block]
-
-    def _add(self, key: str, field: str, offset: int, size: int) -> None:
-        """Append a member whose data lies at *offset*; one of another *key* than the last begins a sample."""
-        if not self.keys or key != self.keys[-1]:
-            self.keys.append(key)
-        self.sample.append(len(self.keys) - 1)
-        self.field.append(self.fields.setdefault(field, len(self.fields)))
-        self.offset.append(offset)
-        self.size.append(size)
+        if not self.keys:
+            self.begin, self.first = offset, packed[0]
+        self.last = packed[-3]
+        self.keys.append(key)
+        self.members.append(len(members))
+        before = len(key) + 1
+        for name, _ in members:
+            self.field.append(self.fields[name[before:]])
+        self.lengths.extend(map(len, packed))
 
     def index(self, shard_size: int, url: str) -> Index:
         """Return the index of the shard *url*."""
         check_fields(list(self.fields), url)
-        arrays = {
-            name: struct.pack(f"<{len(numbers)}{FORMATS[name][1]}", *numbers)
-            for name, numbers in [
-                ("sample", self.sample),
-                ("field", self.field),
-                ("offset", self.offset),
-                ("size", self.size),
-            ]
+        columns: dict[str, Iterable[int]] = {
+            "sample": chain.from_iterable(map(repeat, count(), self.members)),
+            "field": self.field,
+            "offset": islice(accumulate(self.lengths, initial=self.begin), 1, None, 3),
+            "size": self.lengths[1::3],
         }
-        return Index(shard_size, crc32(b"".join(self.blocks)), self.keys, list(self.fields), arrays)
+        total = len(self.field)
+        arrays = {name: struct.pack(f"<{total}{FORMATS[name][1]}", *numbers) for name, numbers in columns.items()}
+        headers = self.first[-BLOCK:] + self.last[-BLOCK:]  # proper, without those for pax
+        return Index(shard_size, crc32(headers), self.keys, list(self.fields), arrays)
 
 
 def check_fields(fields: list[str], url: str) -> None:

@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any, overload
@@ -27,6 +27,7 @@ from tarshards.urls import Shard, expand_shards
 
 HELD = 1 << 22  # members of which the places are held at once
 FETCHES = 16  # reads of remote shards at once
+FEW = 64  # local files that are sooner read one by one than threads are started
 GAP = 1 << 15  # bytes between two members of a remote shard that are rather read than asked around
 
 
@@ -113,11 +114,9 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         """Return the samples and the bytes of each shard, from the manifest or else from its index."""
         known = [(shard.samples, shard.size) for shard in shards]
         unknown = [number for number, pair in enumerate(known) if None in pair]
-        with ThreadPoolExecutor(FETCHES) as executor:
-            urls = (self.urls[number] for number in unknown)
-            for number, index in zip(unknown, bounded_map(_load, urls, executor=executor, window=4 * FETCHES)):
-                known[number] = len(index), index.shard_size
-                self._hold(number, index)
+        for number, index in zip(unknown, _for_each(_load, [self.urls[number] for number in unknown])):
+            known[number] = len(index), index.shard_size
+            self._hold(number, index)
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
@@ -301,8 +300,16 @@ def _raised(result: Sample | TarshardsError) -> Sample:
 
 def has_index(urls: Sequence[str]) -> list[bool]:
     """Say of each shard whether it has an index; remote ones are asked several at once."""
+    return list(_for_each(_has_index, urls))
+
+
+def _for_each(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
+    """Yield *function* of each shard, of several at once unless they are few and local."""
+    if len(urls) <= FEW and all(room_of(url) == "local" for url in urls):
+        yield from map(function, urls)
+        return
     with ThreadPoolExecutor(FETCHES) as executor:
-        return list(bounded_map(_has_index, urls, executor=executor, window=4 * FETCHES))
+        yield from bounded_map(function, urls, executor=executor, window=4 * FETCHES)
 
 
 def _has_index(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -174,7 +173,7 @@ def index_url(shard_url: str) -> str:
     """
     if shard_url == "-" or shard_url.startswith("pipe:"):
         raise ShardIndexError("a stream has no index", url=shard_url)
-    if re.match("https?:", shard_url, re.IGNORECASE):
+    if shard_url.lower().startswith(("http:", "https:")):
         path, mark, query = shard_url.partition("?")
         return f"{path}.index{mark}{query}"
     return f"{shard_url}.index"

@@ -65,7 +65,7 @@ def _undisturbed() -> Iterator[None]:
 def _open_temporary(target: str, name: str) -> Writer:
     temporary, descriptor = _claim(target)
     # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
-    file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16), os.dup(descriptor)
+    file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
 
     def commit() -> None:
         file.close()

@@ -121,7 +121,7 @@ class Ragged(Reader):
         """Note where the payloads lie."""
         rows = batch[first : first + len(payloads)]
         rows[:, 0], rows[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
-        odd = np.flatnonzero(payloads.sizes % self.dtype.itemsize)
+        odd = np.flatnonzero(payloads.sizes % self.dtype.itemsize) if self.dtype.itemsize > 1 else ()
         return {int(i): DecodeError(_no_whole_number(payloads.sizes[i], self.dtype)) for i in odd}
 
     def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

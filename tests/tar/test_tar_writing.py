@@ -84,7 +84,7 @@ def test_sizes_beyond_what_octal_digits_can_say(tmp_path, name, size):
         assert [(info.name, info.size) for info in archive] == [(name, size), ("b.txt", 1)]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "n" * 100, "n" * 101, "é", "\udce9", "p/" * 200 + "n"])
+@pytest.mark.parametrize("name", ["a.txt", "n" * 100, "\x7f" * 100, "n" * 101, "é", "\udce9", "p/" * 200 + "n"])
 def test_a_header_is_the_same_for_the_same_name_and_size_and_says_no_more(name):
     packed = pack_header(name, 1000)
     assert packed == pack_header(name, 1000)

@@ -1,0 +1,213 @@
+"""Our own hot paths, run up to each of their stages by the functions that they are made of, and what limits them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from sets import Data
+
+from tarshards import ArrayLoader, IndexedShards, Stream
+from tarshards.array_loader import TOGETHER, TOGETHER_QUICK
+from tarshards.fields import parse_selection
+from tarshards.index import SampleReader
+from tarshards.kernels import Payloads, pack
+from tarshards.making import Found, Maker
+from tarshards.openers import open_shard
+from tarshards.permutations import key_of
+from tarshards.places import MappedPlaces
+from tarshards.readers import images
+from tarshards.samples import group_members
+from tarshards.sources import READ_AT_ONCE, open_shards
+from tarshards.tar import CHUNK, MEMBER_LIMIT, read_members, scan
+
+Work = Callable[[], Any]
+MEMCPY, BYTES = "one memcpy of the same bytes", "bytes(view) of each member"
+exhaust: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
+
+
+class Path(NamedTuple):
+    """The *stages* of a path, each of which runs those before it too, and what no program can beat of some of them."""
+
+    stages: dict[str, Work]
+    limits: dict[str, tuple[str, Work]]  # the stage beside which it stands, and its work
+
+
+def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Plan an epoch; yield the shard and the number of its samples, *size* of them at a time."""
+    plan = source.plan(0, 1)
+    for begin in range(0, len(plan), size):
+        yield plan[np.arange(begin, min(begin + size, len(plan)))]
+
+
+def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
+    """Return where the bytes of each part of the epoch lie."""
+    places = MappedPlaces.of(source.shards, parse_selection(fields))
+    return [places.find(*part).payloads for part in parts(source, size)]
+
+
+def memcpy(payloads: list[list[Payloads]]) -> Work:
+    """Copy all bytes, in the epoch's order, into memory that every part uses again."""
+    works = []
+    for part in payloads:
+        addresses, sizes = (np.stack([getattr(p, name) for p in part], 1).ravel() for name in ("addresses", "sizes"))
+        works.append((part, int(sizes.sum()), addresses, sizes))  # the part holds the maps
+    out = np.empty(max(total for _, total, _, _ in works), np.uint8)
+
+    def run() -> None:
+        for _, total, addresses, sizes in works:
+            pack(out[:total], addresses, sizes)
+
+    return run
+
+
+def make_bytes(payloads: list[list[Payloads]]) -> Work:
+    """Make a bytes object of every member, which is let go of at once."""
+    views = [view for part in payloads for sample in zip(*part) for view in sample]
+    return lambda: exhaust(map(bytes, views))
+
+
+def planned(data: Data, *, shuffled: bool) -> Path:
+    """Samples one by one, by index."""
+    source, stream = open_shards(data.urls, shuffle=shuffled), Stream.from_shards(data.urls, shuffle=shuffled)
+    names, keys = source.shards.names, [source.shards.keys_of(i) for i in range(len(data.urls))]
+    without_fields = IndexedShards(list(data.urls), fields="")
+
+    def dicts() -> None:
+        for shards, numbers in parts(source, READ_AT_ONCE):
+            for shard, number in zip(shards.tolist(), numbers.tolist()):
+                _ = {"__key__": keys[shard][number], "__url__": names[shard]}
+
+    def read(shards: SampleReader) -> None:
+        for part in parts(source, READ_AT_ONCE):
+            exhaust(shards.read_all(*part))
+
+    payloads = payloads_of(source, "bin cls", max(1, (1 << 18) * data.count // int(source.shards.sizes.sum())))
+    stages: dict[str, Work] = {
+        "plan positions": lambda: exhaust(parts(source, READ_AT_ONCE)),
+        "make dicts of key and URL": dicts,
+        "look up members": lambda: read(without_fields),
+        (copying := "copy bytes"): lambda: read(source.shards),
+        "Stream: generators, account": lambda: exhaust(stream),
+    }
+    return Path(stages, {MEMCPY: (copying, memcpy(payloads)), BYTES: (copying, make_bytes(payloads))})
+
+
+def streamed(data: Data) -> Path:
+    """Samples one by one, without index."""
+    stream, buffer = Stream.from_shards(data.urls, index=False), bytearray(CHUNK)
+
+    def each(work: Callable[[Any], None]) -> Work:
+        def run() -> None:
+            for url in data.urls:
+                with open_shard(url) as file:
+                    work(file)
+
+        return run
+
+    def headers(file: Any) -> None:
+        rest, position, ended = b"", 0, 0
+        while chunk := file.read(CHUNK):
+            rest, position = rest[position:] + chunk, max(0, position - len(rest))
+            _, position, _, ended, _ = scan(rest, position, ended, MEMBER_LIMIT)
+
+    stages: dict[str, Work] = {
+        (reading := "read files"): each(lambda file: exhaust(iter(lambda: file.read(CHUNK), b""))),
+        "scan headers": each(headers),
+        (cutting := "cut out members"): each(lambda file: exhaust(read_members(file))),
+        "group, make dicts": each(lambda file: exhaust(group_members(read_members(file)))),
+        "Stream: generators, account": lambda: exhaust(stream),
+    }
+    payloads = payloads_of(open_shards(data.urls), "bin cls", READ_AT_ONCE)
+    return Path(
+        stages,
+        {
+            "readinto() of the files": (reading, each(lambda file: exhaust(iter(lambda: file.readinto(buffer), 0)))),
+            BYTES: (cutting, make_bytes(payloads)),
+        },
+    )
+
+
+def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, threads: int | None = None) -> Path:
+    """Batches of arrays: images, if there are *threads*, in the first field."""
+    stream = Stream.from_shards(data.urls, shuffle=shuffled)
+    source, loader = open_shards(data.urls, shuffle=shuffled), ArrayLoader(stream, size, fields=fields, threads=threads)
+    together, kept = (TOGETHER if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
+    maker, key = Maker(fields, (), size, kept, False), key_of(0, 0)
+    places = MappedPlaces.of(source.shards, maker.terms)
+    starts = np.cumsum(source.shards.counts) - source.shards.counts
+
+    def batches() -> Iterator[tuple[int, Found]]:
+        number = count()
+        for shards, samples in parts(source, together):
+            found = Found(places.find(shards, samples), starts[shards] + samples, shards, source.shards.names, samples)
+            for begin in range(0, len(shards), size):
+                yield next(number), found.part(begin, begin + size)
+
+    def run(work: Callable[[int, Found], Any]) -> Work:
+        return lambda: each_of(lambda batch: work(*batch), batches(), threads)
+
+    maker.open(next(batches())[1])
+    places.touch()
+    columns = [[reader.make(size) for _ in range(kept if threads else 1)] for reader in maker.readers]
+
+    def read(until: int) -> Work:
+        def work(number: int, found: Found) -> None:
+            draws = maker._draws(key, found.numbers)
+            for reader, payloads, mine in zip(maker.readers[:until], found.places.payloads, columns):
+                column = mine[number % len(mine)][: len(payloads)]
+                reader.read(column, 0, payloads, draws)
+                reader.join(column)
+
+        return run(work)
+
+    stages: dict[str, Work] = {
+        "plan positions": lambda: exhaust(parts(source, together)),
+        "look up places": lambda: exhaust(batches()),
+    }
+    first, *others = maker.names
+    if threads:
+        view = maker.readers[0].view
+
+        def scales(number: int, found: Found) -> list[tuple[memoryview, tuple[int, int]]]:
+            """The JPEGs of a batch, and how large each must be decoded at least for its crop."""
+            payloads = found.places.payloads[0]
+            sizes = [images._size_of(payload) for payload in payloads]
+            boxes = view.boxes(*np.array(sizes).T, maker._draws(key, found.numbers))
+            return [(payload, images._least(*each, view.size)) for payload, *each in zip(payloads, sizes, boxes)]
+
+        def decode(number: int, found: Found) -> None:
+            for row, (payload, least) in zip(columns[0][number % kept], scales(number, found)):
+                images._decode(payload, least, row if view.keeps(row.shape) else None)
+
+        stages |= {"read headers, draw boxes": run(scales), "decode": run(decode)}
+        stages[f"resize and mirror {first}"] = read(1)
+        jobs = [[(bytes(payload), least) for payload, least in scales(*batch)] for batch in batches()]
+        limits = {f"simplejpeg alone, {threads} threads": ("decode", lambda: each_of(decode_alone, jobs, threads))}
+    else:
+        stages[f"read {first}"] = read(1)
+        limits = {MEMCPY: (f"read {first}", memcpy(payloads_of(source, " ".join(fields), size)))}
+    stages |= {f"read {name}": read(i) for i, name in enumerate(others, 2)}
+    stages["make batches: memory, keys"] = run(lambda number, found: maker.make(lambda: found, key, number))
+    stages["ArrayLoader: order, account"] = lambda: exhaust(loader)
+    return Path(stages, limits)
+
+
+def each_of(work: Callable[[Any], Any], things: Iterable[Any], threads: int | None) -> None:
+    """Do the work for each thing, by threads if there are."""
+    with ThreadPoolExecutor(threads) if threads else nullcontext() as pool:
+        exhaust(pool.map(work, things) if pool else map(work, things))
+
+
+def decode_alone(job: list[tuple[bytes, tuple[int, int]]]) -> None:
+    """Decode JPEGs that are bytes already, at the scale that their crops need, into memory that is used again."""
+    buffer = np.empty(1 << 20, np.uint8)
+    for data, (height, width) in job:
+        scaling = {"min_height": height, "min_width": width, "min_factor": images.SMALLEST_FACTOR}
+        simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, **scaling)
