@@ -25,9 +25,9 @@ import sets
 from environments import Peer, all_peers, is_here, make_all
 from fault_cases import LIMIT, VICTIM, Case, Members, Outcome, StopCaseError
 from fault_table import STALL, table, verdict
-from faulty_server import serving
 from measure import DATA
 from sets import Sample
+from wrong_server import serving
 
 RESULTS = DATA / "suite" / "faults.json"
 SMALL, LARGE = (50,) * 4, (800,) * 4  # the samples of each shard

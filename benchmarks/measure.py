@@ -68,15 +68,15 @@ def machine(*packages: str) -> str:
     )
 
 
-def record(title: str, lines: list[str]) -> None:
-    """Print a section, and put it into RESULTS.md in place of the section of that title."""
+def record(title: str, lines: list[str], page: Path = RESULTS) -> None:
+    """Print a section, and put it into a page in place of the section of that title."""
     print("\n".join([f"## {title}", "", *lines, ""]))
-    put({title: lines})
+    put({title: lines}, page)
 
 
 def put(sections: dict[str, list[str]], page: Path = RESULTS, *, first: bool = False) -> None:
     """Put sections into a page, each in place of the one of its title; *first*: in this order above all others."""
-    text = page.read_text() if page.exists() else "# Results\n\nMade by `make bench`.\n"
+    text = page.read_text() if page.exists() else f"# {page.stem.capitalize()}\n\nMade by `make bench`.\n"
     head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     kept = dict(part.split("\n", 1) for part in parts)
     new = {title: "\n" + "\n".join(lines) for title, lines in sections.items()}

@@ -20,7 +20,7 @@ import suite
 from environments import all_peers
 
 HERE = Path(__file__).parent
-PROGRAMS = ("index", "dali", "check", "tools", "merge", "sort", "jobs", "shuffle", "start")
+PROGRAMS = ("index", "dali", "check", "tools", "merge", "sort", "jobs", "shuffle", "start", "stages")
 TASKS = {task for task, _ in suite.PARTS}
 
 

@@ -86,7 +86,7 @@ def test_a_loss_is_no_silent_one_if_it_is_logged():
     ],
 )
 def test_the_server_does_wrong_once(tmp_path, wrong, error):
-    from faulty_server import serving
+    from wrong_server import serving
 
     (tmp_path / "a.tar").write_bytes(bytes(1000))
     with serving(tmp_path, wrong, "a.tar") as site:
@@ -97,7 +97,7 @@ def test_the_server_does_wrong_once(tmp_path, wrong, error):
 
 
 def test_the_server_says_half_of_a_length_once_and_honours_ranges(tmp_path):
-    from faulty_server import serving
+    from wrong_server import serving
 
     (tmp_path / "a.tar").write_bytes(bytes(range(100)))
     with serving(tmp_path, "length too small", "a.tar") as site:
