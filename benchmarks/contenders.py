@@ -128,9 +128,8 @@ class Run:
 
     def steady_epochs(self, least: float) -> None:
         """Take as many epochs as last *least* seconds, as one round."""
-        repeats = (
-            max(1, math.ceil(least / self.last)) if self.row["seconds"] else max(1, math.ceil(least / self.last / 2))
-        )
+        share = 1 if self.row["seconds"] else 2  # the first epoch, which opened files, took longer than those to come
+        repeats = max(1, math.ceil(least / self.last / share))
         self.keep(self.ask("epoch", repeats=repeats), repeats)
         self.last = self.row["seconds"][-1]
 

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-import numpy as np
-import torch
-from sets import Data, Sample
-
-if torch.version.cuda is None:  # PyPI's torchvision has no operators then, but its import names two of them
-    for operator in "nms", "qnms":
-        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 import datasets
+import numpy as np
+from checks import FIELD
 from datasets.distributed import split_dataset_by_node
+from peers import _torchvision  # noqa: F401 - before what imports torchvision
+from sets import Data, Sample
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -29,7 +26,6 @@ SYSTEM = ()
 OWN = False
 THREADS = ()
 CANNOT = {"index": "reads tars in order, or converts them; it has no index of them"}
-FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
 TYPES = {
     "raw": datasets.Value("binary"),
     "text": datasets.Value("string"),

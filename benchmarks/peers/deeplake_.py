@@ -11,14 +11,11 @@ from typing import Any
 
 import deeplake
 import numpy as np
-import torch
+from checks import FIELD
 from deeplake import types
-from sets import Data, Sample
-
-if torch.version.cuda is None:  # PyPI's torchvision has no operators then, but its import names two of them
-    for operator in "nms", "qnms":
-        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from peers import _torchvision  # noqa: F401 - before what imports torchvision
 from PIL import Image
+from sets import Data, Sample
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
@@ -27,7 +24,6 @@ SYSTEM = ()
 OWN = True
 THREADS = ()
 CANNOT = {"index": "reads no tars", "resume": "its columns and batches have no state"}
-FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
 TYPES = {
     "raw": types.Bytes(),
     "text": types.Bytes(),

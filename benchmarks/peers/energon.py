@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from sets import Data
-
-if torch.version.cuda is None:  # PyPI's torchvision has no operators then, but its import names two of them
-    for operator in "nms", "qnms":
-        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from checks import FIELD
 from megatron.energon import (
     Cooker,
     DefaultTaskEncoder,
@@ -34,6 +29,8 @@ from megatron.energon import (
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import SqliteITarEntryReader
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+from peers import _torchvision  # noqa: F401 - before what imports torchvision
+from sets import Data
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 PACKAGES = ("megatron-energon==7.4.1", "torch==2.13.0", "torchvision==0.28.0")
@@ -41,7 +38,6 @@ SYSTEM = ()
 OWN = False
 THREADS = ()
 CANNOT = {"write": "reads what the writers of others made"}
-FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
 
 
 def index(data: Data) -> None:

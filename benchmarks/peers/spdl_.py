@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import spdl.io
+from checks import FIELD
 from sets import Data
 from spdl.pipeline import PipelineBuilder
 
@@ -29,7 +30,6 @@ CANNOT = {
     "index": "has no index",
     "resume": "its pipeline has no state; an epoch begins anew",
 }
-FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
 SIDE = 224
 
 View = dict[str, Any]  # a sample: its key, and views of its fields in the shard's bytes

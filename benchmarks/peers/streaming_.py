@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from checks import FIELD
+from peers import _torchvision  # noqa: F401 - before what imports torchvision
 from PIL import Image
 from sets import Data, Sample
-
-if torch.version.cuda is None:  # PyPI's torchvision has no operators then, but its import names two of them
-    for operator in "nms", "qnms":
-        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
