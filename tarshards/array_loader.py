@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice
@@ -118,10 +118,12 @@ class ArrayLoader(ResumableLoader):
             shards = np.searchsorted(ends, numbers, "right")
             self._maker.open(find(shards, numbers - starts[shards], numbers))
             begin, end = end, end + min(end, TRIED)
-        if is_new and self._places is not None and self._maker.is_quick:
-            self._places.touch()
+        is_touched = is_new and self._places is not None and self._maker.is_quick
         try:
-            with closing(self._in_order(self._works(find_share, shares), source.seed, this)) as batches:
+            with (
+                self._places.touching() if is_touched and self._places is not None else nullcontext(),
+                closing(self._in_order(self._works(find_share, shares), source.seed, this)) as batches,
+            ):
                 for made in batches:
                     lost, positions = len(made.failures), made.found.positions
                     reading.taken += len(positions)
@@ -142,9 +144,11 @@ class ArrayLoader(ResumableLoader):
         if self._places is None:
             yield from (partial(find, share) for share in shares)
             return
-        together = max(1, (TOGETHER_QUICK if self._maker.is_quick else TOGETHER) // self.passes.size)
-        for i in range(0, len(shares), together):
+        most = max(1, (TOGETHER_QUICK if self._maker.is_quick else TOGETHER) // self.passes.size)
+        i, together = 0, 1
+        while i < len(shares):
             part = shares[i : i + together]
+            i, together = i + together, min(2 * together, most)  # the first batch is not to wait for many others
             begun = time.perf_counter()
             found = find(range(part[0].start, part[-1].stop, part[0].step))
             self.monitor.reading += time.perf_counter() - begun
@@ -193,14 +197,9 @@ class ArrayLoader(ResumableLoader):
         threads = self._threads if threads is None else threads
         monitor.threads = max(1, threads)
         works = chain(first, works)
-        with _Threads(threads) as pool:
-
-            def submit(work: Work) -> Future[Made]:
-                return pool.submit(self._maker.make, work, key, next(self._numbers))
-
-            pending = deque(map(submit, islice(works, threads + self.prefetch if threads else 1)))
-            while pending:
-                made = pending.popleft().result()
+        makes = (partial(self._maker.make, work, key, next(self._numbers)) for work in works)
+        with closing(_results(makes, threads, self.prefetch)) as results:
+            for made in results:
                 for place in sorted(made.failures):
                     self.ledger(made.failures[place])
                 taken = time.perf_counter()
@@ -213,31 +212,21 @@ class ArrayLoader(ResumableLoader):
                 del made
                 asked = time.perf_counter()
                 monitor.consumed += asked - taken
-                pending.extend(map(submit, islice(works, 1)))
 
 
-class _Threads:
-    """An executor whose end no work outlives; without threads, work is done where it is submitted."""
-
-    def __init__(self, threads: int):
-        self._pool = ThreadPoolExecutor(threads, "tarshards-make") if threads else None
-
-    def __enter__(self) -> _Threads:
-        return self
-
-    def submit(self, function: Callable[..., Made], *arguments: Any) -> Future[Made]:
-        if self._pool is not None:
-            return self._pool.submit(function, *arguments)
-        future: Future[Made] = Future()
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+def _results(makes: Iterator[Callable[[], Made]], threads: int, ahead: int) -> Generator[Made, None, None]:
+    """Yield what each of *makes* makes, in their order: by *threads*, some ahead, or without any when asked for."""
+    if not threads:
+        yield from (make() for make in makes)
+        return
+    pool = ThreadPoolExecutor(threads, "tarshards-make")
+    try:
+        pending = deque(map(pool.submit, islice(makes, threads + ahead)))
+        while pending:
+            yield pending.popleft().result()
+            pending.extend(map(pool.submit, islice(makes, 1)))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _number_of(key: str) -> int:

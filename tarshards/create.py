@@ -16,6 +16,7 @@ from tarshards.keys import is_reserved, split_name
 from tarshards.lines import checked, located, numbered_lines
 from tarshards.openers import open_url, public
 from tarshards.openers.local import local_path
+from tarshards.openers.streams import SCHEME
 from tarshards.samples import Sample
 from tarshards.tabulate import unescape
 from tarshards.urls import expand_urls
@@ -282,7 +283,7 @@ def _content(source: str, folder: str, allow_pipe: bool) -> bytes:
     if not source:
         raise ValueError("an empty path")
     path = os.path.join(folder, local_path(source))
-    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", source) and not source.lower().startswith("file:")
+    is_url = SCHEME.match(source) and not source.lower().startswith("file:")
     if not is_url or os.path.lexists(path):
         return _read_file(path)
     with open_url(source, allow_pipe=allow_pipe) as stream:

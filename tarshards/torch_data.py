@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from mmap import mmap
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -110,15 +112,20 @@ class SharedEpochCounter(EpochCounter):
     A table in shared memory says, for each of the last epochs, which pass over a DataLoader each worker began it for.
     A worker that begins a pass joins the first epoch that others have begun for this pass and it has not; or else it
     begins the next one. Workers that begin at the same moment come to the same answer, so that no lock is needed:
-    an entry is one 64-bit word, epoch + 1 above and the pass below.
+    an entry is one 64-bit word, epoch + 1 above and the pass below. The last word is the epoch to begin with.
     """
 
     EPOCHS, WORKERS, PASS_BITS = 8, 256, 40
 
     def __init__(self, epoch: int = 0):
-        self._table = torch.zeros(self.EPOCHS, self.WORKERS, dtype=torch.int64).share_memory_()
-        self._first = torch.full((1,), epoch).share_memory_()
+        # An anonymous map, which children have too that are forked; torch shares it where a copy is sent to another.
+        self._words = torch.frombuffer(mmap(-1, 8 * (self.EPOCHS * self.WORKERS + 1)), dtype=torch.int64)
+        self._words[-1] = epoch
         self._passes = 0
+
+    @property
+    def _table(self) -> np.ndarray:
+        return self._words.numpy()[:-1].reshape(self.EPOCHS, self.WORKERS)
 
     def begin(self, world: World, epoch: int | None = None) -> int:
         """Return the epoch that begins now in this worker, the same for all workers of one pass; or *epoch*."""
@@ -127,35 +134,29 @@ class SharedEpochCounter(EpochCounter):
         self._passes += 1
         mask = (1 << self.PASS_BITS) - 1
         this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask
-        table = self._table.tolist()  # read once: what is written meanwhile must not count by halves
-        begun = [
-            ((word >> self.PASS_BITS) - 1, worker)
-            for row in table
-            for worker, word in enumerate(row)
-            if word and word & mask == this_pass
-        ]
-        own = max((epoch for epoch, worker in begun if worker == world.worker), default=-1)
+        table = self._table.copy()  # read once: what is written meanwhile must not count by halves
+        rows, workers = np.nonzero((table != 0) & (table & mask == this_pass))
+        epochs = (table[rows, workers] >> self.PASS_BITS) - 1
+        own = epochs[workers == world.worker].max(initial=-1)
         if epoch is None:
-            epoch = min((epoch for epoch, worker in begun if epoch > own), default=self._next(table))
+            epoch = int(epochs[epochs > own].min(initial=self._next(table)))
         else:  # what other passes have begun after it is no longer so
-            later = (self._table >> self.PASS_BITS > epoch) & (self._table & mask != this_pass)
-            self._table[later] = 0
+            self._table[(table >> self.PASS_BITS > epoch) & (table & mask != this_pass)] = 0
         self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
         return epoch
 
-    def _next(self, table: list[list[int]]) -> int:
-        last = max(map(max, table)) >> self.PASS_BITS
-        return last if last else int(self._first)
+    def _next(self, table: np.ndarray) -> int:
+        return int(table.max() >> self.PASS_BITS or self._words[-1])
 
     @property
     def next(self) -> int:
         """The epoch that would begin now."""
-        return self._next(self._table.tolist())
+        return self._next(self._table)
 
     def set(self, epoch: int) -> None:
         """Let the next epoch be *epoch*, in persistent workers too."""
-        self._table.zero_()
-        self._first.fill_(epoch)
+        self._words.zero_()
+        self._words[-1] = epoch
 
     def copy(self) -> SharedEpochCounter:
         """Return a counter of its own that goes on from here."""
@@ -163,5 +164,4 @@ class SharedEpochCounter(EpochCounter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._table.share_memory_()  # what came by value is shared anew; what is shared stays
-        self._first.share_memory_()
+        self._words.share_memory_()  # what came by value is shared anew; what is shared stays

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.manifest import SUFFIX, Shard, parse_manifest
-from tarshards.openers.streams import public
+from tarshards.openers.streams import SCHEME, public
 
 #: A shard expression, or any nesting of them.
 Spec = str | os.PathLike[str] | Iterable["Spec"]
 
 # The address in http://[::1]:8000/a.tar holds no separator.
 _SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAGIC = re.compile(r"[*?[]")
 # What stands beside shards and is none: no glob means it.
 _BESIDE = (".index", ".idx", SUFFIX.lstrip("."))
@@ -121,7 +120,7 @@ def _is_manifest(url: str) -> bool:
     path = url.partition("?")[0] if _is_web(url) else url
     if not path.endswith(".json") or url.startswith("pipe:"):
         return False
-    return bool(_SCHEME.match(url)) or not _MAGIC.search(path) or os.path.lexists(path)
+    return bool(SCHEME.match(url)) or not _MAGIC.search(path) or os.path.lexists(path)
 
 
 def _is_web(url: str) -> bool:
@@ -132,7 +131,7 @@ def _read_manifest(url: str) -> Iterator[Shard]:
     """Yield the shards of the manifest *url*."""
     from tarshards.openers import open_url
 
-    remote = _SCHEME.match(url) and not url.lower().startswith("file:")
+    remote = SCHEME.match(url) and not url.lower().startswith("file:")
     if not remote:
         url = os.path.expanduser(url)
     with open_url(url) as stream:
@@ -151,7 +150,7 @@ def _beside(manifest: str, name: str, *, remote: bool) -> str:
     if name == "-" or name.lower().startswith("pipe:") or (remote and local):
         # A manifest is data, often another's: it may neither run commands nor look into our files.
         raise UrlError(f"a manifest may not name {name!r}", url=public(manifest))
-    if local or _SCHEME.match(name):
+    if local or SCHEME.match(name):
         return name
     path, mark, query = manifest.partition("?") if _is_web(manifest) else (manifest, "", "")
     folder, slash, _ = path.rpartition("/")
@@ -169,7 +168,7 @@ def _match(url: str) -> Iterator[str]:
     if not url:
         raise UrlError("an empty name in a shard expression")
     prefix = next((prefix for prefix in ("file://", "file:") if url.startswith(prefix)), "")
-    if not prefix and _SCHEME.match(url):
+    if not prefix and SCHEME.match(url):
         return iter([url])
     name = path = os.path.expanduser(url.removeprefix(prefix))
     encoded = prefix == "file://"

@@ -147,7 +147,7 @@ def test_worker_tables_agree_from_any_interleaving():
         counter = SharedEpochCounter()
         copies = [pickle.loads(pickle.dumps(counter)) for _ in range(8)]
         for copy in copies:
-            copy._table, copy._first = counter._table, counter._first
+            copy._words = counter._words
         begun: list[list[int]] = [[] for _ in copies]
         barrier = threading.Barrier(8)
 

@@ -10,7 +10,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from itertools import islice
 
@@ -191,15 +190,15 @@ def test_two_datasets_on_one_ledger_at_once_in_workers(urls):
 
 
 INTERRUPTED = """
-import sys, warnings
+import sys, time, warnings
 from tarshards import ShardDataset
 from tarshards.torch_loader import ShardLoader
 warnings.simplefilter("ignore")
 loader = ShardLoader(ShardDataset(sys.argv[1]), 1, num_workers=2)
 try:
-    while True:
-        for batch in loader:
-            print("step", flush=True)
+    for batch in loader:
+        print("step", flush=True)
+        time.sleep(0.1)
 except KeyboardInterrupt:
     loader.load_state_dict(loader.state_dict())
     print("left", len(loader), len(list(loader)), flush=True)
@@ -210,8 +209,8 @@ def test_an_interrupted_loop_can_be_resumed(urls):
     """Ctrl-C reaches the workers too."""
     command = [sys.executable, "-c", INTERRUPTED, urls]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
-    assert process.stdout.readline() == "step\n"
-    time.sleep(0.1)
+    for _ in range(3):  # not while workers are forked: Python loses an interrupt that comes in a hook of fork()
+        assert process.stdout.readline() == "step\n"
     os.killpg(process.pid, signal.SIGINT)
     words, errors = process.communicate(timeout=60)
     said, delivered = words.partition("left")[2].split()

@@ -13,6 +13,8 @@ from checks import FIELD
 from sets import Data, Sample
 
 from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, build_index
+from tarshards.index.manifests import write_manifest
+from tarshards.manifest import Shard
 from tarshards.readers import array, image, integer
 
 PACKAGES = ()  # the environment that the suite itself runs in
@@ -24,21 +26,26 @@ BATCH, SHARDS, CROP = 64, 4, 224
 SIDES = {"photos256": (256, 256), "photos500": (375, 500)}
 
 
-def links(data: Data) -> list[str]:
-    """Where index() links to the shards, so that the indexes beside them are of this peer's folder."""
-    return [str(data.folder / Path(url).name) for url in data.urls]
+def manifest(data: Data) -> Path:
+    return data.folder / "shards.json"
 
 
-def shards(data: Data) -> list[str]:
-    linked = links(data)
-    return linked if Path(f"{linked[-1]}.index").exists() else list(data.urls)
+def shards(data: Data) -> Any:
+    """The manifest of what index() has indexed, or the shards as they are."""
+    return manifest(data) if manifest(data).exists() else data.urls
 
 
 def index(data: Data) -> None:
-    for link, url in zip(links(data), data.urls):
-        if not Path(link).is_symlink():
-            Path(link).symlink_to(Path(url).absolute())
-        build_index(link).save(link)
+    """What tarindex does; by links to the shards, so that the indexes beside them are in this peer's folder."""
+    indexed = []
+    for url in data.urls:
+        link = data.folder / Path(url).name
+        if not link.is_symlink():
+            link.symlink_to(Path(url).absolute())
+        index = build_index(str(link))
+        index.save(str(link))
+        indexed.append(Shard(str(link), len(index), index.shard_size))
+    write_manifest(str(manifest(data)), indexed)
 
 
 def write(samples: list[Sample], data: Data) -> None:
@@ -48,18 +55,22 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Iterable[Any]:
+    return batches(data, shuffled=shuffled, workers=workers) if workers else samples(data, shuffled=shuffled)
+
+
+def samples(data: Data, *, shuffled: bool) -> Stream:
+    return Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
+
+
+def batches(data: Data, *, shuffled: bool, workers: int) -> Any:
     if workers == 0:
-        return Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
-    return batches(data, shuffled=shuffled, workers=workers)
-
-
-def batches(data: Data, *, shuffled: bool, workers: int) -> ShardLoader:
+        return samples(data, shuffled=shuffled).batched(BATCH)
     dataset = ShardDataset(shards(data), shuffle=shuffled)
     return ShardLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0)
 
 
 def loader(data: Data, size: int, threads: int | None, **fields: Any) -> ArrayLoader:
-    dataset = Stream.from_shards(shards(data), shuffle=True, world=World.detect())
+    dataset = samples(data, shuffled=True)
     return ArrayLoader(dataset, size, fields={**fields, "cls": integer()}, threads=threads)
 
 
@@ -81,7 +92,7 @@ def places(data: Data) -> Callable[[int], Sample]:
     return IndexedShards(shards(data)).__getitem__
 
 
-def start(data: Data, *, workers: int) -> tuple[ShardLoader, Callable[[], bytes]]:
+def start(data: Data, *, workers: int) -> tuple[Any, Callable[[], bytes]]:
     resumable = batches(data, shuffled=True, workers=workers)
     return resumable, lambda: json.dumps(resumable.state_dict()).encode()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from checks import FIELD
@@ -15,7 +17,8 @@ from tarshards.readers import integer, ragged
 PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()
 OWN = False
-THREADS = ("stream",)
+BATCH = 64
+THREADS = ("stream", "restore")
 CANNOT = {
     "arrays": "as of tarshards",
     "decode": "as of tarshards",
@@ -23,17 +26,35 @@ CANNOT = {
     "random": "as of tarshards",
     "write": "as of tarshards",
     "index": "as of tarshards",
-    "resume": "as of tarshards",
 }
 
 
+def shards(data: Data) -> Any:
+    """The manifest that lies beside the shards since they were written, or the shards as they are."""
+    manifest = Path(data.urls[0]).with_name(f"{data.name}.shards.json")
+    return manifest if manifest.exists() else data.urls
+
+
 def stream(data: Data, *, shuffled: bool, workers: int) -> ArrayLoader:
+    return loader(data, BATCH if data.name == "raw-110k" else 256, workers, shuffled=shuffled)
+
+
+def loader(data: Data, size: int, workers: int, *, shuffled: bool) -> ArrayLoader:
     """What is but copied is best copied by the caller's own thread, as it is by default."""
-    dataset = Stream.from_shards(list(data.urls), shuffle=shuffled, world=World.detect())
-    fields = {FIELD[data.kind]: ragged(), "cls": integer()}
-    return ArrayLoader(
-        dataset, 64 if data.name == "raw-110k" else 256, fields=fields, threads=None if workers == 1 else workers
-    )
+    threads = None if workers == 1 else workers
+    dataset = Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
+    return ArrayLoader(dataset, size, fields={FIELD[data.kind]: ragged(), "cls": integer()}, threads=threads)
+
+
+def start(data: Data, *, workers: int) -> tuple[ArrayLoader, Callable[[], bytes]]:
+    resumable = loader(data, BATCH, workers, shuffled=True)
+    return resumable, lambda: json.dumps(resumable.state_dict()).encode()
+
+
+def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
+    resumable = loader(data, BATCH, workers, shuffled=True)
+    resumable.load_state_dict(json.loads(state))
+    return iter(resumable)
 
 
 def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[bytes, int]]:

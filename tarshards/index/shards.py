@@ -263,7 +263,9 @@ class _OpenShard:
         self.name, self.ranges, self.keys = name, ranges, index.keys
         self.fields = [field if fields is None or field in fields else None for field in index.fields]
         self.first = index.first.data  # entries of a memoryview are Python's ints, and quicker to get than numpy's
-        self.members = np.stack([index.field, index.offset, index.size], axis=1).astype(np.int64)
+        self.members = np.empty((len(index.sample), 3), np.int64)
+        for column, values in enumerate((index.field, index.offset, index.size)):
+            self.members[:, column] = values
         self._fill = ranges.mapping.fill if isinstance(ranges, LocalRanges) else self._fetch
 
     def read(self, sample: int) -> Sample:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from tarshards.errors import UrlError
 from tarshards.openers.compression import compressed, decompressed
-from tarshards.openers.streams import Reader, Writer, public
+from tarshards.openers.streams import SCHEME, Reader, Writer, public
 
 __all__ = ["Reader", "Writer", "open_shard", "open_url", "public"]
 
@@ -58,7 +57,7 @@ def open_shard(
 
 def room_of(url: str) -> str:
     """Name the room that opens *url*; raise UrlError for an unknown scheme."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    match = SCHEME.match(url)
     scheme = "-" if url == "-" else match[1].lower() if match else ""
     if scheme in ROOMS:
         return ROOMS[scheme]

@@ -12,6 +12,9 @@ from typing import Any
 
 from tarshards.errors import OpenError
 
+#: How a URL begins that is no path.
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
 
 class Reader(io.RawIOBase):
     """A stream that is read forwards; subclasses say how by `read_some`, which gives b"" only at the end."""
@@ -139,4 +142,4 @@ def public(url: str) -> str:
     >>> public("http://me:secret@host/a.tar")
     'http://host/a.tar'
     """
-    return re.sub(r"(?<=://)[^/?#]*@", "", url)
+    return re.sub(r"(?<=://)[^/?#]*@", "", url) if "@" in url else url
