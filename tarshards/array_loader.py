@@ -21,7 +21,8 @@ from tarshards.passes import Pass, Passes, ResumableLoader, Shares
 from tarshards.permutations import key_of
 from tarshards.places import MappedPlaces, find_in_bytes
 from tarshards.readers import Reader
-from tarshards.sources import PlannedSource, Progress, Reading
+from tarshards.reading import Reading
+from tarshards.sources import PlannedSource, Progress, growing
 from tarshards.stream import Stream
 
 TOGETHER = 1 << 11  # samples whose places are looked up at once
@@ -145,10 +146,7 @@ class ArrayLoader(ResumableLoader):
             yield from (partial(find, share) for share in shares)
             return
         most = max(1, (TOGETHER_QUICK if self._maker.is_quick else TOGETHER) // self.passes.size)
-        i, together = 0, 1
-        while i < len(shares):
-            part = shares[i : i + together]
-            i, together = i + together, min(2 * together, most)  # the first batch is not to wait for many others
+        for part in growing(shares, 1, most):
             begun = time.perf_counter()
             found = find(range(part[0].start, part[-1].stop, part[0].step))
             self.monitor.reading += time.perf_counter() - begun

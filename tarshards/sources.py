@@ -5,28 +5,27 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from tarshards.errors import AuditError, ShardIndexError, StateError, TarshardsError, WorldError
+from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.keys import is_reserved
-from tarshards.ledger import Ledger, Tally
+from tarshards.ledger import Ledger
 from tarshards.openers import public
 from tarshards.samples import Sample, read_shard
 from tarshards.urls import Shard, expand_shards
 from tarshards.world import World
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tarshards.index import SampleReader
     from tarshards.plan import EpochPlan, Tail
+    from tarshards.reading import Reading
 
-READ_AT_ONCE = 256  # positions of a plan that are looked up together
+READ_AT_ONCE = 1 << 12  # positions of a plan that are looked up together,
+FIRST = 1 << 8  # and those at its beginning
 ASKED = 1 << 12  # shards at most that are asked for their index
 VERSION = 1  # of the states
 
@@ -169,12 +168,14 @@ class PlannedSource:
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield what is left of one worker's share: every num_workers-th position of its rank."""
+        from tarshards.reading import Reading
+
         world = progress.world
         plan = self.plan(progress.epoch, world.world_size)
         taken = progress.begun
         share = world.positions(len(plan))[taken:]
         progress.reading = reading = Reading(self, plan, world, [share], whole=not taken)
-        parts = (share[i : i + READ_AT_ONCE] for i in range(0, len(share), READ_AT_ONCE))
+        parts = growing(share, FIRST, READ_AT_ONCE)
         try:
             yield from chain.from_iterable(self.samples(reading, part, progress.epoch) for part in parts)
             reading.finish()
@@ -182,81 +183,6 @@ class PlannedSource:
         finally:
             self.ledger.add(reading.tally())
             self.ledger.report()
-
-
-class Reading:
-    """One worker's way through its *shares* of a plan, and its account; *taken* positions are behind it.
-
-    All shares but the last are of one length.
-    """
-
-    def __init__(self, source: PlannedSource, plan: EpochPlan, world: World, shares: Sequence[range], *, whole: bool):
-        import numpy as np
-
-        self.source, self.plan, self.taken = source, plan, 0
-        count = (len(shares) - 1) * len(shares[0]) + len(shares[-1]) if shares else 0
-        repeated = int(count > 0 and shares[-1][-1] >= plan.total)  # no rank has more than one
-        self._tally = Tally(planned=count - repeated, repeated=repeated, broken_off=1)
-        self._read = np.zeros(len(source.shards.names), np.int64)  # by shard
-        if world.worker == 0:
-            order = repr((plan.state(0), plan.tail))
-            self._tally.epochs[f"{source.digest} {_digest([], order.encode())}"] = 1
-            self._tally.parts = 0 if whole and source.once else 1
-            if world.rank < plan.dropped:
-                (shard,), _ = plan.resume(len(plan), 1, "exact")[[world.rank]]
-                self._read[shard] += 1
-                self._tally.planned += 1
-                self._tally.dropped += 1
-
-    def samples(self, positions: range) -> Iterator[Sample]:
-        """Yield the samples at *positions*; what cannot be read goes to the ledger."""
-        import numpy as np
-
-        order = np.arange(positions.start, positions.stop, positions.step)
-        shards, numbers = self.plan[order]
-        names = self.source.shards.names
-        due, came = [names[shard] for shard in shards.tolist()], []
-        begun, lost, entries = self.taken, 0, 0
-        try:
-            for result in self.source.shards.read_all(shards, numbers):
-                self.taken += 1
-                if isinstance(result, dict):
-                    entries += len(result)
-                    came.append(result["__url__"])
-                    yield result
-                else:
-                    lost += 1
-                    came.append(due[len(came)])
-                    self.source.ledger(result)
-            if came != due and (missed := Counter(due) - Counter(came)):
-                told = ", ".join(f"{name} ({count})" for name, count in missed.items())
-                raise AuditError(f"samples were to be read and did not come: {told}")
-        finally:
-            taken = self.taken - begun
-            self.count(order[:taken], shards[:taken], lost, entries - self.source.shards.reserved * (taken - lost))
-
-    def count(self, positions: np.ndarray, shards: np.ndarray, lost: int, members: int) -> None:
-        """Count positions that were taken, all of which but the *lost* were delivered, with so many members in all."""
-        import numpy as np
-
-        np.add.at(self._read, shards[positions < self.plan.total], 1)
-        self._tally.samples += len(positions) - lost
-        self._tally.members += members
-
-    def finish(self) -> None:
-        """Say that all of the share was taken; what has changed under the reading goes to the ledger."""
-        self._tally.broken_off = 0
-        try:
-            self.source.shards.verify()
-        except TarshardsError as error:
-            self.source.ledger(error)
-
-    def tally(self) -> Tally:
-        """Return the account."""
-        names, read = self.source.shards.names, Counter[str]()
-        for shard in self._read.nonzero()[0]:
-            read[names[shard]] += int(self._read[shard])  # a mixture may have a shard twice
-        return replace(self._tally, read=read)
 
 
 class IterableSource:
@@ -341,6 +267,18 @@ def _are_indexed(shards: list[Shard]) -> bool:
         )
     log.info("%s: no indexes, so that shards are streamed whole; tarindex makes them", public(shards[0].url))
     return False
+
+
+def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:
+    """Yield parts of *items*, each of twice as many as the one before: what comes first is not to wait for all.
+
+    >>> list(growing(range(9), 1, 4))
+    [range(0, 1), range(1, 3), range(3, 7), range(7, 9)]
+    """
+    begin, size = 0, first
+    while begin < len(items):
+        yield items[begin : begin + size]
+        begin, size = begin + size, min(2 * size, most)
 
 
 def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:

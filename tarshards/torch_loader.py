@@ -15,7 +15,8 @@ from tarshards.errors import AuditError
 from tarshards.ledger import Tally
 from tarshards.passes import Pass, Passes, ResumableLoader
 from tarshards.plan import EpochPlan
-from tarshards.sources import PlannedSource, Progress, Reading
+from tarshards.reading import Reading
+from tarshards.sources import PlannedSource, Progress
 from tarshards.stream import PER_SAMPLE
 from tarshards.torch_data import ShardDataset
 from tarshards.world import World

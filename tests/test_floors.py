@@ -34,7 +34,7 @@ FLOORS = [
     },
     {"urls", "tar", "_tar", "_tar_py", "ranges", "expressions", "markers", "lines"},
     {"columns"},
-    {"samples", "index", "repair"},
+    {"samples", "index", "repair", "reading"},
     {"ops", "writer", "concat", "sorting", "shell", "tabulate", "show", "sources", "dask_map", "places"},
     {
         "stream",

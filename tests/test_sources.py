@@ -13,7 +13,8 @@ from range_server import serving
 from tarshards import Ledger, ShardDataset, Stream, World
 from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError
 from tarshards.index import IndexedShards
-from tarshards.sources import PlannedSource, Reading, ShardSource, open_shards
+from tarshards.reading import Reading
+from tarshards.sources import PlannedSource, ShardSource, open_shards
 
 
 def classes(samples) -> list[int]:

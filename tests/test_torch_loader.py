@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tarshards import Ledger, ShardDataset, World
 from tarshards.errors import AuditError, DecodeError, OpError, StateError
 from tarshards.index import IndexedShards
-from tarshards.sources import Reading
+from tarshards.reading import Reading
 from tarshards.torch_loader import ShardLoader
 
 pytestmark = [

@@ -15,7 +15,8 @@ from tarshards import ops
 from tarshards.dali.guard import BadImage, Check, Guard, Row
 from tarshards.ledger import Tally
 from tarshards.passes import Pass, Passes, Shares
-from tarshards.sources import Progress, Reading
+from tarshards.reading import Reading
+from tarshards.sources import Progress
 from tarshards.stream import PER_SAMPLE, Stream
 from tarshards.world import World
 
