@@ -1,5 +1,5 @@
-/* Parse tar headers out of a buffer: the native twin of _tar_py.py, where the contracts of scan(), cut() and walk() are
- * written.
+/* Parse tar headers out of a buffer, and make them: the native twin of _tar_py.py, where the contracts of scan(), cut(),
+ * walk() and plain_header() are written.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -333,12 +333,45 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     return result;
 }
 
+/* Write a number in octal digits before *end*. */
+static void put_octal(char *end, int64_t value, int digits) {
+    for (; digits--; value >>= 3) *--end = (char)('0' + (value & 7));
+}
+
+static PyObject *plain_header(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2 || !PyUnicode_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "plain_header takes a name, a text, and a size");
+    long long size = PyLong_AsLongLong(args[1]);
+    if (size < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a size must not be negative");
+    Py_ssize_t length = PyUnicode_GetLength(args[0]), bytes;
+    if (length > 100 || size >> 33) return Py_NewRef(Py_None);
+    const char *name = PyUnicode_AsUTF8AndSize(args[0], &bytes);
+    if (!name && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return NULL;
+    PyErr_Clear();
+    if (!name || bytes != length) return Py_NewRef(Py_None); /* not ASCII */
+    PyObject *header = PyBytes_FromStringAndSize(NULL, BLOCK);
+    if (!header) return NULL;
+    char *block = PyBytes_AsString(header);
+    memset(block, 0, BLOCK);
+    memcpy(block, name, (size_t)length);
+    memcpy(block + 100, "0000644\0" "0000000\0" "0000000\0", 24); /* mode, owner, group */
+    put_octal(block + 135, size, 11);
+    memcpy(block + 136, "00000000000\0" "        0", 21); /* time, no checksum yet, a regular file */
+    memcpy(block + 257, "ustar\0" "00", 8);
+    put_octal(block + 154, sum_bytes((const unsigned char *)block), 6);
+    block[154] = 0;
+    return header;
+}
+
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
      "scan(buffer, position, ended, limit) -> (members, position, need, ended, problem); see tarshards._tar_py"},
     {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards._tar_py"},
     {"walk", walk, METH_VARARGS,
      "walk(source, size, reads, limit, split) -> (keys, fields, arrays) or None; see tarshards._tar_py"},
+    {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
+     "plain_header(name, size) -> bytes or None; see tarshards._tar_py"},
     {NULL, NULL, 0, NULL},
 };
 

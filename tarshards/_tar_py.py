@@ -1,4 +1,4 @@
-"""Parse tar headers out of a buffer, in Python: the twin of _tar.c, with the same results to the letter.
+"""Parse tar headers out of a buffer, and make them, in Python: the twin of _tar.c, with the same results to the letter.
 
 Formats: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 """
@@ -9,7 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from zlib import adler32
 
@@ -280,3 +280,33 @@ def _parse_pax(body: bytes, is_global: bool) -> tuple[dict[bytes, bytes], str | 
         records[key] = value
         position = end
     return records, None
+
+
+MODE_AND_OWNER = b"0000644\x000000000\x000000000\x00"
+TIME = b"00000000000\x00"
+AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
+AFTER_CHECKSUM_SUM = sum(AFTER_CHECKSUM) + sum(b" " * 8)
+
+
+def plain_header(name: str, size: int) -> bytes | None:
+    """Return the ustar header of a regular file, None where it takes more to tell the name or the size.
+
+    Time, owner and mode are fixed. Raises ValueError for a negative size.
+    """
+    if size < 0:
+        raise ValueError("a size must not be negative")
+    if len(name) > 100 or not name.isascii() or size >= 1 << 33:
+        return None
+    before = name.encode().ljust(100, b"\0") + _before_checksum(size)
+    # The low half of Adler-32 is 1 and the sum of all bytes, modulo 65521, which 148 bytes of ASCII do not reach.
+    return before + _from_checksum(adler32(before) & 0xFFFF)
+
+
+@lru_cache(4096)
+def _before_checksum(size: int) -> bytes:
+    return b"%b%011o\0%b" % (MODE_AND_OWNER, size, TIME)
+
+
+@lru_cache(4096)
+def _from_checksum(adler: int) -> bytes:
+    return b"%06o\0 %b" % (adler - 1 + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)

@@ -270,15 +270,15 @@ def _are_indexed(shards: list[Shard]) -> bool:
 
 
 def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:
-    """Yield parts of *items*, each of twice as many as the one before: what comes first is not to wait for all.
+    """Yield parts of *items*, each of eight times as many as the one before: what comes first is not to wait for all.
 
-    >>> list(growing(range(9), 1, 4))
-    [range(0, 1), range(1, 3), range(3, 7), range(7, 9)]
+    >>> list(growing(range(30), 1, 10))
+    [range(0, 1), range(1, 9), range(9, 19), range(19, 29), range(29, 30)]
     """
     begin, size = 0, first
     while begin < len(items):
         yield items[begin : begin + size]
-        begin, size = begin + size, min(2 * size, most)
+        begin, size = begin + size, min(8 * size, most)
 
 
 def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:

@@ -1,15 +1,13 @@
 """Bytes <-> members: plain POSIX tar, read loudly and written the same for the same input.
 
-``scan``, ``cut`` and ``walk`` are the one switch between the native header parser and its pure-Python twin.
+``scan``, ``cut``, ``walk`` and ``plain_header`` are the one switch between the native kernel and its pure-Python twin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
-from zlib import adler32
 
 from tarshards.errors import TarError
 
@@ -17,10 +15,10 @@ if TYPE_CHECKING:
     from tarshards.ledger import Ledger
 
 try:
-    from tarshards._tar import cut, scan
+    from tarshards._tar import cut, plain_header, scan
     from tarshards._tar import walk as walk
 except ImportError:
-    from tarshards._tar_py import cut, scan
+    from tarshards._tar_py import cut, plain_header, scan
     from tarshards._tar_py import walk as walk
 
 BLOCK = 512
@@ -30,11 +28,6 @@ MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # what ends an archive that we write
 
 NOT_YET = "the stream is non-blocking and has no bytes yet"  # which is no end of the archive
-
-MODE_AND_OWNER = b"0000644\x000000000\x000000000\x00"
-TIME = b"00000000000\x00"
-AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
-AFTER_CHECKSUM_SUM = sum(AFTER_CHECKSUM) + sum(b" " * 8)
 
 
 class Member(NamedTuple):
@@ -165,25 +158,15 @@ def pack_header(name: str, size: int) -> bytes:
 
     Time, owner and mode are fixed, so that the same members give the same bytes.
     """
-    if len(name) <= 100 and name.isascii() and size < 1 << 33:
-        before = name.encode().ljust(100, b"\0") + _before_checksum(size)
-        # The low half of Adler-32 is 1 and the sum of all bytes, modulo 65521, which 148 bytes of ASCII do not reach.
-        return before + _from_checksum(adler32(before) & 0xFFFF)
+    return plain_header(name, size) or _pax_header(name, size)
+
+
+def _pax_header(name: str, size: int) -> bytes:
     import tarfile
 
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-@lru_cache(4096)
-def _before_checksum(size: int) -> bytes:
-    return b"%b%011o\0%b" % (MODE_AND_OWNER, size, TIME)
-
-
-@lru_cache(4096)
-def _from_checksum(adler: int) -> bytes:
-    return b"%06o\0 %b" % (adler - 1 + AFTER_CHECKSUM_SUM, AFTER_CHECKSUM)
 
 
 def padding(size: int) -> int:

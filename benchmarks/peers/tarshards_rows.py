@@ -36,7 +36,7 @@ def shards(data: Data) -> Any:
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> ArrayLoader:
-    return loader(data, BATCH if data.name == "raw-110k" else 256, workers, shuffled=shuffled)
+    return loader(data, BATCH if data.name == "raw-110k" else 1024, workers, shuffled=shuffled)  # its best
 
 
 def loader(data: Data, size: int, workers: int, *, shuffled: bool) -> ArrayLoader:

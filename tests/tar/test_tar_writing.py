@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tar_corpus import pack, program, read_whole, tarfile_members
+from tar_corpus import load_twin, pack, program, read_whole, tarfile_members
 
 from tarshards.tar import BLOCK, END, pack_header, padding
 
@@ -92,3 +92,19 @@ def test_a_header_is_the_same_for_the_same_name_and_size_and_says_no_more(name):
     assert (info.mode, info.uid, info.gid, info.uname, info.gname, info.mtime) == (0o644, 0, 0, "", "", 0)
     assert (info.size, info.type, len(packed) % BLOCK) == (1000, tarfile.REGTYPE, 0)
     assert (len(packed) == BLOCK) == (len(name) <= 100 and name.isascii())
+
+
+@pytest.mark.parametrize("kernel", ["native", "python"])
+@given(name=NAMES, size=st.integers(0, 1 << 34))
+def test_a_plain_header_is_tarfiles_wherever_it_says_everything(kernel, name, size):
+    made = load_twin(kernel).plain_header(name, size)
+    info = tarfile.TarInfo(name)
+    info.size = size
+    is_plain = len(name) <= 100 and name.isascii() and size < 1 << 33
+    assert made == (info.tobuf(tarfile.USTAR_FORMAT) if is_plain else None)
+
+
+@pytest.mark.parametrize("kernel", ["native", "python"])
+def test_a_header_of_a_negative_size(kernel):
+    with pytest.raises(ValueError, match="negative"):
+        load_twin(kernel).plain_header("a", -1)
