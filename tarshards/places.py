@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,7 +140,8 @@ class MappedPlaces:
             yield
         finally:
             over.set()
-            thread.join()
+            if not sys.is_finalizing():  # when threads stand still for good
+                thread.join()
 
     def _touch(self, over: threading.Event) -> None:
         for view in self._buffers.views if self._buffers.lengths.sum() <= MOST_TOUCHED else ():

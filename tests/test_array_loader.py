@@ -7,6 +7,8 @@ import io
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import deque
 from functools import partial
@@ -466,3 +468,19 @@ def test_streams_that_are_no_plain_shards_are_refused(urls):
         ArrayLoader(Stream.from_shards(urls).map(dict), 4, fields=FIELDS)
     with pytest.raises(TypeError, match="takes shards"):
         ArrayLoader(Stream([1]), 4, fields=FIELDS)
+
+
+@pytest.mark.parametrize(
+    "loading",
+    ["dataset", "ArrayLoader(dataset, 4, fields=fields)", "ArrayLoader(dataset, 4, fields=fields, threads=2)"],
+)
+def test_a_program_may_end_in_the_middle_of_a_loop(make_shards, loading):
+    program = f"""
+from tarshards import ArrayLoader, Stream
+from tarshards.readers import integer
+dataset, fields = Stream.from_shards({make_shards(4, 50, index=True)!r}, shuffle=True), {{"cls": integer()}}
+begun = iter({loading})
+next(begun)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
