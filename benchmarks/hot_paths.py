@@ -154,7 +154,6 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         return lambda: each_of(lambda batch: work(*batch), batches(), threads)
 
     maker.open(next(batches())[1])
-    places.touch()
     columns = [[reader.make(size) for _ in range(kept if threads else 1)] for reader in maker.readers]
 
     def read(until: int) -> Work:

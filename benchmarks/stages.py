@@ -40,7 +40,7 @@ CROP = (
     "What bounds it is the decoder, which makes pixels that the crop leaves out, and after it the resize. "
     "What helps is to decode no more than the rows and columns of the crop."
 )
-RAW = ("raw-2k", "2 KB", 256, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMORY, MEMORY)
+RAW = ("raw-2k", "2 KB", 1024, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMORY, MEMORY)
 
 
 def table(path: Path, samples: int, runs: int) -> list[str]:

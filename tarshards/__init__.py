@@ -5,8 +5,9 @@ Names are loaded when they are first used: ``import tarshards`` imports no torch
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tarshards.late import importer
 
 if TYPE_CHECKING:
     from tarshards.array_loader import ArrayLoader
@@ -129,13 +130,7 @@ __all__ = [
     "write_samples",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module 'tarshards' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tarshards.{_ROOM_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _ROOM_OF)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 FLOORS = [
-    {"errors"},
+    {"errors", "late"},
     {"keys", "duplicates", "world", "ledger", "manifest", "permutations"},
     {
         "openers",

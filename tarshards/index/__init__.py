@@ -5,8 +5,9 @@ Names are loaded when they are first used: building and saving an index takes no
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tarshards.late import importer
 
 if TYPE_CHECKING:
     from tarshards.index.build import build_index
@@ -41,10 +42,4 @@ __all__ = [
     "load_indexes",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"tarshards.index.{_ROOM_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _ROOM_OF)

@@ -5,8 +5,9 @@ Names are loaded when they are first used: a sound shard needs few of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tarshards.late import importer
 
 if TYPE_CHECKING:
     from tarshards.repair.grouping import FoundSample, group_found
@@ -47,10 +48,4 @@ __all__ = [
     "walk",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"tarshards.repair.{_ROOM_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _ROOM_OF)

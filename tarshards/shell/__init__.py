@@ -5,8 +5,9 @@ Names are loaded when they are first used, since a slot's process starts quickly
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tarshards.late import importer
 
 if TYPE_CHECKING:
     from tarshards.shell.halt import Halt
@@ -14,8 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Halt", "map_command"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{'halt' if name == 'Halt' else 'run'}"), name)
+__getattr__ = importer(__name__, {"Halt": "halt", "map_command": "run"})
