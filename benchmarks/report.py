@@ -161,7 +161,7 @@ HOW = [
     "",
     "Every peer has a process in an environment of its own, and its own best configuration in `benchmarks/peers`. "
     "Under each setting the loader is opened and a first epoch is kept apart, which includes the opening; then "
-    "5 rounds (3 where an epoch takes 0.75 s or more, 2 from 2.5 s on) go round the peers in turn, each of as many "
+    "5 rounds (3 where an epoch takes 0.3 s or more, 2 from 1.2 s on) go round the peers in turn, each of as many "
     f"epochs as last {LEAST} s: medians, and the slowest and fastest round. CPU seconds are those of all of a peer's "
     "processes. One more epoch is compared sample by sample with the set; the peak is that of the anonymous and shared "
     "memory meanwhile, above the imports. The page cache is warm except where dropped. First "

@@ -121,8 +121,8 @@ SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "raw-2k": ("raw", 10_000, raw(2048)),
     "raw-110k": ("raw", 1_500, raw(110 * 1024)),
     "text": ("text", 5_000, text),
-    "otto": ("otto", 39_601, otto),
-    "cifar": ("cifar", 20_000, cifar),
+    "otto": ("otto", 20_000, otto),
+    "cifar": ("cifar", 10_000, cifar),
     "photos256": ("jpeg", 600, photos(256, 256)),
     "photos500": ("jpeg", 250, photos(500, 375)),
 }

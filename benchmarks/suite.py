@@ -47,7 +47,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
 LEAST = 0.2  # seconds of a round at least
-ROUNDS = {0.75: 5, 2.5: 3, float("inf"): 2}  # where an epoch takes less than so many seconds
+ROUNDS = {0.3: 5, 1.2: 3, float("inf"): 2}  # where an epoch takes less than so many seconds
 FRESH = 3  # rounds of what is measured in fresh processes
 
 
