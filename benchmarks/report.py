@@ -164,8 +164,9 @@ HOW = [
     "5 rounds (3 where an epoch takes 0.3 s or more, 2 from 1.2 s on) go round the peers in turn, each of as many "
     f"epochs as last {LEAST} s: medians, and the slowest and fastest round. CPU seconds are those of all of a peer's "
     "processes. One more epoch is compared sample by sample with the set; the peak is that of the anonymous and shared "
-    "memory meanwhile, above the imports. The page cache is warm except where dropped. First "
-    f"sample, resume and the dropped page cache: {FRESH} rounds in fresh processes.",
+    "memory meanwhile, above the imports. The page cache is warm except where dropped; what is written takes pages "
+    "that were in use just before. First sample, resume and the dropped page cache: "
+    f"{FRESH} rounds in fresh processes.",
 ]
 
 
