@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -17,6 +17,7 @@ import numpy as np
 
 from tarshards.making import Found, Made, Maker, Transform
 from tarshards.monitoring import Monitor
+from tarshards.parallel import bounded_map
 from tarshards.passes import Pass, Passes, ResumableLoader, Shares
 from tarshards.permutations import key_of
 from tarshards.places import MappedPlaces, find_in_bytes
@@ -119,10 +120,10 @@ class ArrayLoader(ResumableLoader):
             shards = np.searchsorted(ends, numbers, "right")
             self._maker.open(find(shards, numbers - starts[shards], numbers))
             begin, end = end, end + min(end, TRIED)
-        is_touched = is_new and self._places is not None and self._maker.is_quick
+        touched = self._places if is_new and self._maker.is_quick else None
         try:
             with (
-                self._places.touching() if is_touched and self._places is not None else nullcontext(),
+                nullcontext() if touched is None else touched.touching(),
                 closing(self._in_order(self._works(find_share, shares), source.seed, this)) as batches,
             ):
                 for made in batches:
@@ -217,14 +218,8 @@ def _results(makes: Iterator[Callable[[], Made]], threads: int, ahead: int) -> G
     if not threads:
         yield from (make() for make in makes)
         return
-    pool = ThreadPoolExecutor(threads, "tarshards-make")
-    try:
-        pending = deque(map(pool.submit, islice(makes, threads + ahead)))
-        while pending:
-            yield pending.popleft().result()
-            pending.extend(map(pool.submit, islice(makes, 1)))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(threads, "tarshards-make") as pool:
+        yield from bounded_map(operator.call, makes, executor=pool, window=threads + ahead)
 
 
 def _number_of(key: str) -> int:
