@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*.[ch])
+PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*/*.[ch])
 
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
@@ -28,7 +28,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build data *.egg-info .hypothesis tarshards/*.so
+	rm -rf $(VENV) build data *.egg-info .hypothesis tarshards/*/*.so
 
 .PHONY: demo test lint bench asan clean
 .PRECIOUS: $(VENV)/.%

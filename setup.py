@@ -1,4 +1,4 @@
-"""Build the native rooms; everything else stands in setup.cfg.
+"""Build the native kernels; everything else stands in setup.cfg.
 
 They are optional: without a compiler the install succeeds and their pure-Python twins do the work.
 """
@@ -7,10 +7,11 @@ from setuptools import Extension, setup
 
 
 def native(name, *headers):
+    folder, _, _ = name.rpartition("/")
     return Extension(
-        f"tarshards.{name}",
+        f"tarshards.{name.replace('/', '.')}",
         [f"tarshards/{name}.c"],
-        depends=[f"tarshards/{header}" for header in headers],
+        depends=[f"tarshards/{folder}/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
         py_limited_api=True,
@@ -19,6 +20,11 @@ def native(name, *headers):
 
 
 setup(
-    ext_modules=[native("_tar", "_tar.h"), native("_mapped"), native("_rows"), native("_pixels")],
+    ext_modules=[
+        native("tar/_tar", "_tar.h"),
+        native("storage/_mapped"),
+        native("index/_rows"),
+        native("index/_pixels"),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

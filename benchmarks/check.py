@@ -13,13 +13,13 @@ from statistics import median
 from measure import DATA, KEEPING, install, interleave, machine, record
 
 from tarshards import TarWriter, read_samples
-from tarshards.repair import survey_shard
+from tarshards.samples.resync.survey import survey_shard
 
 FOLDER = DATA / "check"
 THREADS = 2
 KEYS = 10_000_000
 COUNT_KEYS = """
-from tarshards.duplicates import KeyPlaces
+from tarshards.verbs.check.keys import KeyPlaces
 with KeyPlaces() as keys:
     for number in range({count}):
         keys.add(f"some/folder/{{number % ({count} - 1000):012d}}", (number // 10_000, number))

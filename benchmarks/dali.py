@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline, fn
 from PIL import Image
 
 from tarshards import ShardDataset, ShardWriter
-from tarshards.dali import batch_source, dali_loader, indexed_source, native_loader, sample_source
+from tarshards.loaders.dali import batch_source, dali_loader, indexed_source, native_loader, sample_source
 
 SAMPLES, SHARD, BATCH, SIDE, CROP, RUNS = 4000, 500, 64, 256, 256, 7
 THREADS = os.cpu_count() or 1

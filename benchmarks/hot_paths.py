@@ -14,18 +14,18 @@ import simplejpeg
 from sets import Data
 
 from tarshards import ArrayLoader, IndexedShards, Stream
-from tarshards.array_loader import TOGETHER, TOGETHER_QUICK
-from tarshards.fields import parse_selection
-from tarshards.index import SampleReader
-from tarshards.kernels import Payloads, pack
-from tarshards.making import Found, Maker
-from tarshards.openers import open_shard
-from tarshards.permutations import key_of
-from tarshards.places import MappedPlaces
-from tarshards.readers import images
-from tarshards.samples import group_members
-from tarshards.sources import READ_AT_ONCE, open_shards
-from tarshards.tar import CHUNK, MEMBER_LIMIT, read_members, scan
+from tarshards.epoch.permutations import key_of
+from tarshards.index.access import SampleReader
+from tarshards.index.memory import Payloads, pack
+from tarshards.index.places import MappedPlaces
+from tarshards.loaders.arrays.batches import Found, Maker
+from tarshards.loaders.arrays.loader import TOGETHER, TOGETHER_QUICK
+from tarshards.loaders.arrays.readers import images
+from tarshards.samples.fields import parse_selection
+from tarshards.samples.read import group_members
+from tarshards.storage.opening import open_shard
+from tarshards.stream.sources import READ_AT_ONCE, open_shards
+from tarshards.tar.read import CHUNK, MEMBER_LIMIT, read_members, scan
 
 Work = Callable[[], Any]
 MEMCPY, BYTES = "one memcpy of the same bytes", "bytes(view) of each member"

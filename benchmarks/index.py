@@ -14,9 +14,10 @@ from statistics import median
 from measure import DATA, interleave, machine, rates, record
 
 from tarshards import write_samples
-from tarshards.index import Index, build_index
+from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
-from tarshards.urls import Shard, expand_shards
+from tarshards.index.sidecar import Index
+from tarshards.storage.expressions import Shard, expand_shards
 
 SETS = {"2 KB": (300_000, 2048), "110 KB": (4_000, 110 * 1024)}  # samples, bytes of the larger of two members
 SEVERAL = (60_000, 2048)

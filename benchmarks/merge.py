@@ -20,7 +20,7 @@ MEMORY = {"indexed": "400MB"}  # and 200MB for the others
 # The tool within this very process, which then tells its own peak, mapped files apart.
 PROGRAM = """import sys, threading, time
 from pathlib import Path
-from tarshards.tools.tarmerge import main
+from tarshards.cli.tarmerge import main
 
 def memory():
     return [int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(("VmHWM", "RssAnon"))]

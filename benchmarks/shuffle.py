@@ -14,7 +14,7 @@ import numpy as np
 from measure import machine, record
 from webdataset import shuffle as webdataset_shuffle
 
-from tarshards.plan import EpochPlan, block_size
+from tarshards.epoch.plan import EpochPlan, block_size
 
 CLASSES, CLASS, SHARD, BATCH = 1000, 1281, 1000, 256
 TOTAL = CLASSES * CLASS
@@ -171,7 +171,7 @@ PLANNING = """
 import json, re, time
 from pathlib import Path
 import numpy as np
-from tarshards.plan import EpochPlan
+from tarshards.epoch.plan import EpochPlan
 
 def seconds(work):
     begun = time.perf_counter()

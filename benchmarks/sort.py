@@ -25,7 +25,7 @@ WORKS = {
 }
 # The tool within this very process, which then tells its own peak.
 PROGRAM = """import sys
-from tarshards.tools.tarsort import main
+from tarshards.cli.tarsort import main
 main(standalone_mode=False)
 sys.stderr.write(open("/proc/self/status").read())
 """

@@ -9,7 +9,9 @@ from hot_paths import Path, batched, planned, streamed
 from measure import DATA, RESULTS, interleave, machine, record
 from sets import data_of, make
 
-from tarshards.readers import array, image, integer, ragged
+from tarshards.loaders.arrays.readers.arrays import array, ragged
+from tarshards.loaders.arrays.readers.images import image
+from tarshards.loaders.arrays.readers.parsed import integer
 
 PAGE, ROOT = RESULTS.with_name("PROFILE.md"), DATA / "suite"
 RUNS, RUNS_JPEG, THREADS, IMAGES = 31, 21, 2, 64

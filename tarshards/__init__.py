@@ -1,18 +1,20 @@
 """Datasets in plain tar shards: streamed into training, piped through Unix tools, nothing lost silently.
 
-Names are loaded when they are first used: ``import tarshards`` imports no torch, numpy, Pillow or fsspec.
+The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
+``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``, ``cli``.
+
+Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pillow or fsspec.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tarshards.late import importer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tarshards.array_loader import ArrayLoader
-    from tarshards.codecs import decoder, encoder
-    from tarshards.dataset_writer import write_dataset
+    from tarshards.epoch.plan import EpochPlan
+    from tarshards.epoch.proportions import Mixture
+    from tarshards.epoch.world import World
     from tarshards.errors import (
         AuditError,
         DecodeError,
@@ -27,30 +29,41 @@ if TYPE_CHECKING:
         UrlError,
         WorldError,
     )
-    from tarshards.index import Index, IndexedShards, build_index
-    from tarshards.ledger import Ledger
-    from tarshards.mapping import map_shards
-    from tarshards.mixing import mix
-    from tarshards.mixture import Mixture
-    from tarshards.openers import open_shard, open_url
-    from tarshards.plan import EpochPlan
-    from tarshards.resharding import reshard
-    from tarshards.samples import group_members, read_samples
-    from tarshards.stream import Stream
-    from tarshards.tar import Member, read_members
-    from tarshards.torch_data import ShardDataset
-    from tarshards.torch_loader import ShardLoader
-    from tarshards.urls import expand_urls
-    from tarshards.world import World
-    from tarshards.writer import ShardWriter, TarWriter, write_samples
+    from tarshards.index.access import IndexedShards
+    from tarshards.index.build import build_index
+    from tarshards.index.sidecar import Index
+    from tarshards.loaders import dali
+    from tarshards.loaders.arrays import augment, readers
+    from tarshards.loaders.arrays.loader import ArrayLoader
+    from tarshards.loaders.torch.dataset import ShardDataset
+    from tarshards.loaders.torch.loader import ShardLoader
+    from tarshards.samples.codecs.registry import decoder, encoder
+    from tarshards.samples.ledger import Ledger
+    from tarshards.samples.read import group_members, read_samples
+    from tarshards.storage.expressions import expand_urls
+    from tarshards.storage.opening import open_shard, open_url
+    from tarshards.stream import ops
+    from tarshards.stream.mix import mix
+    from tarshards.stream.stream import Stream
+    from tarshards.tar.read import Member, read_members
+    from tarshards.write.dataset import write_dataset
+    from tarshards.write.map import map_shards
+    from tarshards.write.reshard import reshard
+    from tarshards.write.shards import ShardWriter, TarWriter, write_samples
 
 __version__ = "0.1.0"
 
-_ROOM_OF = {
-    "ArrayLoader": "array_loader",
-    "decoder": "codecs",
-    "encoder": "codecs",
-    "write_dataset": "dataset_writer",
+#: The modules that are namespaces of their own.
+_NAMESPACES = {
+    "augment": "loaders.arrays.augment",
+    "dali": "loaders.dali",
+    "ops": "stream.ops",
+    "readers": "loaders.arrays.readers",
+}
+_MODULE_OF = {
+    "EpochPlan": "epoch.plan",
+    "Mixture": "epoch.proportions",
+    "World": "epoch.world",
     "AuditError": "errors",
     "DecodeError": "errors",
     "EncodeError": "errors",
@@ -63,29 +76,30 @@ _ROOM_OF = {
     "TarshardsError": "errors",
     "UrlError": "errors",
     "WorldError": "errors",
-    "Index": "index",
-    "IndexedShards": "index",
-    "build_index": "index",
-    "Ledger": "ledger",
-    "map_shards": "mapping",
-    "mix": "mixing",
-    "Mixture": "mixture",
-    "open_shard": "openers",
-    "open_url": "openers",
-    "EpochPlan": "plan",
-    "reshard": "resharding",
-    "group_members": "samples",
-    "read_samples": "samples",
-    "Stream": "stream",
-    "Member": "tar",
-    "read_members": "tar",
-    "ShardDataset": "torch_data",
-    "ShardLoader": "torch_loader",
-    "expand_urls": "urls",
-    "World": "world",
-    "ShardWriter": "writer",
-    "TarWriter": "writer",
-    "write_samples": "writer",
+    "IndexedShards": "index.access",
+    "build_index": "index.build",
+    "Index": "index.sidecar",
+    "ArrayLoader": "loaders.arrays.loader",
+    "ShardDataset": "loaders.torch.dataset",
+    "ShardLoader": "loaders.torch.loader",
+    "decoder": "samples.codecs.registry",
+    "encoder": "samples.codecs.registry",
+    "Ledger": "samples.ledger",
+    "group_members": "samples.read",
+    "read_samples": "samples.read",
+    "expand_urls": "storage.expressions",
+    "open_shard": "storage.opening",
+    "open_url": "storage.opening",
+    "mix": "stream.mix",
+    "Stream": "stream.stream",
+    "Member": "tar.read",
+    "read_members": "tar.read",
+    "write_dataset": "write.dataset",
+    "map_shards": "write.map",
+    "reshard": "write.reshard",
+    "ShardWriter": "write.shards",
+    "TarWriter": "write.shards",
+    "write_samples": "write.shards",
 }
 
 __all__ = [
@@ -114,7 +128,9 @@ __all__ = [
     "UrlError",
     "World",
     "WorldError",
+    "augment",
     "build_index",
+    "dali",
     "decoder",
     "encoder",
     "expand_urls",
@@ -123,15 +139,26 @@ __all__ = [
     "mix",
     "open_shard",
     "open_url",
+    "ops",
     "read_members",
     "read_samples",
+    "readers",
     "reshard",
     "write_dataset",
     "write_samples",
 ]
 
-__getattr__ = importer(__name__, _ROOM_OF)
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMESPACES:
+        value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
+    elif name in _MODULE_OF:
+        value = getattr(import_module(f"tarshards.{_MODULE_OF[name]}"), name)
+    else:
+        raise AttributeError(f"module 'tarshards' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOM_OF})
+    return sorted({*globals(), *__all__})

@@ -1,10 +1,23 @@
-"""Ordered, bounded map over any ``concurrent.futures.Executor``."""
+"""Ordered, bounded work over any executor, and processes that name what killed them.
+
+``bounded_map`` keeps a window of calls under way; ``ProcessPool`` takes calls one at a time, so that a process that
+dies fails the call it was at, by name, and no other.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
+
+from tarshards.errors import OpError
 
 TICK = 0.2  # seconds; a signal that comes just before a wait is seen only after it
 
@@ -38,3 +51,155 @@ def _take(pending: list[Future[Any]], ordered: bool) -> Any:
     future = done[0]
     pending.remove(future)
     return future.result()
+
+
+class _Call(Future[Any]):
+    """A future whose cancelling ends the process that is at it."""
+
+    process: Any = None
+
+    def cancel(self) -> bool:
+        with suppress(AttributeError, ValueError):
+            if self.running():
+                self.process.kill()
+        return super().cancel()
+
+
+class ProcessPool(Executor):
+    """An executor of *workers* processes (default: the cores), which are started when the first call comes.
+
+    A process that dies, by a signal or by ``os._exit``, fails its call with OpError, and another takes its place: the
+    standard pool fails every call instead. Functions and results are pickled; processes begin as Python's default is.
+    *shared* is given to each process once, for ``call_shared``.
+
+    >>> with ProcessPool(2) as pool:
+    ...     list(pool.map(str.upper, ["a", "b"]))
+    ['A', 'B']
+    """
+
+    def __init__(self, workers: int | None = None, *, shared: Any = None):
+        self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        if self.workers < 1:
+            raise ValueError(f"at least 1 process works, not {workers}")
+        self._shared = shared
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._lock = Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("a pool that was shut down takes no calls")
+            if not self._threads:
+                self._start()
+            call = _Call()
+            self._calls.put((call, function, args, options))
+            return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with self._lock:
+            self._closed = True
+        while cancel_futures and not self._calls.empty():
+            self._calls.get()[0].cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _start(self) -> None:
+        # Before any thread, for a process that is forked has but one.
+        processes = [_Process(self._shared) for _ in range(self.workers)]
+        self._threads = [Thread(target=self._serve, args=(process,), daemon=True) for process in processes]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, process: _Process) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, *work = entry
+            call.process = process
+            if call.set_running_or_notify_cancel():
+                try:
+                    call.set_result(process.ask(work))
+                except BaseException as error:
+                    call.set_exception(error)
+                if process.dead:
+                    process = _Process(self._shared)
+            del entry, call, work
+        process.close()
+
+
+class _Process:
+    """A process and the pipe to it."""
+
+    # A forked process has copies of the pipes of those before it: one after the other, the last is free of them.
+    _beginning = Lock()
+
+    def __init__(self, shared: Any) -> None:
+        context: Any = multiprocessing.get_context()
+        with self._beginning:
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
+            self._process.start()
+            theirs.close()
+        self.dead = False
+
+    def ask(self, work: Any) -> Any:
+        """Return the result of a call, or raise what it raised; OpError if the process died of it."""
+        try:
+            self._pipe.send(work)
+            error, result = self._pipe.recv()
+        except (EOFError, OSError) as broken:
+            self.dead = True
+            self._process.join()
+            code = self._process.exitcode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise OpError(f"its process {how}") from broken
+        if error is not None:
+            raise error
+        return result
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._pipe.send(None)
+        self._pipe.close()
+        self._process.join()
+
+
+def call_shared(item: Any) -> Any:
+    """Call what the pool of this process shares."""
+    return _shared(item)
+
+
+_shared: Any = None
+
+
+def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
+    """Answer calls until the other end is closed."""
+    global _shared
+    _shared = shared
+    theirs.close()  # a forked copy would keep our own end open
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        try:
+            work = pipe.recv()
+        except EOFError:
+            return
+        except Exception as error:  # of what cannot be unpickled here
+            pipe.send((error, None))
+            continue
+        if work is None:
+            return
+        function, args, options = work
+        try:
+            reply: Any = (None, function(*args, **options))
+        except Exception as error:
+            reply = (error, None)
+        try:
+            pipe.send(reply)
+        except Exception as error:
+            pipe.send((OpError(f"the result cannot be sent back: {type(error).__name__}: {error}"), None))

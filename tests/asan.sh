@@ -12,8 +12,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r tarshards pyproject.toml "$work"
-cp -r tests/tar tests/readers tests/conftest.py "$work/tests"
-rm -f "$work"/tarshards/{_tar,_rows,_pixels}*.so
+mkdir "$work/tests/loaders"
+cp -r tests/tar tests/conftest.py "$work/tests"
+cp -r tests/loaders/readers "$work/tests/loaders"
+rm -f "$work"/tarshards/*/*.so
 cd "$work"
 
 compile() {
@@ -59,23 +61,24 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-compile tarshards/_tar.c tarshards/_tar.abi3.so
+compile tarshards/tar/_tar.c tarshards/tar/_tar.abi3.so
 for option in -UPORTABLE -DPORTABLE; do
-    for room in _rows _pixels; do
-        compile "tarshards/$room.c" "tarshards/$room.abi3.so" "$option"
+    for kernel in _rows _pixels; do
+        compile "tarshards/index/$kernel.c" "tarshards/index/$kernel.abi3.so" "$option"
     done
-    # The rooms tested are those just compiled, and the sanitizers are there.
+    # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
-from tarshards import _pixels, _rows, _tar, kernels, tar
-assert (tar.scan, kernels.resize, kernels.gather) == (_tar.scan, _pixels.resize, _rows.gather)
+from tarshards.index import _pixels, _rows, memory
+from tarshards.tar import _tar, read
+assert (read.scan, memory.resize, memory.gather) == (_tar.scan, _pixels.resize, _rows.gather)
 assert "libasan" in open("/proc/self/maps").read()
-for room in _tar, _rows, _pixels:
-    assert room.__file__.startswith(sys.argv[1]), room.__file__
-    code = open(room.__file__, "rb").read()
+for kernel in _tar, _rows, _pixels:
+    assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
+    code = open(kernel.__file__, "rb").read()
     assert b"__asan_report_load" in code
     assert b"__ubsan_handle" in code
 EOF
-    passes -k native tests/readers
+    passes -k native tests/loaders/readers
 done
 passes -k 'native or twins' tests/tar

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tarshards import ShardWriter, TarWriter
-from tarshards.index import build_index
+from tarshards.index.build import build_index
 
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])

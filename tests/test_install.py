@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("compiler", "room"), [("cc", "tarshards._tar"), ("false", "tarshards._tar_py")])
+@pytest.mark.parametrize(("compiler", "room"), [("cc", "tarshards.tar._tar"), ("false", "tarshards.tar._tar_py")])
 def test_build(tmp_path, compiler, room, make_shards):
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)

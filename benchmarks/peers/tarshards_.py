@@ -14,8 +14,10 @@ from sets import Data, Sample
 
 from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, build_index
 from tarshards.index.manifests import write_manifest
-from tarshards.manifest import Shard
-from tarshards.readers import array, image, integer
+from tarshards.loaders.arrays.readers.arrays import array
+from tarshards.loaders.arrays.readers.images import image
+from tarshards.loaders.arrays.readers.parsed import integer
+from tarshards.storage.manifest import Shard
 
 PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from checks import FIELD
 from sets import Data, Sample
 
-for kernel in "_tar", "_mapped", "_rows", "_pixels":
+for kernel in "tar._tar", "storage._mapped", "index._rows", "index._pixels":
     sys.modules[f"tarshards.{kernel}"] = None  # is not found, so that its twin in Python is taken
 
 from tarshards import Stream, World, build_index  # noqa: E402

@@ -12,7 +12,8 @@ from checks import FIELD
 from sets import Data
 
 from tarshards import ArrayLoader, Stream, World
-from tarshards.readers import integer, ragged
+from tarshards.loaders.arrays.readers.arrays import ragged
+from tarshards.loaders.arrays.readers.parsed import integer
 
 PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()

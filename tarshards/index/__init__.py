@@ -1,45 +1,10 @@
-"""Where every member of a shard lies: built from its headers, kept in a sidecar file, exported for others.
+"""Where every member of a shard lies: indexes, and what they make possible.
 
-Names are loaded when they are first used: building and saving an index takes no numpy.
+Read in this order:
+
+- ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
+- ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
+- ``access``: ``IndexedShards``, any sample by its number; ``join``: columns from several shards
+- ``places``, ``column``, ``memory``: fields gathered straight from mapped shards; ``_rows.c`` and ``_pixels.c`` do it
+- ``exports``, ``energon``: indexes as other programs read them
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from tarshards.late import importer
-
-if TYPE_CHECKING:
-    from tarshards.index.build import build_index
-    from tarshards.index.joining import JoinedShards
-    from tarshards.index.members import Members
-    from tarshards.index.shards import IndexedShards, SampleReader, has_index
-    from tarshards.index.sidecar import MISSING, Index, index_url, load_indexes
-
-_ROOM_OF = {
-    "MISSING": "sidecar",
-    "Index": "sidecar",
-    "IndexedShards": "shards",
-    "JoinedShards": "joining",
-    "Members": "members",
-    "SampleReader": "shards",
-    "build_index": "build",
-    "has_index": "shards",
-    "index_url": "sidecar",
-    "load_indexes": "sidecar",
-}
-
-__all__ = [
-    "MISSING",
-    "Index",
-    "IndexedShards",
-    "JoinedShards",
-    "Members",
-    "SampleReader",
-    "build_index",
-    "has_index",
-    "index_url",
-    "load_indexes",
-]
-
-__getattr__ = importer(__name__, _ROOM_OF)

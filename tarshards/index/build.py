@@ -13,12 +13,12 @@ from zlib import crc32
 from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Index, fingerprint
-from tarshards.keys import split_name
-from tarshards.openers import open_shard, open_url, public, room_of
-from tarshards.openers.compression import find_compression
-from tarshards.openers.streams import failure
-from tarshards.ranges import Ranges, open_ranges
-from tarshards.tar import MEMBER_LIMIT, read_members, scan, walk
+from tarshards.samples.keys import split_name
+from tarshards.storage.compression import find_compression
+from tarshards.storage.opening import open_shard, open_url, room_of
+from tarshards.storage.ranges import Ranges, open_ranges
+from tarshards.storage.streams import failure, public
+from tarshards.tar.read import MEMBER_LIMIT, read_members, scan, walk
 
 # Bytes read at once, at least and at most, and the bytes of a member from which its data is passed over.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
@@ -98,7 +98,7 @@ def header_offset(ranges: Ranges, start: int, stop: int) -> int:
 
 def _reason(url: str) -> Exception:
     """Return the error with which reading the damaged shard *url* ends."""
-    from tarshards.samples import group_members
+    from tarshards.samples.read import group_members
 
     name = public(url)
     try:

@@ -17,9 +17,9 @@ from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.exports import pack_offsets, sample_bounds
 from tarshards.index.refresh import find_index
 from tarshards.index.sidecar import Index
-from tarshards.openers import open_url, room_of
-from tarshards.openers.local import local_path
-from tarshards.ranges import open_ranges
+from tarshards.storage.local import local_path
+from tarshards.storage.opening import open_url, room_of
+from tarshards.storage.ranges import open_ranges
 
 TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,

@@ -9,9 +9,10 @@ import numpy as np
 from tarshards.errors import ShardIndexError
 from tarshards.index.build import header_offset
 from tarshards.index.sidecar import Index
-from tarshards.openers import open_url, public
-from tarshards.ranges import Ranges, open_ranges
-from tarshards.tar import BLOCK
+from tarshards.storage.opening import open_url
+from tarshards.storage.ranges import Ranges, open_ranges
+from tarshards.storage.streams import public
+from tarshards.tar.read import BLOCK
 
 
 def pack_dali(index: Index, url: str) -> str:

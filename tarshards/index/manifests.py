@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.sidecar import MISSING, Index
-from tarshards.manifest import SUFFIX, Shard, dump_manifest
-from tarshards.openers import open_url, room_of
-from tarshards.openers.local import local_path
-from tarshards.openers.streams import is_missing
-from tarshards.urls import expand_shards
+from tarshards.storage.expressions import expand_shards
+from tarshards.storage.local import local_path
+from tarshards.storage.manifest import SUFFIX, Shard, dump_manifest
+from tarshards.storage.opening import open_url, room_of
+from tarshards.storage.streams import is_missing
 
 _ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
 

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
-from tarshards.tar import BLOCK
+from tarshards.tar.read import BLOCK
 
 MAX_FIELDS = 1 << 16
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, index_url
-from tarshards.manifest import Shard
-from tarshards.openers import public, room_of
-from tarshards.openers.local import local_path
+from tarshards.storage.local import local_path
+from tarshards.storage.manifest import Shard
+from tarshards.storage.opening import room_of
+from tarshards.storage.streams import public
 
 MANY = 1 << 26  # bytes of shards from which several processes save more time than they cost
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.openers import open_url, public
-from tarshards.openers.streams import is_missing
-from tarshards.ranges import Ranges, open_ranges
-from tarshards.tar import BLOCK
+from tarshards.storage.opening import open_url
+from tarshards.storage.ranges import Ranges, open_ranges
+from tarshards.storage.streams import is_missing, public
+from tarshards.tar.read import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
-from tarshards.index import Index, build, build_index, members
-from tarshards.ranges import Ranges, open_ranges
+from tarshards.index import build, members
+from tarshards.index.build import build_index
+from tarshards.index.sidecar import Index
+from tarshards.storage.ranges import Ranges, open_ranges
 
 
 @pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
 def twin(request):
     """Build with one of the two header parsers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "walk", import_module(f"tarshards.{request.param}").walk)
+        patch.setattr(build, "walk", import_module(f"tarshards.tar.{request.param}").walk)
         yield
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import ShardIndexError, UrlError
-from tarshards.index import build_index
+from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
 from tarshards.index.exports import pack_dali, write_dali, write_offsets
 from tarshards.index.manifests import update_manifests
-from tarshards.manifest import Shard
+from tarshards.storage.manifest import Shard
 
 PARTS = """SELECT part_name, content_byte_offset, content_byte_size FROM sample_parts
     WHERE tar_file_id = ? AND sample_index = ?"""

@@ -9,10 +9,11 @@ import pytest
 
 from tarshards import write_samples
 from tarshards.errors import ShardIndexError, UrlError
-from tarshards.index import IndexedShards, build_index
+from tarshards.index.access import IndexedShards
+from tarshards.index.build import build_index
 from tarshards.index.manifests import name_in, read_manifest, update_manifests, write_manifest
-from tarshards.manifest import Shard
-from tarshards.urls import expand_shards
+from tarshards.storage.expressions import expand_shards
+from tarshards.storage.manifest import Shard
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import pytest
 
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError
-from tarshards.index import Index, build_index, refresh
+from tarshards.index import refresh
+from tarshards.index.build import build_index
 from tarshards.index.refresh import export_indexes, find_index, refresh_indexes, verify_indexes
+from tarshards.index.sidecar import Index
 
 
 @pytest.fixture

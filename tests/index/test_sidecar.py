@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.index import MISSING, Index, build_index, index_url, load_indexes
-from tarshards.ranges import open_ranges
+from tarshards.index.build import build_index
+from tarshards.index.sidecar import MISSING, Index, index_url, load_indexes
+from tarshards.storage.ranges import open_ranges
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
 

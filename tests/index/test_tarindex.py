@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tarshards import write_samples
-from tarshards.index import Index, build_index
+from tarshards.index.build import build_index
+from tarshards.index.sidecar import Index
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_interrupted_at_any_moment(tmp_path, start, number, options):
 
 def test_numpy_is_not_waited_for(tmp_path):
     write_samples([{"__key__": "a", "txt": "x"}], str(tmp_path / "a.tar"))
-    code = "import sys; from tarshards.tools import tarindex; tarindex.main(sys.argv[1:], standalone_mode=False)"
+    code = "import sys; from tarshards.cli import tarindex; tarindex.main(sys.argv[1:], standalone_mode=False)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*sys.modules)", "a.tar"],
         cwd=tmp_path,

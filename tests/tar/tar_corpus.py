@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tarshards.errors import TarError
-from tarshards.tar import BLOCK, Member, pack_header, padding, read_members
+from tarshards.tar.read import BLOCK, Member, pack_header, padding, read_members
 
 TWINS = ["native", "python"]
 
@@ -26,7 +26,7 @@ def absent(what):
 
 
 def load_twin(name):
-    module = {"native": "tarshards._tar", "python": "tarshards._tar_py"}[name]
+    module = {"native": "tarshards.tar._tar", "python": "tarshards.tar._tar_py"}[name]
     try:
         return import_module(module)
     except ImportError:

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from tar_corpus import entry, pax, program, read, read_whole, tarfile_archive, tarfile_members
 
-from tarshards.tar import END
+from tarshards.tar.read import END
 
 pytestmark = pytest.mark.usefixtures("twin")
 

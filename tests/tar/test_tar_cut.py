@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from tar_corpus import entry, header, load_twin, pack
 
-from tarshards.tar import END, Member
+from tarshards.tar.read import END, Member
 
 BUFFER = b"0123456789"
 

@@ -8,9 +8,9 @@ import pytest
 from tar_corpus import Drip, blocks, pack, program, read, tarfile_archive, write_files
 
 from tarshards.errors import OpenError, TarError
-from tarshards.openers import open_shard
-from tarshards.samples import group_members
-from tarshards.tar import BLOCK, END, padding, read_members
+from tarshards.samples.read import group_members
+from tarshards.storage.opening import open_shard
+from tarshards.tar.read import BLOCK, END, padding, read_members
 
 pytestmark = pytest.mark.usefixtures("twin")
 

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from tar_corpus import entry, header, pack, read, read_whole
 
-from tarshards.tar import BLOCK, END
+from tarshards.tar.read import BLOCK, END
 
 pytestmark = pytest.mark.usefixtures("twin")
 

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, load_twin, pack, pax, read, seal, tarfile_archive
 
-from tarshards import _tar_py
-from tarshards.tar import BLOCK, END, MEMBER_LIMIT, Member
+from tarshards.tar import _tar_py
+from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, Member
 
 PAIRS = [("a.cls", b"7"), ("a.jpg", bytes(range(256)) * 3), ("d/" * 60 + "é.txt", b"\n"), ("e.txt", b"")]
 LONG = b"n" * 120

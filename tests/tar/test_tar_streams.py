@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, pack, pax, read, read_whole
 
-from tarshards.tar import BLOCK, CHUNK, END, MAX_READ, pack_header, padding, read_members
+from tarshards.tar.read import BLOCK, CHUNK, END, MAX_READ, pack_header, padding, read_members
 
 pytestmark = pytest.mark.usefixtures("twin")
 
@@ -140,8 +140,8 @@ def test_small_and_large_members_in_any_order(sizes, steps, picked):
     pairs = numbered(sizes)
     archive = pack(pairs) + END
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tarshards.tar.CHUNK", SMALL)
-        patch.setattr("tarshards.tar.MAX_READ", SMALL + 100)
+        patch.setattr("tarshards.tar.read.CHUNK", SMALL)
+        patch.setattr("tarshards.tar.read.MAX_READ", SMALL + 100)
         for stream in (io.BytesIO(archive), Drip(archive, steps)):
             assert_reads_back(archive, pairs, stream)
         everything = read_whole(archive)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tar_corpus import TWINS, load_twin, pack
 from test_tar_scan import ARCHIVES, LIMITS, buffers
 
-from tarshards import _tar_py
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.keys import split_name
-from tarshards.samples import group_members
-from tarshards.tar import END, MEMBER_LIMIT, read_members
+from tarshards.samples.keys import split_name
+from tarshards.samples.read import group_members
+from tarshards.tar import _tar_py
+from tarshards.tar.read import END, MEMBER_LIMIT, read_members
 
 WHOLE = 1 << 30, 1 << 30, 0
 NAMES = st.one_of(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import load_twin, pack, program, read_whole, tarfile_members
 
-from tarshards.tar import BLOCK, END, pack_header, padding
+from tarshards.tar.read import BLOCK, END, pack_header, padding
 
 # Any bytes that a Unix file system takes for a name, as Python shows them, and any text.
 NAMES = st.one_of(

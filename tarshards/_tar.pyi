@@ -1,5 +1,0 @@
-from tarshards._tar_py import cut as cut
-from tarshards._tar_py import scan as scan
-from tarshards._tar_py import walk as walk
-
-def plain_header(name: str, size: int) -> bytes | None: ...

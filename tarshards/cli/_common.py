@@ -1,0 +1,246 @@
+"""What every tool shares: the samples it reads, its outputs, and its manners on errors, signals and closed pipes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from inspect import signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tarshards.errors import TarshardsError
+
+if TYPE_CHECKING:
+    from tarshards.samples.read import Sample
+    from tarshards.write.shards import TarWriter
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", 1)
+}
+
+
+def run(command: click.Command) -> None:
+    """Run a click command as a program.
+
+    Exit codes: 0 done; 1 the data failed or something was lost, which stderr tells; 2 the command line is wrong; 130
+    interrupted, 143 terminated, after cleaning up. Where the reader of our stdout has gone away the program ends
+    quietly, killed by SIGPIPE.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        # Not command.main(), which makes of a closed pipe an exit code of its own.
+        with command.make_context(os.path.basename(sys.argv[0]), sys.argv[1:]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    except TarshardsError as error:
+        say(str(error))
+        sys.exit(1)
+    finally:
+        gc.freeze()  # ending need not search for garbage all that was imported
+
+
+def _terminate(*_: object) -> None:
+    sys.exit(143)
+
+
+def say(text: str) -> None:
+    """Print a line to stderr, after the tool's name."""
+    click.echo(f"{os.path.basename(sys.argv[0])}: {text}", err=True)
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 1000, 1e9, 10MB, 1GiB.
+
+    >>> Size().convert("1.5KiB", None, None), Size().convert("1e9", None, None)
+    (1536, 1000000000)
+    """
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        number = value.lower().removesuffix("b")
+        unit = number.lstrip("0123456789.e+")
+        try:
+            size = float(number.removesuffix(unit)) * UNITS[unit]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is no size; write it like 1000, 1e9, 10MB or 1GiB", param, ctx)
+        if size < 1:
+            self.fail(f"{value!r} is less than one byte", param, ctx)
+        return int(size)
+
+
+class Slice(click.ParamType[slice]):
+    """Python's lo:hi:step, without negative numbers.
+
+    >>> Slice().convert("2::3", None, None)
+    slice(2, None, 3)
+    """
+
+    name = "lo:hi:step"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> slice:
+        try:
+            numbers = [int(part) if part.strip() else None for part in value.split(":")]
+        except ValueError:
+            numbers = []
+        if not 2 <= len(numbers) <= 3 or any(n is not None and n < 0 for n in numbers) or numbers[2:] == [0]:
+            self.fail(f"{value!r} is no slice; write it like 10:20, ::2 or 5:", param, ctx)
+        return slice(*numbers)
+
+
+class Input:
+    """The samples that a command line asks for, with its --on-error; iterate over it once."""
+
+    def __init__(
+        self,
+        shards: tuple[str, ...],
+        lists: tuple[str, ...],
+        count: int | None,
+        slice_: slice | None,
+        fields: str | None,
+        on_error: str,
+        max_errors: float | None,
+        quiet: bool,
+        verbose: bool,
+    ):
+        from tarshards.samples.fields import parse_selection
+        from tarshards.samples.ledger import Ledger
+
+        if fields is not None:
+            try:
+                parse_selection(fields)
+            except ValueError as error:
+                raise click.UsageError(f"-f: {error}") from error
+        self.specs = [*shards, *(f"@{name}" for name in lists)] or ["-"]
+        self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
+        if verbose:
+            import logging
+
+            logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+        policy, _, target = on_error.partition("=")
+        if policy not in ("fail", "skip", "quarantine") or (policy == "quarantine") != bool(target):
+            raise click.UsageError("--on-error is fail, skip or quarantine=TAR")
+        if policy == "fail" and max_errors is not None:
+            raise click.UsageError("--max-errors goes with --on-error skip or quarantine=TAR")
+        forgiving = float("inf") if max_errors is None else max_errors
+        self.ledger = Ledger(max_errors=0 if policy == "fail" else forgiving)
+        self._target = target
+        self._rejected: TarWriter | None = None
+
+    def __iter__(self) -> Iterator[Sample]:
+        from tarshards.samples.read import read_samples
+
+        return self.choose(read_samples(self.specs, on_error=self.ledger, allow_pipe=True))
+
+    def choose(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Apply --slice, --count, --fields and the progress bar to *samples*."""
+        from tarshards.stream.ops import progress
+
+        if self.slice is not None:
+            samples = islice(samples, self.slice.start, self.slice.stop, self.slice.step)
+        samples = islice(samples, self.count)
+        if self.fields is not None:
+            samples = self._select(samples, self.fields)
+        return iter(samples if self.quiet else progress(samples))
+
+    def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
+        from tarshards.stream.ops import select_fields
+
+        for sample in samples:
+            try:
+                (selected,) = select_fields([sample], fields)
+            except TarshardsError as error:
+                self.reject(sample, error)
+            else:
+                yield selected
+
+    def reject(self, sample: Sample, error: Exception) -> None:
+        """Leave *sample* out because of *error*: raise it, count it, or keep the sample in the quarantine's tar."""
+        self.ledger(error)
+        if self._target:
+            from tarshards.write.shards import TarWriter
+
+            if self._rejected is None:
+                self._rejected = TarWriter(self._target)
+            self._rejected.write(sample)
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the quarantine's tar; say what was skipped and what was lost, and exit with 1 if anything was."""
+        if self._rejected is not None:
+            self._rejected.close()
+        for reason, count in sorted(self.ledger.skipped.items()):
+            if reason != "directory":
+                say(f"skipped {count} members: {reason}")
+        if self.ledger.quarantined and not failed:
+            click.echo(str(self.ledger), err=True)
+            sys.exit(1)
+
+
+def reads_samples(
+    command: Callable[..., Any],
+    *,
+    count: tuple[str, ...] = ("-c", "--count"),
+    verbose: tuple[str, ...] = ("-v", "--verbose"),
+) -> Callable[..., Any]:
+    """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
+
+    *count* and *verbose* are the names of these options, for a tool whose -c or -v is another.
+    """
+
+    @wraps(command)
+    def with_source(**options: Any) -> Any:
+        source = Input(**{name: options.pop(name) for name in signature(Input).parameters})
+        failed = True
+        try:
+            result = command(source=source, **options)
+            failed = False
+        finally:
+            source.close(failed=failed)
+        return result
+
+    decorators = [
+        click.argument("shards", nargs=-1, metavar="[SHARDS]..."),
+        click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too."),
+        click.option(*count, "count", type=click.IntRange(min=0), help="Stop after this many samples."),
+        click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
+        click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
+        click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
+        click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all when there are more."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+        click.option(*verbose, "verbose", is_flag=True, help="Say more on stderr."),
+    ]
+    for decorator in reversed(decorators):
+        with_source = decorator(with_source)
+    return with_source
+
+
+output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
+seed_option = click.option("--seed", default=0, help="Seed of what is random.", show_default=True)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+
+
+def check_output(target: str, overwrite: bool) -> None:
+    """Refuse a tar onto a terminal, and a regular file that exists."""
+    if target == "-" and sys.stdout.isatty():
+        raise click.UsageError("stdout is a terminal: name a file with -o, or pipe it on")
+    if os.path.isfile(target) and not overwrite:
+        raise click.UsageError(f"{target} exists; --overwrite replaces it")

@@ -1,0 +1,99 @@
+"""Concatenate shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any
+
+import click
+
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option
+from tarshards.errors import SampleError
+from tarshards.samples.read import Sample, read_samples
+from tarshards.stream.ops import add_source, rekey, shuffle, skip
+from tarshards.verbs.cat import interleave
+from tarshards.write.shards import DUPLICATE_KEY, write_samples
+
+
+def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that arrange samples; it gets them as *arrange*, from what is read to what is written.
+
+    They apply in the order skip, shuffle, slice, count, fields, source, rekey.
+    """
+
+    @wraps(command)
+    def with_arrange(
+        source: Input,
+        skip_: int,
+        shuffle_: int | None,
+        seed: int,
+        rekey_: str | None,
+        add: bool,
+        **options: Any,
+    ) -> Any:
+        if rekey_ is not None:
+            _check_template(rekey_)
+
+        def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
+            if skip_:
+                samples = skip(samples, skip_)
+            if shuffle_ is not None:
+                samples = shuffle(samples, shuffle_, seed=seed)
+            samples = source.choose(samples)
+            if add:
+                samples = add_source(samples)
+            return iter(samples if rekey_ is None else rekey(samples, rekey_))
+
+        return command(source=source, arrange=arrange, **options)
+
+    decorators = [
+        click.option("--rekey", "rekey_", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'),
+        click.option("--skip", "skip_", type=click.IntRange(min=0), default=0, help="Pass over this many samples."),
+        click.option("--shuffle", "shuffle_", type=click.IntRange(min=1), help="Mix in a buffer that holds N samples."),
+        seed_option,
+        click.option("--source", "add", is_flag=True, help="Add the shard's URL as the field source."),
+    ]
+    for decorator in reversed(decorators):
+        with_arrange = decorator(with_arrange)
+    return with_arrange
+
+
+def _check_template(template: str) -> None:
+    try:
+        rekey((), template)
+    except ValueError as error:
+        raise click.UsageError(f"--rekey: {error}") from error
+
+
+def write(samples: Iterable[Sample], output: str) -> None:
+    """Write *samples* to *output*; where two have one key, say what helps."""
+    try:
+        write_samples(samples, output, allow_pipe=True)
+    except SampleError as error:
+        if error.reason == DUPLICATE_KEY:
+            raise SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key) from error
+        raise
+
+
+@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@reads_samples
+@arranges_samples
+@click.option("--interleave", "width", type=click.IntRange(min=1), help="Take samples from N shards in turn.")
+@output_option
+@overwrite_option
+def main(
+    source: Input, arrange: Callable[..., Iterator[Sample]], width: int | None, output: str, overwrite: bool
+) -> None:
+    """Concatenate the samples of SHARDS into one tar.
+
+    SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, pipe:command.
+
+    One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
+    """
+    check_output(output, overwrite)
+    if width is None:
+        samples = read_samples(source.specs, on_error=source.ledger, allow_pipe=True)
+    else:
+        samples = interleave(source.specs, width, on_error=source.ledger, allow_pipe=True)
+    write(arrange(samples), output)

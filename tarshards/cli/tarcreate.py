@@ -1,0 +1,115 @@
+"""Create a tar."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+
+from tarshards.cli._common import check_output, dry_run_option, output_option, overwrite_option, say
+from tarshards.samples.read import Sample
+from tarshards.samples.tree import MISSING, list_classes, read_tree
+from tarshards.storage.opening import open_url
+from tarshards.stream.ops import progress
+from tarshards.verbs.create import read_plan, read_sources
+from tarshards.verbs.jsonl import read_json_lines
+from tarshards.verbs.table import escape
+from tarshards.write.shards import pack_sample, write_samples
+
+EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
+and with --dir the names of one folder."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("plan", required=False)
+@click.option("--dir", "folder", metavar="DIR", help="Take the files below DIR instead of a plan.")
+@click.option("--lines", metavar="FILE", help="Take lines NAME SOURCE instead of a plan; - is stdin.")
+@click.option("--json", "json_", metavar="FILE", help="Take lines of JSON instead of a plan; - is stdin.")
+@click.option("-C", "base", default="", metavar="DIR", help="Paths are relative to DIR rather than to here.")
+@click.option("-k", "--key", metavar="TEMPLATE", help='Keys, like "{record:09d}"; columns are names too.')
+@click.option("--delimiter", help="Between the columns: a comma for .csv, else a tab.")
+@click.option("--allow-pipe", is_flag=True, help="Let sources be pipe:COMMAND.")
+@click.option("--exts", metavar="FIELDS", help='With --dir: take these fields, like "jpg;png cls".')
+@click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack one. [default: fail]")
+@click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
+@click.option("--classes", metavar="FILE", help="Write names and numbers of the classes here, not to stderr.")
+@output_option
+@overwrite_option
+@dry_run_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+def main(
+    plan: str | None,
+    folder: str | None,
+    lines: str | None,
+    json_: str | None,
+    base: str,
+    key: str | None,
+    delimiter: str | None,
+    allow_pipe: bool,
+    exts: str | None,
+    missing: str | None,
+    class_field: str | None,
+    classes: str | None,
+    output: str,
+    overwrite: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Create a tar of samples from PLAN, a table of fields and files; from a folder; from lines; or from JSON.
+
+    The first row of PLAN names the columns: __key__, fields, and @jpg for paths and URLs of what becomes the field jpg.
+    """
+    if sum(source is not None for source in (plan, folder, lines, json_)) > 1:
+        raise click.UsageError("PLAN, --dir, --lines and --json go one at a time")
+    if folder is None and (exts or missing or class_field or classes):
+        raise click.UsageError("--exts, --missing, --class-field and --classes go with --dir")
+    if any(source is not None for source in (folder, lines, json_)) and (key or delimiter):
+        raise click.UsageError("-k and --delimiter go with PLAN")
+    if json_ is not None and (base or allow_pipe):
+        raise click.UsageError("-C and --allow-pipe go with PLAN and --lines: --json names no files")
+    if (missing and not exts) or (classes and not class_field):
+        raise click.UsageError("--missing goes with --exts, and --classes with --class-field")
+    if delimiter is not None:
+        delimiter = delimiter.replace("\\t", "\t")
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
+    for target in [] if dry_run else [output, classes]:
+        if target is not None:
+            check_output(target, overwrite)
+    skipped: Counter[str] = Counter()
+    if folder is not None:
+        samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
+    elif lines is not None:
+        samples = read_sources(lines, folder=base, allow_pipe=allow_pipe)
+    elif json_ is not None:
+        samples = read_json_lines(json_, allow_pipe=True)
+    else:
+        samples = read_plan(plan or "-", key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
+    samples = samples if quiet else progress(samples)
+    if dry_run:
+        _count(samples, output)
+    else:
+        write_samples(samples, output, allow_pipe=True)
+    for reason, count in sorted(skipped.items()):
+        say(f"skipped {count} {reason}")
+    if folder is not None and class_field is not None:
+        _tell_classes(folder, None if dry_run else classes)
+
+
+def _count(samples: Iterator[Sample], output: str) -> None:
+    count = size = 0
+    for sample in samples:
+        count += 1
+        size += sum(map(len, pack_sample(sample)))
+    say(f"would write {count} samples, {size} bytes, to {output}")
+
+
+def _tell_classes(folder: str, target: str | None) -> None:
+    rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
+    if target is None:
+        for name, number in rows:
+            say(f"class {number} is {name}")
+        return
+    with open_url(target, "wb") as file:
+        file.write("".join(f"{name}\t{number}\n" for name, number in rows).encode())

@@ -1,0 +1,98 @@
+"""Index shards for random access, planned epochs and other loaders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from tarshards.cli._common import dry_run_option, say
+
+FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
+
+
+@click.command(epilog="Reads headers only, unless --crc asks for checksums; holds one index a job.")
+@click.argument("shards", nargs=-1, metavar="SHARDS...")
+@click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
+@click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: the cores.")
+@click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
+@click.option("--crc", is_flag=True, help="With checksums of the data, all of which is read.")
+@click.option("--format", "format_", type=click.Choice(FORMATS), default="index", help="Export to another loader.")
+@click.option("-o", "--output", metavar="PATH", help="Export into this folder; for wids, write this file.")
+@click.option("--manifest", metavar="FILE", help="Name exactly these shards in this manifest.")
+@click.option("--no-manifest", is_flag=True, help="Write no manifest.")
+@dry_run_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+def main(
+    shards: tuple[str, ...],
+    lists: tuple[str, ...],
+    jobs: int,
+    check: bool,
+    crc: bool,
+    format_: str,
+    output: str | None,
+    manifest: str | None,
+    no_manifest: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Index SHARDS: write SHARD.index for each whose index is missing or stale, and the manifest that names them all.
+
+    SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, manifests.
+
+    The manifest has its name from the shards: train-000000.tar, train-000001.tar, ... are in train.shards.json. One
+    that is there already keeps its other shards.
+    """
+    if not shards and not lists:
+        raise click.UsageError("name SHARDS to index")
+    if format_ != "index" and (check or crc or manifest or no_manifest):
+        raise click.UsageError("--check, --crc and the manifest's options go with --format index")
+    if format_ == "index" and output is not None:
+        raise click.UsageError("-o goes with --format dali, tar.idx, energon or wids; an index lies beside its shard")
+    if (check and (dry_run or manifest or no_manifest)) or (manifest and no_manifest):
+        raise click.UsageError("these options do not go together")
+    from tarshards.index import manifests, refresh
+    from tarshards.storage.expressions import expand_urls
+
+    urls = list(dict.fromkeys(expand_urls([*shards, *(f"@{name}" for name in lists)])))
+    jobs = jobs or os.cpu_count() or 1
+    if format_ == "energon":
+        from tarshards.index.energon import export_energon
+
+        for name in export_energon(urls, output, dry_run=dry_run):
+            if dry_run:
+                click.echo(name)
+        return
+    if check:
+        outcomes = refresh.verify_indexes(urls, jobs=jobs, crc=crc)
+    elif format_ in ("dali", "tar.idx"):
+        outcomes = refresh.export_indexes(urls, format_, folder=output, jobs=jobs, dry_run=dry_run)
+    else:
+        outcomes = refresh.refresh_indexes(urls, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
+    writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
+    found, failed = [], 0
+    for outcome in _progress(outcomes, len(urls), quiet):
+        if outcome.error is not None:
+            say(str(outcome.error))
+            failed += 1
+        elif dry_run and outcome.written is not None and format_ != "wids":
+            click.echo(outcome.written)
+        found.append(outcome.shard)
+    if failed:
+        say(f"{failed} of {len(urls)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
+        sys.exit(1)
+    if writes_manifest:
+        for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run):
+            if dry_run:
+                click.echo(name)
+
+
+def _progress(outcomes: Iterator[Any], total: int, quiet: bool) -> Iterable[Any]:
+    if quiet or not sys.stderr.isatty():
+        return outcomes
+    from tqdm import tqdm
+
+    return tqdm(outcomes, total=total, unit=" shards")

@@ -1,0 +1,329 @@
+"""Run a command for each of many shards: here, by Slurm, or by Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import click
+from click.core import ParameterSource
+
+from tarshards.cli._common import UNITS, Size, say
+
+BACKENDS = ("local", "slurm", "kubernetes")
+#: The options that only some backends know.
+KNOWN_TO = {
+    **dict.fromkeys(("cpu", "memory", "storage", "gpu", "deadline"), ("slurm", "kubernetes")),
+    **dict.fromkeys(("partition", "sbatch"), ("slurm",)),
+    **dict.fromkeys(
+        (
+            *("image", "namespace", "service_account", "secret_env", "secret_volume"),
+            *("node_selector", "toleration", "priority_class", "label", "ttl"),
+        ),
+        ("kubernetes",),
+    ),
+    "wait": ("slurm", "kubernetes"),
+    "max_failed": ("local", "kubernetes"),
+}
+NOT_FINISHED = 3
+
+name_argument = click.argument("name", required=False)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+
+
+class Verbs(click.Command):
+    """A command whose first word may be one of other commands."""
+
+    verbs: ClassVar[dict[str, click.Command]] = {}
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        verb = self.verbs.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+def submits(default: str) -> Callable[..., Any]:
+    """Return the decorator for a command that runs tasks, with this backend unless told otherwise."""
+    return partial(_decorate, default)
+
+
+def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
+    backend = click.Choice(BACKENDS)
+    several: dict[str, Any] = {"multiple": True}
+    decorators = [
+        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND..."),
+        click.option(
+            "-s", "--items", metavar="ITEMS", **several, help="Items: braces, @file, globs; twice: the product."
+        ),
+        click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s."),
+        click.option("--inputs", metavar="SHARDS", help="Items {1}, with --outputs, instead of -s."),
+        click.option("--outputs", metavar="SHARDS", help="Items {2}, what the command writes for each of --inputs."),
+        click.option("--group", metavar="N|SIZE", help="Items a task: so many, or about so many bytes."),
+        click.option("--state", metavar="URL", help="Folder of the done-markers, not beside the outputs."),
+        click.option("--name", help="Name of the job.  [default: from the command and the items]"),
+        click.option("-b", "--backend", type=backend, default=default, show_default=True, help="What runs the tasks."),
+        click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Only show what would run."),
+        click.option("--wait", is_flag=True, help="Wait for the end, showing progress.  [local always does]"),
+        click.option("-j", "--parallelism", type=click.IntRange(min=0), help="Tasks at once.  [local: cores; 0 too]"),
+        click.option(
+            "--retries", type=click.IntRange(min=0), default=3, show_default=True, help="More tries, not after 42."
+        ),
+        click.option("--max-failed", type=click.IntRange(min=0), help="Give up when more items have failed."),
+        click.option("--deadline", type=click.IntRange(min=1), help="Most seconds of the job; in Slurm of each task."),
+        click.option("--cpu", metavar="QUANTITY", help="Cores of a task: 2, 500m."),
+        click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi."),
+        click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi."),
+        click.option("--gpu", type=click.IntRange(min=0), default=0, help="GPUs of a task."),
+        click.option("--image", help="Image of the pods, with tarshards in it."),
+        click.option("--namespace", help="Namespace.  [default: that of the kubeconfig]"),
+        click.option("--service-account", help="Service account of the pods."),
+        click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
+        click.option("--secret-volume", metavar="SECRET:PATH", **several, help="A secret as files."),
+        click.option("--node-selector", metavar="KEY=VALUE", **several, help="Only nodes with this label."),
+        click.option("--toleration", metavar="KEY[=VALUE][:EFFECT]", **several, help="Nodes with this taint too."),
+        click.option("--priority-class", metavar="NAME", help="Priority class of the pods."),
+        click.option("--label", metavar="KEY=VALUE", **several, help="A label of all objects."),
+        click.option(
+            "--ttl", type=click.IntRange(min=0), help="Seconds for which an ended job is kept.  [default: a week]"
+        ),
+        click.option("--partition", help="Slurm's partition."),
+        click.option("--sbatch", metavar="OPTION", **several, help="Another line of #SBATCH, like --account=x."),
+        quiet_option,
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    epilog = (
+        "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all is done, or submitted; 1 an item failed; "
+        "3 the job is not finished."
+    )
+    return click.command(cls=Verbs, epilog=epilog)(function)
+
+
+def _run(**options: Any) -> None:
+    """Run COMMAND for every item, and by the same line only the rest after whatever has ended the run.
+
+    {} is the item, {.} without its extension, {/} its base name, {#} its number; {1} {2} are those of several lists.
+    COMMAND is a program and its arguments, or one word with spaces: a line of bash. An item is done when COMMAND ends
+    with 0 and its output is there, which a marker beside it then tells; status 42 means that no try will change it.
+    """
+    command, backend, quiet = options.pop("command"), options.pop("backend"), options.pop("quiet")
+    _check_known(backend)
+    from tarshards.run.jobs.engine import make_engine, submit
+    from tarshards.run.jobs.folder import Folder
+    from tarshards.run.jobs.options import Options
+    from tarshards.run.jobs.plan import check_markers, make_plan
+
+    names = ("zipped", "inputs", "outputs", "state", "name")
+    wait, dry_run, group = options.pop("wait"), options.pop("dry_run"), options.pop("group")
+    try:
+        plan = make_plan(command, options.pop("items"), **{name: options.pop(name) for name in names})
+        if plan.output is None and plan.state is None:
+            if backend == "kubernetes":
+                raise click.UsageError("markers need a place: --outputs, --state URL, or -o FILE in the command")
+            plan = plan._replace(state=Folder(plan.name).state)
+            check_markers(plan)
+        plan = _grouped(plan, group)
+        wanted, folder = Options(**options), Folder(plan.name)
+        if dry_run:
+            local = backend == "local"
+            text = _preview(plan) if local else make_engine(backend, wanted, folder).preview(plan)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    if backend == "local":
+        _run_here(plan, folder, wanted, quiet=quiet)
+    try:
+        status = submit(plan, folder, backend, wanted)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if status.ended:
+        _finish(plan, status, [], quiet)
+    if wait:
+        _wait(folder, quiet)
+    say(f"submitted {status.total - len(status.done) - len(status.failed)} items as {plan.name}")
+
+
+def _check_known(backend: str) -> None:
+    context = click.get_current_context()
+    for name, backends in KNOWN_TO.items():
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE and backend not in backends:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend {' or '.join(backends)}")
+
+
+def _grouped(plan: Any, group: str | None) -> Any:
+    if group is None:
+        return plan
+    from tarshards.errors import OpenError
+    from tarshards.run.jobs.plan import group_tasks
+    from tarshards.storage.markers import look_up, size_of
+
+    try:
+        sizes: list[int | None] = list(look_up(size_of, [item.values[0] for item in plan.items]))
+    except OpenError:
+        sizes = []
+    if group.isdigit() and int(group) > 0:
+        return group_tasks(plan, count=int(group), sizes=sizes)
+    if group.isdigit() or not any(unit and unit in group.lower() for unit in UNITS):
+        raise click.UsageError(f"--group {group}: write a number of items, or a size like 10GB")
+    return group_tasks(plan, size=Size().convert(group, None, None), sizes=sizes)
+
+
+def _preview(plan: Any) -> str:
+    from shlex import join
+
+    return "".join(f"{join(plan.arguments(item))}\n" for item in plan.items)
+
+
+def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool = False) -> None:
+    """Run a plan on this machine, and exit."""
+    from dataclasses import asdict
+
+    from tarshards.run.jobs.local import run_local
+    from tarshards.run.jobs.status import Display, survey
+
+    folder.save(plan, engine="local", options=asdict(options), parts=[])
+    slots = options.parallelism or len(os.sched_getaffinity(0))
+    begun = survey(plan)
+    with folder.locked(), Display(plan, begun, quiet=quiet) as display:
+        status = run_local(
+            plan,
+            folder,
+            begun,
+            slots=slots,
+            retries=options.retries,
+            max_failed=options.max_failed,
+            again=again,
+            show=display.update,
+        )
+    _finish(plan, status, [], quiet)
+
+
+def _wait(folder: Any, quiet: bool) -> None:
+    from tarshards.run.jobs.engine import wait
+    from tarshards.run.jobs.status import Display, survey
+
+    plan, _ = folder.load()
+    with Display(plan, survey(plan), quiet=quiet) as display:
+        plan, status, notes = wait(folder, display.update)
+    _finish(plan, status, notes, quiet)
+
+
+def _finish(plan: Any, status: Any, notes: list[str], quiet: bool) -> None:
+    """Say on stderr what is not as it should be, and exit with the code that tells it."""
+    from tarshards.run.jobs.status import table
+
+    if not status.complete or notes:
+        click.echo("\n".join([table(plan, status), *notes]), err=True)
+    elif not quiet:
+        say(f"{status.total} items done")
+    sys.exit(_code(status))
+
+
+def _code(status: Any) -> int:
+    if not status.ended:
+        return NOT_FINISHED
+    return 0 if status.complete else 1
+
+
+def _folder(name: str | None) -> Any:
+    from tarshards.errors import StateError
+    from tarshards.run.jobs.folder import Folder, names
+
+    known = names()
+    if name is None and not known:
+        raise StateError("no job was started in this directory")
+    return Folder(name or known[-1])
+
+
+@click.command()
+@name_argument
+@click.option("--wait", is_flag=True, help="Wait for the end, showing progress.")
+@quiet_option
+def show_status(name: str | None, wait: bool, quiet: bool) -> None:
+    """Show how far the job NAME is, by default the latest that was started in this directory.
+
+    Exit code: 0 all is done; 1 it has ended and something is not; 3 it is not finished.
+    """
+    from tarshards.run.jobs.engine import status_of
+    from tarshards.run.jobs.status import table
+
+    folder = _folder(name)
+    if wait:
+        _wait(folder, quiet)
+    plan, status, notes = status_of(folder)
+    click.echo("\n".join([table(plan, status), *notes]))
+    sys.exit(_code(status))
+
+
+@click.command()
+@name_argument
+@click.option("--wait", is_flag=True, help="Wait for the end, showing progress.")
+@quiet_option
+def retry(name: str | None, wait: bool, quiet: bool) -> None:
+    """Run again what is not done of the job NAME, and what ended with status 42 too."""
+    from tarshards.run.jobs.engine import options_of, submit
+
+    folder = _folder(name)
+    plan, record = folder.load()
+    if record["engine"] == "local":
+        _run_here(plan, folder, options_of(record), quiet=quiet, again=True)
+    status = submit(plan, folder, record["engine"], options_of(record), again=True)
+    if status.ended:
+        _finish(plan, status, [], quiet)
+    if wait:
+        _wait(folder, quiet)
+    say(f"submitted {status.total - len(status.done)} items as {plan.name}")
+
+
+@click.command()
+@name_argument
+@click.argument("items", nargs=-1)
+def logs(name: str | None, items: tuple[str, ...]) -> None:
+    """Print the logs of ITEMS of the job NAME, each an item or its number; without ITEMS of those that failed."""
+    from tarshards.errors import StateError
+    from tarshards.run.jobs.engine import log_of
+    from tarshards.run.jobs.status import survey
+
+    folder = _folder(name)
+    plan, _ = folder.load()
+    wanted = set(items) or {str(number) for number in survey(plan).failed}
+    chosen = [item for item in plan.items if str(item.number) in wanted or wanted & set(item.values)]
+    if items and not chosen:
+        raise StateError(f"{plan.name} has no item {' '.join(items)}")
+    for item in chosen:
+        click.echo(f"==> {item.number} {' '.join(item.values)} <==", err=True)
+        click.echo(log_of(folder, item), nl=False)
+
+
+@click.command()
+@name_argument
+def cancel(name: str | None) -> None:
+    """End what runs of the job NAME; what is done stays done, and the line that began it goes on with the rest."""
+    from tarshards.run.jobs import engine
+
+    folder = _folder(name)
+    say(f"{folder.name}: {'cancelled' if engine.cancel(folder) else 'nothing was running'}")
+
+
+@click.command(hidden=True)
+@click.argument("plan")
+@click.option("--index", type=click.IntRange(min=0), help="The task, not that of the environment.")
+def worker(plan: str, index: int | None) -> None:
+    """Run one task of PLAN; this is what the engines start."""
+    from tarshards.run.jobs.worker import run_task
+
+    sys.exit(run_task(plan, index=index))
+
+
+Verbs.verbs = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
+main = submits("local")(_run)
+kujob = submits("kubernetes")(_run)

@@ -1,0 +1,56 @@
+"""Join parallel tars by key."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, say
+from tarshards.verbs.join import CONFLICT, MISSING, merge_shards
+from tarshards.write.shards import write_samples
+
+
+@click.command(
+    epilog="Streams while the orders agree; then buffers, holds up to -M and spills to --tmpdir. - is a tar from stdin."
+)
+@reads_samples
+@click.option("--missing", type=click.Choice(MISSING), default="fail", show_default=True, help="Keys not in all.")
+@click.option("--conflict", type=click.Choice(CONFLICT), default="fail", show_default=True, help="Fields in several.")
+@output_option
+@overwrite_option
+@click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within.")
+@click.option("--tmpdir", metavar="FOLDER", help="Where to spill what is more.  [default: $TMPDIR or /tmp]")
+def main(
+    source: Input,
+    missing: str,
+    conflict: str,
+    output: str,
+    overwrite: bool,
+    memory: int,
+    tmpdir: str | None,
+) -> None:
+    """Join the samples of SHARDS, two or more inputs, by key: each gets its fields of all inputs.
+
+    Each of SHARDS is one input, all shards of an expression: 'images-{0..9}.tar' labels.tar. The result has the order
+    of the first. Inputs in one order are joined as they are read; from where they differ the others are read by index,
+    or all that is left is sorted.
+    """
+    if len(source.specs) < 2:
+        raise click.UsageError("at least two inputs are joined, each a shard expression")
+    check_output(output, overwrite)
+    skipped: Counter[str] = Counter()
+    samples = merge_shards(
+        source.specs,
+        missing=missing,
+        conflict=conflict,
+        memory=memory,
+        tmpdir=tmpdir,
+        on_error=source.ledger,
+        allow_pipe=True,
+        reject=source.reject,
+        skipped=skipped,
+    )
+    write_samples(source.choose(samples), output, allow_pipe=True)
+    for reason, count in sorted(skipped.items()):
+        say(f"skipped {count} {reason}")

@@ -1,0 +1,47 @@
+"""Concatenate shards, several of which are read at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import click
+
+from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples
+from tarshards.cli.tarcat import arranges_samples, write
+from tarshards.samples.read import Sample
+from tarshards.verbs.cat import read_parallel
+
+
+@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@reads_samples
+@arranges_samples
+@click.option("-j", "--jobs", type=click.IntRange(min=0), default=4, show_default=True, help="Readers; 0: the cores.")
+@click.option("-k", "--keep-order", is_flag=True, help="Write the samples in the order of the shards.")
+@click.option("-M", "--memory", type=Size(), default="256MB", show_default=True, help="Bytes that may wait.")
+@output_option
+@overwrite_option
+def main(
+    source: Input,
+    arrange: Callable[..., Iterator[Sample]],
+    jobs: int,
+    keep_order: bool,
+    memory: int,
+    output: str,
+    overwrite: bool,
+) -> None:
+    """Concatenate the samples of SHARDS into one tar, reading several shards at once.
+
+    SHARDS are shard expressions, as for tarcat. The samples come as they are read; with -k in the order of the shards,
+    and then the same input gives the same bytes.
+
+    Up to -M bytes wait to be written, besides one sample a reader; --shuffle N holds N samples more.
+    """
+    check_output(output, overwrite)
+    readers = jobs or os.cpu_count() or 1
+    samples = read_parallel(
+        source.specs, readers=readers, memory=memory, ordered=keep_order, on_error=source.ledger, allow_pipe=True
+    )
+    with closing(samples):
+        write(arrange(samples), output)

@@ -1,0 +1,64 @@
+"""List samples."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples
+from tarshards.samples.codecs.registry import require
+from tarshards.verbs.contact_sheet import write_contact_sheet
+from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
+
+EPILOG = """Without SHARDS, or for -, a tar is read from stdin. One sample is held at a time; -s remembers the keys too,
+about 150 bytes each, of up to 10 million samples."""
+
+
+@click.command(epilog=EPILOG)
+@reads_samples
+@click.option("-s", "--summary", is_flag=True, help="Sum up: samples, fields, sizes, duplicate keys.")
+@click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
+@click.option("--html", metavar="FILE", help="Write a contact sheet for a browser instead.")
+@overwrite_option
+def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool) -> None:
+    """List the samples of SHARDS: a line each with the key, then every field as NAME:BYTES=PREVIEW."""
+    if summary + images + (html is not None) > 1:
+        raise click.UsageError("-s, --images and --html go one at a time")
+    if html is not None:
+        _write_html(source, html, overwrite)
+    elif summary:
+        _sum_up(source)
+    else:
+        _list(source, images)
+
+
+def _list(source: Input, images: bool) -> None:
+    source.quiet |= sys.stdout.isatty()  # or the bar would stand between the lines
+    terminal = _terminal() if images else None
+    for sample in source:
+        click.echo(list_sample(sample))
+        if terminal is not None:
+            for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
+                terminal.print(picture)
+
+
+def _terminal() -> Any:
+    try:
+        require("rich_pixels", extra="show")
+        return require("rich.console", extra="show").Console(force_terminal=True, markup=False, highlight=False)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _sum_up(source: Input) -> None:
+    summary = Summary()
+    for sample in source:
+        summary.add(sample)
+    click.echo(str(summary))
+
+
+def _write_html(source: Input, target: str, overwrite: bool) -> None:
+    check_output(target, overwrite)
+    write_contact_sheet(source, target, title=" ".join(source.specs))

@@ -1,0 +1,77 @@
+"""Sort samples."""
+
+from __future__ import annotations
+
+import click
+
+from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, seed_option
+from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
+from tarshards.write.shards import write_samples
+
+
+@click.command(
+    epilog="Buffers: holds up to -M, then spills to --tmpdir. Without SHARDS, or for -, a tar is read from stdin."
+)
+@reads_samples
+@output_option
+@overwrite_option
+@click.option(
+    "-s",
+    "--sort",
+    "keys",
+    multiple=True,
+    metavar="FIELD[:KIND]",
+    help="Sort by FIELD; later ones break ties. KIND: text, int, float, natural.",
+)
+@click.option("-r", "--reverse", is_flag=True, help="The largest first.")
+@click.option("--shuffle", is_flag=True, help="A random order, by --seed.")
+@seed_option
+@click.option("--unique", type=click.Choice(["first", "last", "error"]), help="Keep one sample of each key.")
+@click.option("--regroup", is_flag=True, help="Bring together the members of each key, wherever they stand.")
+@click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within.")
+@click.option("--tmpdir", metavar="FOLDER", help="Where to spill what is more.  [default: $TMPDIR or /tmp]")
+def main(
+    source: Input,
+    output: str,
+    overwrite: bool,
+    keys: tuple[str, ...],
+    reverse: bool,
+    shuffle: bool,
+    seed: int,
+    unique: str | None,
+    regroup: bool,
+    memory: int,
+    tmpdir: str | None,
+) -> None:
+    """Sort the samples of SHARDS into one tar: by key, or by fields.
+
+    What is equal keeps its order. -c, --slice and -f choose before the sorting. With --regroup and without -s the
+    samples stay in the order of their first members.
+    """
+    if shuffle and (keys or reverse):
+        raise click.UsageError("--shuffle goes with neither -s nor -r")
+    if regroup and (unique or (reverse and not keys)):
+        raise click.UsageError("--regroup goes with neither --unique nor -r without -s")
+    try:
+        for key in keys:
+            parse_sort_key(key)
+    except ValueError as error:
+        raise click.UsageError(f"-s: {error}") from error
+    check_output(output, overwrite)
+    samples = iter(source)
+    if regroup:
+        members = read_loose_members(source.specs, ledger=source.ledger, allow_pipe=True)
+        samples = source.choose(regroup_members(members, ledger=source.ledger, memory=memory, tmpdir=tmpdir))
+    if shuffle:
+        samples = shuffle_samples(samples, seed=seed, unique=unique, memory=memory, tmpdir=tmpdir)
+    elif keys or not regroup:
+        samples = sort_samples(
+            samples,
+            keys=keys or ["__key__"],
+            reverse=reverse,
+            unique=unique,
+            memory=memory,
+            tmpdir=tmpdir,
+            reject=source.reject,
+        )
+    write_samples(samples, output, allow_pipe=True)

@@ -1,0 +1,124 @@
+"""Split samples into shards."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+
+import click
+
+from tarshards.cli._common import Input, Size, dry_run_option, overwrite_option, reads_samples, seed_option
+from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
+
+DEFAULT_SIZE = 10**9
+
+
+@click.command(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
+@reads_samples
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="PATTERN",
+    help="Shards to write: out-%06d.tar or out-{shard:06d}.tar, which out is short for.",
+)
+@click.option("-n", "--samples", type=Size(), metavar="SAMPLES", help="Most samples of a shard.")
+@click.option("-s", "--size", type=Size(), help="Most bytes of a shard.  [default: 1e9, without -n]")
+@click.option("--start", "first", default=0, help="Number of the first shard.", show_default=True)
+@click.option("--maxshards", type=click.IntRange(min=1), help="Stop reading when these are full.")
+@click.option("--by", metavar="FIELD", help="A series of shards for each value, which is {FIELD} in PATTERN.")
+@click.option(
+    "--ratios", metavar="NAME=R,...", help="A series for each name, which is {split} in PATTERN: train=.9,val=.1."
+)
+@seed_option
+@click.option("--post", metavar="CMD", help="Run by bash for each finished shard, {} or $TAR_SHARD.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many --post at a time."
+)
+@click.option("--delete", is_flag=True, help="Remove each shard after its --post has succeeded.")
+@click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
+@overwrite_option
+@dry_run_option
+def main(
+    source: Input,
+    output: str,
+    samples: int | None,
+    size: int | None,
+    first: int,
+    maxshards: int | None,
+    by: str | None,
+    ratios: str | None,
+    seed: int,
+    post: str | None,
+    jobs: int,
+    delete: bool,
+    index: bool,
+    overwrite: bool,
+    dry_run: bool,
+) -> None:
+    """Split the samples of SHARDS into shards, in their order.
+
+    A shard is full when the next sample would make it more than -n samples or a file of more than -s bytes; only a
+    larger single sample exceeds that.
+    """
+    if delete and not post:
+        raise click.UsageError("--delete goes with --post")
+    if delete and index:
+        raise click.UsageError("--index is of shards that stay; with --delete, --post may run tarindex")
+    if first < 0:
+        raise click.UsageError("--start is not negative")
+    routes: dict[str, Route] = {}
+    if ratios is not None:
+        routes["split"] = route_by_ratios(_parse_ratios(ratios), seed=seed)
+    if by is not None:
+        if by == "shard" or by in routes:
+            raise click.UsageError(f"--by {by}: {{{by}}} means something else in the pattern")
+        routes[by] = route_by_field(by)
+    command = ShardCommand(post, jobs=jobs, delete=delete) if post else None
+    with command or nullcontext():
+        shards = split_samples(
+            source,
+            _full_pattern(output, list(routes)),
+            max_samples=samples,
+            max_bytes=DEFAULT_SIZE if samples is None and size is None else size,
+            first=first,
+            max_shards=float("inf") if maxshards is None else maxshards,
+            routes=routes,
+            index=index,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            on_finish=command,
+            reject=source.reject,
+        )
+    if dry_run:
+        for shard in shards:
+            click.echo(f"{shard.name}\t{shard.samples} samples\t{shard.bytes} bytes")
+
+
+def _full_pattern(pattern: str, variables: list[str]) -> str:
+    """Complete a bare name; refuse a pattern that lacks a variable, or has one more."""
+    if not re.search(r"[%{}]|\.(tar|t[bgx]z2?)(\.\w+)?$", pattern):
+        pattern = "-".join([pattern, *(f"{{{variable}}}" for variable in variables), "%06d.tar"])
+    found = set(re.findall(r"\{([^{}:]+)[^{}]*\}", pattern))
+    for variable in variables:
+        if variable not in found or "{" + variable + "}" not in pattern:
+            raise click.UsageError(f"-o {pattern}: the pattern needs {{{variable}}}")
+    if unknown := found - {"shard", *variables}:
+        raise click.UsageError(f"-o {pattern}: unknown {{{min(unknown)}}}; --by FIELD and --ratios make them known")
+    if not re.search(r"%0?\d*d|\{shard(:0?\d*d?)?\}", pattern):
+        raise click.UsageError(f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
+    return pattern
+
+
+def _parse_ratios(text: str) -> dict[str, float]:
+    try:
+        ratios = {name: float(ratio) for name, _, ratio in (part.partition("=") for part in text.split(","))}
+        route_by_ratios(ratios)
+    except ValueError as error:
+        raise click.UsageError(f"--ratios {text}: write train=.9,val=.1, with a sum of 1") from error
+    for name in ratios:
+        if not is_safe(name):
+            raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file's name")
+    if len(ratios) <= text.count(","):
+        raise click.UsageError(f"--ratios {text}: a name comes twice")
+    return ratios

@@ -1,0 +1,399 @@
+"""The epoch as a sequence: position -> (shard, sample); lanes, windows, tails, resume. Pure arithmetic, no I/O."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tarshards.epoch.permutations import fold, key_of, permutations
+from tarshards.errors import StateError
+
+Tail = Literal["exact", "pad", "drop"]
+TAILS = ("exact", "pad", "drop")
+LANES = 192
+POOL = 2**18
+MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
+MAX_LANES = 2**20
+CHUNK = 2**16  # positions, and 4 times as many places of windows, that are worked out at once
+
+
+def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
+    """Samples a block, by the samples and bytes of every shard: about 1 MiB, 1 to 16; more past 10 million blocks.
+
+    >>> block_size([1000, 1000], [80e6, 80e6]), block_size([1000, 1000])
+    (13, 16)
+    """
+    counts = np.asarray(counts, np.int64)
+    block = MAX_BLOCK
+    if sizes is not None and (total := int(np.sum(sizes))):
+        block = min(max(BLOCK_BYTES * int(counts.sum()) // total, 1), MAX_BLOCK)
+    choices = range(block, max(block, int(counts.max(initial=0))))
+    return block + bisect_left(choices, True, key=lambda size: int(np.sum(-(-counts // size))) <= MAX_BLOCKS)
+
+
+class Stage(NamedTuple):
+    """A stretch of the epoch that ran in so many lanes, up to a position of theirs."""
+
+    lanes: int
+    position: int
+
+
+class Lanes(NamedTuple):
+    """A line of *total* places, cut into *lanes* that are equal within one, long ones first."""
+
+    total: int
+    lanes: int
+
+    def start(self, lane: Any) -> Any:
+        return lane * (self.total // self.lanes) + np.minimum(lane, self.total % self.lanes)
+
+    def length(self, lane: Any) -> Any:
+        return self.total // self.lanes + (lane < self.total % self.lanes)
+
+
+class Recut:
+    """The positions of *old* lanes from *position* on, each lane's end to end, cut into *lanes* new ones."""
+
+    def __init__(self, old: Lanes, position: int, lanes: int):
+        lane = np.arange(old.lanes)
+        self.old, self.new = old, Lanes(old.total - position, lanes)
+        self.taken = position // old.lanes + (lane < position % old.lanes)
+        left = old.length(lane) - self.taken
+        self.end = np.cumsum(left)
+        self.taken -= self.end - left  # so that place + taken is the sample's number in its lane
+
+    def __call__(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        place = self.new.start(position % self.new.lanes) + position // self.new.lanes
+        lane = np.searchsorted(self.end, place, "right")
+        return (place + self.taken[lane]) * self.old.lanes + lane
+
+
+class Order:
+    """The order of a whole epoch: permuted blocks end to end, cut into lanes, permuted within windows."""
+
+    def __init__(self, counts: NDArray[Any], lanes: int, block: int, pool: int, shuffle: bool, seeds: tuple[int, int]):
+        self.counts, self.block, self.shuffle = counts, min(block, 2**32) if shuffle else 2**32, shuffle
+        self.lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
+        self.window = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
+        self.block_key, self.window_key = key_of(*seeds, 0), key_of(*seeds, 1)
+
+    @cached_property
+    def first_block(self) -> NDArray[np.int64]:
+        """The number of each shard's first block, and of all blocks."""
+        return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
+
+    @cached_property
+    def blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The blocks in the order of the line, and where each begins in it."""
+        total = int(self.first_block[-1])
+        order: NDArray[Any] = np.arange(total, dtype=np.uint32 if total < 2**32 else np.int64)
+        if self.shuffle and total:
+            order = permutations(self.block_key, [total], total)[0].astype(order.dtype)
+        lengths = np.full(total, min(self.block, 2**32 - 1), np.uint32)
+        some = np.flatnonzero(self.counts)
+        lengths[self.first_block[some + 1] - 1] = (self.counts[some].astype(np.int64) - 1) % self.block + 1
+        begin = np.zeros(total, np.int64)
+        np.cumsum(lengths[order[:-1]], out=begin[1:])
+        return order, begin
+
+    def locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shard and sample of places in the line."""
+        order, begin = self.blocks
+        i = np.searchsorted(begin, places, "right") - 1
+        block = order[i].astype(np.int64)
+        shard = np.searchsorted(self.first_block, block, "right") - 1
+        return shard, (block - self.first_block[shard]) * self.block + places - begin[i]
+
+    def windows(self, lane: NDArray[np.int64], window: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Shards and samples of whole windows in their order: an array of (windows, places, 2)."""
+        first = window * self.window
+        sizes = np.minimum(self.window, self.lanes.length(lane) - first)
+        keys = fold(fold(self.window_key, lane), window)
+        order = permutations(keys, sizes, self.window).view(np.int64)
+        np.minimum(order, sizes[:, None] - 1, out=order)
+        places = (self.lanes.start(lane) + first)[:, None] + np.minimum(np.arange(self.window), sizes[:, None] - 1)
+        located = np.stack(self.locate(places), axis=-1).astype(np.uint32)  # in order, they are found much faster
+        order += np.arange(len(order))[:, None] * self.window
+        return located.view(np.uint64).take(order).view(np.uint32).reshape(located.shape)
+
+
+class Windows:
+    """The windows at hand: of every lane those of an even and of an odd number that were used last."""
+
+    def __init__(self, order: Order, lanes: int):
+        self.order = order
+        self.process = os.getpid()  # a child gets a cache of its own: the lock may be held while its parent forks
+        self.lock = threading.Lock()
+        self.ways = 2 if order.window < order.lanes.length(0) else 1
+        self.tags = np.full(self.ways * lanes, -1)
+        self.rows = np.empty((self.ways * lanes, order.window, 2), np.uint32)
+
+    def look_up(self, position: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Shards and samples of positions of the whole epoch; *lane* says in which lane's windows to keep them."""
+        lanes, width = self.order.lanes.lanes, self.order.window
+        turn = position // lanes
+        window = turn // width
+        place = turn - window * width
+        row, tag = self.ways * lane + window % self.ways, window * lanes + position - turn * lanes
+        found = np.empty((len(row), 2), np.uint32)
+        todo = np.arange(len(row))
+        with self.lock:
+            while True:
+                here = self.tags[row[todo]] == tag[todo]
+                if len(todo) == len(row) and here.all():
+                    pairs = self.rows.view(np.uint64).ravel()  # both numbers at once
+                    return pairs.take(row * width + place).view(np.uint32).reshape(-1, 2)
+                found[todo[here]] = self.rows[row[todo[here]], place[todo[here]]]
+                todo = todo[~here]
+                if not len(todo):
+                    return found
+                first = np.full(len(self.tags), -1)
+                first[row[todo[::-1]]] = todo[::-1]
+                rows = np.flatnonzero(first >= 0)
+                self._fill(rows, tag[first[rows]])
+
+    def _fill(self, rows: NDArray[np.int64], tags: NDArray[np.int64]) -> None:
+        step = max(1, 4 * CHUNK // self.order.window)
+        for i in range(0, len(rows), step):
+            window, lane = np.divmod(tags[i : i + step], self.order.lanes.lanes)
+            self.tags[rows[i : i + step]] = -1  # until the row is whole
+            self.rows[rows[i : i + step]] = self.order.windows(lane, window)
+            self.tags[rows[i : i + step]] = tags[i : i + step]
+
+
+class EpochPlan(Sequence[Any]):
+    """The epoch as a sequence: ``plan[p]`` is the (shard, sample) that comes p-th, by counts, seed and epoch alone.
+
+    *counts* are the samples of every shard. A position gives two ints, an array or slice of positions two int64 arrays.
+    Rank r of *ranks* takes the positions r, r + ranks, ...::
+
+        shards   |0 0 0 0 0 0 0 0 0 0|1 1 1 1 1|2 2 2 2 2 2 2 2 2|       blocks of consecutive samples,
+        blocks   |  a  |  b  |  c  |d|  e  | f |  g  |  h  |  i  |       read at one go
+
+        line     |  g  |  c  | f |  i  |  a  |d|  h  |  e  |  b  |       blocks permuted by (seed, epoch)
+        lanes    |      0      |      1      |     2     |    3    |     equal within one sample
+
+        lane 0   | window 0 | window 1 | ...          a window is pool / lanes samples, permuted
+        lane 1   | window 0 | window 1 | ...          by (seed, epoch, lane, window)
+        ...
+        epoch    position p is sample p div lanes of lane p mod lanes, so that a rank has lanes
+                 of its own, and a block is read by one rank (by two where lanes meet)
+
+    *lanes* is a multiple of *ranks*, by default 192 or the least above it; *block* is by default what ``block_size``
+    says. For a length that is a multiple of *ranks*, *tail* "pad" repeats from the epoch's start and "drop" leaves out
+    its end. Without *shuffle* position p is sample p in storage order. Raises ValueError for arguments out of range.
+
+    >>> plan = EpochPlan([3, 2], seed=0, epoch=0, ranks=2, tail="pad")
+    >>> len(plan), plan.repeated, sorted(set(plan))
+    (6, 1, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)])
+    >>> rest = plan.resume(2, ranks=1)
+    >>> list(rest) == list(plan)[2:5]
+    True
+    """
+
+    def __init__(
+        self,
+        counts: ArrayLike,
+        *,
+        seed: int,
+        epoch: int,
+        ranks: int = 1,
+        block: int | None = None,
+        lanes: int | None = None,
+        pool: int = POOL,
+        tail: Tail = "exact",
+        shuffle: bool = True,
+    ):
+        counts = _check_counts(counts)
+        self.seed, self.epoch = operator.index(seed), operator.index(epoch)
+        ranks = _at_least_one("ranks", ranks, MAX_LANES)
+        lanes = _multiple(ranks, LANES) if lanes is None else _at_least_one("lanes", lanes, MAX_LANES)
+        if lanes % ranks:
+            raise ValueError(f"lanes must be a multiple of the {ranks} ranks, not {lanes}")
+        self.block = block_size(counts) if block is None else _at_least_one("block", block)
+        self.pool = _at_least_one("pool", pool)
+        self.shuffle = bool(shuffle)
+        stage = Stage(lanes if shuffle else 1, 0)
+        self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
+        self._stand((stage,), ranks, tail)
+
+    def _stand(self, stages: tuple[Stage, ...], ranks: int, tail: Tail) -> None:
+        """Begin after *stages*, of which the last is not over."""
+        if tail not in TAILS:
+            raise ValueError(f"tail must be one of {', '.join(TAILS)}, not {tail!r}")
+        self._stages, self.ranks, self.tail = stages, ranks, tail
+        self.lanes, self._begin = stages[-1]
+        self._recuts = []
+        cut = self._order.lanes
+        for before, after in pairwise(stages):
+            self._recuts.append(Recut(cut, before.position, after.lanes))
+            cut = self._recuts[-1].new
+        self.total = cut.total - self._begin
+        self._windows = Windows(self._order, self.lanes)
+
+    @property
+    def repeated(self) -> int:
+        """The samples at the end that come from the epoch's start."""
+        return max(0, len(self) - self.total)
+
+    @property
+    def dropped(self) -> int:
+        """The samples that are left out at the end."""
+        return max(0, self.total - len(self))
+
+    def __len__(self) -> int:
+        if self.tail == "pad":
+            return self.total + -self.total % self.ranks
+        if self.tail == "drop":
+            return self.total - self.total % self.ranks
+        return self.total
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, index: slice | ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        size = len(self)
+        if isinstance(index, slice):
+            return self._look_up(np.arange(*index.indices(size)))
+        positions = np.asarray(index)
+        if (positions.size and positions.dtype.kind not in "iu") or positions.ndim > 1:
+            raise TypeError("a position must be an int, a slice, or a list or array of ints")
+        if ((positions < -size) | (positions >= size)).any():
+            raise IndexError(f"position out of range of a plan of {size}")
+        positions = positions.astype(np.int64)
+        shards, samples = self._look_up(np.atleast_1d(np.where(positions < 0, positions + size, positions)))
+        return (shards, samples) if positions.ndim else (int(shards[0]), int(samples[0]))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for i in range(0, len(self), 4096):
+            shards, samples = self[i : i + 4096]
+            yield from zip(shards.tolist(), samples.tolist())
+
+    def _look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if len(positions) > CHUNK:
+            parts = [self._look_up(positions[i : i + CHUNK]) for i in range(0, len(positions), CHUNK)]
+            return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        if not len(positions):
+            return positions, positions
+        place = self._begin + np.minimum(positions, self.total - 1)
+        lane = place - place // self.lanes * self.lanes  # numpy divides much faster than it takes remainders
+        for recut in reversed(self._recuts):
+            place = recut(place)
+        order = self._order
+        if self.repeated:
+            place = np.where(positions < self.total, place, (positions - self.total) % order.lanes.total)
+        if order.window == 1:
+            return order.locate(order.lanes.start(place % order.lanes.lanes) + place // order.lanes.lanes)
+        if self._windows.process != os.getpid():
+            self._windows = Windows(order, self.lanes)
+        found = self._windows.look_up(place, lane).astype(np.int64)
+        return found[:, 0], found[:, 1]
+
+    def resume(self, position: int, ranks: int, tail: Tail | None = None) -> EpochPlan:
+        """The rest, from 0, of this plan of which all ranks together took *position* places, for so many *ranks*.
+
+        Raises ValueError if *position* is not between 0 and the length.
+        """
+        stages = (*self._stages[:-1], Stage(self.lanes, self._position(position)))
+        return self._rest(stages, ranks, self.tail if tail is None else tail)
+
+    def _rest(self, stages: tuple[Stage, ...], ranks: int, tail: Tail) -> EpochPlan:
+        ranks = _at_least_one("ranks", ranks, MAX_LANES)
+        if self.shuffle and stages[-1].lanes % ranks:
+            begun = stages[:-1] if stages[-1].position == 0 and len(stages) > 1 else stages
+            stages = (*begun, Stage(_multiple(ranks, stages[0].lanes), 0))
+        rest = object.__new__(type(self))
+        vars(rest).update(vars(self))  # the order is shared
+        rest._stand(stages, ranks, tail)
+        return rest
+
+    def _position(self, taken: int) -> int:
+        if not 0 <= taken <= len(self):
+            raise ValueError(f"position must be between 0 and the plan's length of {len(self)}, not {taken}")
+        return self._begin + min(operator.index(taken), self.total)
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """Where the epoch stands after *taken* places of this plan, for JSON; ``restore`` makes the rest from it."""
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "lanes": self.lanes,
+            "block": self.block,
+            "pool": self.pool,
+            "shuffle": self.shuffle,
+            "position": self._position(taken),
+            "before": [list(stage) for stage in self._stages[:-1]],
+        }
+
+    @classmethod
+    def restore(cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail) -> EpochPlan:
+        """The rest of the epoch that *state* tells of, for so many *ranks*; raises StateError if it does not fit."""
+        counts = _check_counts(counts)
+        stages = _check_state(state, int(counts.sum(dtype=np.int64)))
+        plan = cls(
+            counts,
+            seed=state["seed"],
+            epoch=state["epoch"],
+            block=state["block"],
+            lanes=stages[0].lanes,
+            pool=state["pool"],
+            tail=tail,
+            shuffle=state["shuffle"],
+        )
+        return plan._rest(tuple(stages), ranks, tail)
+
+    def __reduce__(self) -> Any:
+        return partial(type(self).restore, ranks=self.ranks, tail=self.tail), (self._order.counts, self.state(0))
+
+
+def _multiple(ranks: int, least: int) -> int:
+    return -(-least // ranks) * ranks
+
+
+def _at_least_one(name: str, value: int, most: int | None = None) -> int:
+    if operator.index(value) < 1 or (most and value > most):
+        raise ValueError(f"{name} must be at least 1{f' and at most {most}' if most else ''}, not {value}")
+    return operator.index(value)
+
+
+def _check_counts(counts: ArrayLike) -> NDArray[Any]:
+    """The counts in the least type that holds them: they travel with every pickled plan."""
+    counts = np.asarray(counts)
+    if not counts.size:
+        return np.zeros(0, np.uint8)
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min() < 0 or counts.max() >= 2**32:
+        raise ValueError("counts must be a whole number of samples for each shard, from 0 to 2**32 - 1")
+    return counts.astype(np.min_scalar_type(counts.max()))
+
+
+def _check_state(state: Mapping[str, Any], total: int) -> list[Stage]:
+    """The stages of a state that fits a dataset of *total* samples."""
+    types = {"seed": int, "epoch": int, "lanes": int, "block": int, "pool": int, "position": int}
+    for name, kind in {**types, "shuffle": bool, "before": list}.items():
+        if not isinstance(state, Mapping) or name not in state:
+            raise StateError(f"a plan's state has no {name}")
+        if type(state[name]) is not kind:
+            raise StateError(f"a plan's state has {name} {state[name]!r}, which is not of type {kind.__name__}")
+    try:
+        stages = [Stage(*stage) for stage in [*state["before"], (state["lanes"], state["position"])]]
+        for lanes, position in stages:
+            if type(lanes) is not int or type(position) is not int or not 1 <= lanes <= MAX_LANES:
+                raise StateError(f"a plan's state has {lanes!r} lanes up to position {position!r}")
+            if not 0 <= position <= total:
+                raise StateError(f"a plan's state has position {position}, but {total} samples are left of the epoch")
+            total -= position
+    except TypeError as error:
+        raise StateError(f"a plan's state has before {state['before']!r}, which are not lanes and positions") from error
+    if min(state["block"], state["pool"]) < 1 or not (state["shuffle"] or [stage.lanes for stage in stages] == [1]):
+        raise StateError("a plan's state has a block or pool below 1, or lanes without shuffle")
+    return stages

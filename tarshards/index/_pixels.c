@@ -1,0 +1,390 @@
+/* Resize a batch of images without the GIL: the native twin of _pixels_py.py, where the contract is written.
+ *
+ * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
+ * Each pixel sums the source pixels under a triangle as wide as the scale (Pillow's BILINEAR with a box), first along
+ * rows, then along columns, with weights of 14 bits and 8 bits between the two.
+ */
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2")))
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#define PRECISION 14
+#define HALF (1 << (PRECISION - 1))
+#define LANES 16 /* bytes that a step down a column takes at once */
+#define PADDED(bytes) (((bytes) + 2 * LANES - 1) / LANES * LANES)
+#define MAX_SIDE (1 << 24)
+#define AHEAD 4096 /* bytes */
+
+/* The source pixels, and their weights, that make each pixel of one axis. */
+typedef struct {
+    int32_t *first, *count; /* counts are even: a weight of 0 fills an odd one up, as weights are taken in pairs */
+    int16_t *weights;       /* of output i: weights[i * most .. + count[i]] */
+    int32_t most;
+    float low, high; /* what it was made for */
+} Axis;
+
+static double triangle(double x) {
+    if (x < 0) x = -x;
+    return x < 1 ? 1 - x : 0;
+}
+
+static int32_t most_taps(float low, float high, int32_t size) {
+    double scale = (double)(high - low) / size;
+    return 2 * (int32_t)(scale < 1 ? 2 : scale + 2);
+}
+
+/* Weigh *length* source pixels for *size* output pixels over [low, high]; the rounded weights of each sum up to 1. */
+static void weigh(Axis *axis, int32_t length, int32_t size) {
+    const double scale = (double)(axis->high - axis->low) / size, support = scale < 1 ? 1 : scale;
+    for (int32_t i = 0; i < size; i++) {
+        const double center = axis->low + (i + 0.5) * scale;
+        int32_t first = (int32_t)(center - support + 0.5), last = (int32_t)(center + support + 0.5), before = 0;
+        double total = 0, sum = 0;
+        if (first < 0) first = 0;
+        if (last > length) last = length;
+        int16_t *weights = axis->weights + (int64_t)i * axis->most;
+        for (int32_t x = first; x < last; x++) total += triangle((x - center + 0.5) / support);
+        for (int32_t x = first; x < last; x++) {
+            sum += triangle((x - center + 0.5) / support);
+            const int32_t now = (int32_t)(sum / total * (1 << PRECISION) + 0.5);
+            weights[x - first] = (int16_t)(now - before);
+            before = now;
+        }
+        axis->first[i] = first;
+        axis->count[i] = last - first + (last - first) % 2;
+        if ((last - first) % 2) weights[last - first] = 0;
+    }
+}
+
+/* Resample two rows; of each, 8 bytes may be read from its last pixel on, and 4 written from its last output. */
+static void resample_rows(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
+                          int32_t channels, int flip) {
+    for (int side = 0; side < 2; side++)
+        for (int32_t x = 0; x < width; x++) {
+            const int32_t i = flip ? width - 1 - x : x;
+            const int16_t *weights = axis->weights + (int64_t)i * axis->most;
+            const uint8_t *pixel = rows[side] + (int64_t)axis->first[i] * channels;
+            for (int32_t c = 0; c < channels; c++) {
+                int32_t sum = HALF;
+                for (int32_t t = 0; t < axis->count[i]; t++) sum += weights[t] * pixel[t * channels + c];
+                out[side][x * channels + c] = (uint8_t)(sum >> PRECISION);
+            }
+        }
+}
+
+/* Sum *count* rows of a ring, from row *first* on; rows are *stride* bytes apart and padded to whole lanes. */
+static void resample_column(uint8_t *out, const uint8_t *ring, int64_t stride, int32_t capacity, int32_t first,
+                            const int16_t *weights, int32_t count, int64_t bytes) {
+    for (int64_t x = 0; x < bytes; x++) {
+        int32_t sum = HALF;
+        for (int32_t t = 0; t < count; t++) sum += weights[t] * ring[(first + t) % capacity * stride + x];
+        out[x] = (uint8_t)(sum >> PRECISION);
+    }
+}
+
+#ifdef AVX2
+static __m128i load(const void *from) { return _mm_loadl_epi64(from); }
+
+AVX2 static __m256i pair_of(const int16_t *weights) {
+    int32_t pair;
+    memcpy(&pair, weights, 4);
+    return _mm256_set1_epi32(pair);
+}
+
+AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
+                                    int32_t channels, int flip) {
+    if (channels == 1) {
+        resample_rows(out, rows, axis, width, channels, flip);
+        return;
+    }
+    /* Two pixels side by side become pairs of 16 bits, a channel each. */
+    const __m128i three = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+    const __m128i four = _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
+    const __m256i order = _mm256_broadcastsi128_si256(channels == 3 ? three : four);
+    const __m256i lowest = _mm256_set1_epi64x(0x0c080400);
+    /* Bytes may alias anything: what they must not is held here. */
+    const int32_t step = flip ? -1 : 1, most = axis->most * step, begin = flip ? width - 1 : 0;
+    const int32_t *first = axis->first + begin, *count = axis->count + begin;
+    const int16_t *weights = axis->weights + (int64_t)begin * axis->most;
+    const uint8_t *const row_above = rows[0], *const row_below = rows[1];
+    uint8_t *above = out[0], *below = out[1];
+    for (int32_t x = 0; x < width; x++, above += channels, below += channels) {
+        const uint8_t *pixel_above = row_above + (int64_t)*first * channels;
+        const uint8_t *pixel_below = row_below + (int64_t)*first * channels;
+        __m256i sums = _mm256_set1_epi32(HALF);
+        for (int32_t t = 0; t < *count; t += 2, pixel_above += 2 * channels, pixel_below += 2 * channels) {
+            const __m256i pixels = _mm256_inserti128_si256(_mm256_castsi128_si256(load(pixel_above)), load(pixel_below), 1);
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, order), pair_of(weights + t)));
+        }
+        sums = _mm256_srai_epi32(sums, PRECISION);
+        sums = _mm256_shuffle_epi8(sums, lowest);
+        const int32_t made_above = _mm256_extract_epi32(sums, 0), made_below = _mm256_extract_epi32(sums, 4);
+        memcpy(above, &made_above, 4);
+        memcpy(below, &made_below, 4);
+        first += step;
+        count += step;
+        weights += most;
+    }
+}
+
+AVX2 static void resample_column_avx2(uint8_t *out, const uint8_t *ring, int64_t stride, int32_t capacity, int32_t first,
+                                      const int16_t *weights, int32_t count, int64_t bytes) {
+    for (int64_t x = 0; x < bytes; x += LANES) {
+        __m256i low = _mm256_set1_epi32(HALF), high = low;
+        int32_t slot = first % capacity;
+        for (int32_t t = 0; t < count; t += 2) {
+            const __m128i above = _mm_loadu_si128((const __m128i *)(ring + slot * stride + x));
+            if (++slot == capacity) slot = 0;
+            const __m128i below = _mm_loadu_si128((const __m128i *)(ring + slot * stride + x));
+            if (++slot == capacity) slot = 0;
+            const __m256i pair = pair_of(weights + t);
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(above, below)), pair));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpackhi_epi8(above, below)), pair));
+        }
+        __m256i words = _mm256_packs_epi32(_mm256_srai_epi32(low, PRECISION), _mm256_srai_epi32(high, PRECISION));
+        words = _mm256_permute4x64_epi64(words, 0xd8);
+        const __m128i done = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storeu_si128((__m128i *)(out + x), done);
+    }
+}
+#endif
+
+typedef struct {
+    int32_t height, width, channels, out_height, out_width;
+    int planar;
+    const float *divisors, *offsets; /* a channel each; NULL where elements stay bytes */
+} Shapes;
+
+/* Write a line of pixels as float32 or bytes; of planar ones the channels lie *plane* elements apart.
+ * Of three channels the first *parted* pixels are in *split* already. */
+INLINE void write_line(char *out, const uint8_t *restrict line, uint8_t *restrict split, const Shapes *s, int64_t plane,
+                       int32_t parted) {
+    const int32_t width = s->out_width, channels = s->channels, rows = s->planar ? channels : 1;
+    const int64_t length = (int64_t)width * channels / rows;
+    if (rows == 3)
+        for (int32_t x = parted; x < width; x++) {
+            split[x] = line[3 * x];
+            split[width + x] = line[3 * x + 1];
+            split[2 * width + x] = line[3 * x + 2];
+        }
+    else if (rows == 4)
+        for (int32_t x = 0; x < 4 * width; x++) split[x % 4 * width + x / 4] = line[x];
+    else
+        split = (uint8_t *)line;
+    for (int32_t c = 0; c < rows; c++, split += length) {
+        if (!s->divisors) {
+            memcpy(out + c * plane, split, (size_t)length);
+            continue;
+        }
+        float *restrict target = (float *)out + c * plane;
+        const float divisor = s->divisors[c], offset = s->offsets[c];
+        if (s->planar || channels == 1)
+            for (int64_t x = 0; x < length; x++) target[x] = split[x] / divisor - offset;
+        else
+            for (int64_t x = 0; x < length; x += channels)
+                for (int32_t i = 0; i < channels; i++) target[x + i] = split[x + i] / s->divisors[i] - s->offsets[i];
+    }
+}
+
+static void write_line_plain(char *out, const uint8_t *line, uint8_t *split, const Shapes *s, int64_t plane) {
+    write_line(out, line, split, s, plane, 0);
+}
+
+#ifdef AVX2
+/* Of 16 pixels of three channels, where the bytes of channel c lie in the v-th vector. */
+#define PLACE(c, v, i) ((3 * (i) + (c)) / 16 == (v) ? (3 * (i) + (c)) % 16 : 0x80)
+#define FOUR(c, v, i) PLACE(c, v, i), PLACE(c, v, (i) + 1), PLACE(c, v, (i) + 2), PLACE(c, v, (i) + 3)
+#define VECTOR(c, v) {FOUR(c, v, 0), FOUR(c, v, 4), FOUR(c, v, 8), FOUR(c, v, 12)}
+static const uint8_t places[3][3][16] = {{VECTOR(0, 0), VECTOR(0, 1), VECTOR(0, 2)},
+                                         {VECTOR(1, 0), VECTOR(1, 1), VECTOR(1, 2)},
+                                         {VECTOR(2, 0), VECTOR(2, 1), VECTOR(2, 2)}};
+
+AVX2 static __m128i load_whole(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)from); }
+
+/* Part a line of three channels, as far as whole vectors go; return how many pixels that are. */
+AVX2 static int32_t part_three(uint8_t *split, const uint8_t *line, int32_t width) {
+    int32_t x = 0;
+    for (; x + 16 <= width; x += 16)
+        for (int c = 0; c < 3; c++) {
+            __m128i channel = _mm_setzero_si128();
+            for (int v = 0; v < 3; v++) {
+                const __m128i pixels = load_whole(line + 3 * x + 16 * v);
+                channel = _mm_or_si128(channel, _mm_shuffle_epi8(pixels, load_whole(places[c][v])));
+            }
+            _mm_storeu_si128((__m128i *)(split + c * width + x), channel);
+        }
+    return x;
+}
+
+AVX2 static void write_line_avx2(char *out, const uint8_t *line, uint8_t *split, const Shapes *s, int64_t plane) {
+    const int32_t parted = s->planar && s->channels == 3 ? part_three(split, line, s->out_width) : 0;
+    write_line(out, line, split, s, plane, parted);
+}
+#endif
+
+/* What a resize works in; made anew where a box needs more. */
+typedef struct {
+    Axis across, down;
+    uint8_t *ring, *line, *split, *tail[2]; /* rows resampled across; the row they make; last rows of the source, padded */
+    void *memory;
+} Scratch;
+
+static Axis make_axis(int32_t *first, int32_t *count, int16_t *weights, int32_t most) {
+    return (Axis){first, count, weights, most, 0, 0};
+}
+
+/* Make ready for a box; 0 where there is no memory. */
+static int prepare(Scratch *scratch, const Shapes *s, const float *box) {
+    const int32_t across = most_taps(box[0], box[2], s->out_width), down = most_taps(box[1], box[3], s->out_height);
+    if (!scratch->memory || across > scratch->across.most || down > scratch->down.most) {
+        const int64_t row = PADDED((int64_t)s->out_width * s->channels), tail = PADDED((int64_t)s->width * s->channels);
+        const int64_t width = s->out_width, height = s->out_height;
+        free(scratch->memory);
+        const int64_t size = 8 * (width + height) + 2 * (width * across + height * down) + row * (down + 4) + 2 * tail;
+        if (!(scratch->memory = calloc(1, (size_t)size))) return 0;
+        int32_t *first = scratch->memory;
+        int16_t *weights = (int16_t *)(first + 2 * (width + height));
+        scratch->across = make_axis(first, first + width, weights, across);
+        scratch->down = make_axis(first + 2 * width, first + 2 * width + height, weights + width * across, down);
+        scratch->ring = (uint8_t *)(weights + width * across + height * down);
+        scratch->line = scratch->ring + row * (down + 2);
+        scratch->split = scratch->line + row;
+        scratch->tail[0] = scratch->split + row;
+        scratch->tail[1] = scratch->tail[0] + tail;
+    }
+    if (scratch->across.low != box[0] || scratch->across.high != box[2]) {
+        scratch->across.low = box[0];
+        scratch->across.high = box[2];
+        weigh(&scratch->across, s->width, s->out_width);
+    }
+    if (scratch->down.low != box[1] || scratch->down.high != box[3]) {
+        scratch->down.low = box[1];
+        scratch->down.high = box[3];
+        weigh(&scratch->down, s->height, s->out_height);
+    }
+    return 1;
+}
+
+static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratch *scratch, int flip) {
+    const Axis *down = &scratch->down;
+    const int64_t row_bytes = (int64_t)s->width * s->channels, bytes = (int64_t)s->out_width * s->channels;
+    const int64_t stride = PADDED(bytes), plane = s->planar ? (int64_t)s->out_height * s->out_width : 1;
+    const int64_t across = s->planar ? s->out_width : bytes; /* elements from a line to the next */
+    const int64_t element = s->divisors ? sizeof(float) : 1;
+    const int32_t capacity = down->most + 2;
+    int32_t ready = 0; /* source rows before this one were resampled, or are not needed */
+#ifdef AVX2
+    const int wide = __builtin_cpu_supports("avx2");
+#endif
+    for (int32_t y = 0; y < s->out_height; y++) {
+        const int32_t first = down->first[y], count = down->count[y];
+        const int32_t last = first + count < s->height ? first + count : s->height;
+        const int16_t *weights = down->weights + (int64_t)y * down->most;
+        if (ready < first) ready = first;
+        for (; ready < last; ready += 2) {
+            const uint8_t *rows[2];
+            uint8_t *made[2];
+            for (int side = 0; side < 2; side++) {
+                const int32_t row = ready + side < s->height ? ready + side : s->height - 1;
+                rows[side] = pixels + row * row_bytes;
+                if ((s->height - row - 1) * row_bytes < 8) /* what is read past a row must be ours */
+                    rows[side] = memcpy(scratch->tail[side], rows[side], (size_t)row_bytes);
+                made[side] = scratch->ring + (ready + side) % capacity * stride;
+            }
+#ifdef AVX2
+            if (wide) resample_rows_avx2(made, rows, &scratch->across, s->out_width, s->channels, flip);
+            else
+#endif
+                resample_rows(made, rows, &scratch->across, s->out_width, s->channels, flip);
+        }
+        char *const to = out + y * across * element;
+#ifdef AVX2
+        if (wide) {
+            resample_column_avx2(scratch->line, scratch->ring, stride, capacity, first, weights, count, bytes);
+            write_line_avx2(to, scratch->line, scratch->split, s, plane);
+            continue;
+        }
+#endif
+        resample_column(scratch->line, scratch->ring, stride, capacity, first, weights, count, bytes);
+        write_line_plain(to, scratch->line, scratch->split, s, plane);
+    }
+}
+
+/* Ask for the image that comes next; the processor sees by itself how a larger one goes on. */
+static void fetch(uint64_t address, const Shapes *s) {
+    const int64_t bytes = (int64_t)s->height * s->width * s->channels;
+    for (int64_t at = 0; at < bytes && at < AHEAD; at += 64) __builtin_prefetch((const char *)(uintptr_t)address + at);
+}
+
+static int box_is_right(const float *box, const Shapes *s) {
+    return box[0] >= 0 && box[1] >= 0 && box[0] < box[2] && box[1] < box[3] && box[2] <= (float)s->width &&
+           box[3] <= (float)s->height;
+}
+
+static int shapes_are_right(const Shapes *s) {
+    const int32_t sides[] = {s->height, s->width, s->out_height, s->out_width};
+    for (int i = 0; i < 4; i++)
+        if (sides[i] < 1 || sides[i] > MAX_SIDE) return 0;
+    return s->channels == 1 || s->channels == 3 || s->channels == 4;
+}
+
+static PyObject *resize(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer out, addresses, boxes, flips, divisors = {0}, offsets = {0};
+    Shapes s = {0};
+    const char *problem = NULL;
+    if (!PyArg_ParseTuple(args, "w*y*(iii)y*y*(ii)pz*z*:resize", &out, &addresses, &s.height, &s.width, &s.channels,
+                          &boxes, &flips, &s.out_height, &s.out_width, &s.planar, &divisors, &offsets))
+        return NULL;
+    const int64_t count = addresses.len / 8;
+    const float *box = boxes.buf;
+    s.divisors = divisors.buf;
+    s.offsets = offsets.buf;
+    const int64_t size = (int64_t)s.out_height * s.out_width * s.channels * (s.divisors ? 4 : 1);
+    if (!shapes_are_right(&s)) problem = "sides must be from 1 to 2**24, channels 1, 3 or 4";
+    else if ((s.divisors || s.offsets) && (divisors.len != 4 * s.channels || offsets.len != 4 * s.channels))
+        problem = "divisors and offsets must be one for each channel";
+    else if (boxes.len != 16 * count || flips.len != count ||
+             (count ? out.len % count || out.len / count != size : out.len))
+        problem = "out, addresses, boxes and flips do not fit together";
+    for (int64_t i = 0; !problem && i < count; i++)
+        if (!box_is_right(box + 4 * i, &s)) problem = "a box does not lie in its image";
+    int has_memory = 1;
+    if (!problem) {
+        Scratch scratch = {0};
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t i = 0; i < count && (has_memory = prepare(&scratch, &s, box + 4 * i)); i++) {
+            const uint64_t *address = (const uint64_t *)addresses.buf + i;
+            const uint8_t *pixels = (const uint8_t *)(uintptr_t)*address;
+            if (i + 1 < count) fetch(address[1], &s);
+            resize_one((char *)out.buf + i * size, pixels, &s, &scratch, ((const char *)flips.buf)[i]);
+        }
+        free(scratch.memory);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *const held[] = {&out, &addresses, &boxes, &flips, &divisors, &offsets};
+    for (int i = 0; i < 6; i++)
+        if (held[i]->obj) PyBuffer_Release(held[i]);
+    if (!has_memory) return PyErr_NoMemory();
+    if (problem) return PyErr_SetString(PyExc_ValueError, problem), NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"resize", resize, METH_VARARGS,
+     "resize(out, addresses, shape, boxes, flips, size, planar, divisors, offsets); see tarshards.index._pixels_py"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pixels", "Images of a batch.", 0, methods,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__pixels(void) { return PyModule_Create(&module); }

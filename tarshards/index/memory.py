@@ -1,0 +1,89 @@
+"""The bytes of a whole batch: where they lie, and what is done to them without the GIL, natively or by the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+try:
+    from tarshards.index._pixels import resize
+    from tarshards.index._rows import find_other, gather, pack, parse_floats, parse_integers
+except ImportError:
+    from tarshards.index._pixels_py import resize
+    from tarshards.index._rows_py import find_other, gather, pack, parse_floats, parse_integers
+
+__all__ = ["Buffers", "Payloads", "find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
+
+
+class Buffers:
+    """Buffers (bytes, maps, arrays) that are held, and where each begins in memory.
+
+    Held means that a map among them cannot be closed; a mapped file must not shrink while it is read.
+    """
+
+    def __init__(self, buffers: Iterable[Any]):
+        self.views = [memoryview(buffer).cast("B") for buffer in buffers]
+        self.addresses = np.array([_address(view) for view in self.views], np.uint64)
+        self.lengths = np.array([len(view) for view in self.views], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+
+class Payloads:
+    """The bytes of one field for a row of samples: sizes[i] bytes from starts[i] on in buffer number[i].
+
+    Raises ValueError where they would not lie in their buffer.
+
+    >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
+    >>> [bytes(payload) for payload in payloads], bytes(payloads[1:][0])
+    ([b'dog', b'bird', b'cat'], b'bird')
+    """
+
+    def __init__(self, buffers: Buffers, number: Any, starts: Any, sizes: Any):
+        number, starts = np.asarray(number, np.int64), np.asarray(starts, np.int64)
+        self.buffers, self.number, self.sizes = buffers, number, np.ascontiguousarray(sizes, np.int64)
+        if not (len(number) == len(starts) == len(self.sizes)):
+            raise ValueError("as many numbers, starts and sizes are wanted")
+        if len(self) and not (number.min() >= 0 and number.max() < len(buffers)):
+            raise ValueError("a payload in a buffer that there is not")
+        room = buffers.lengths[number] - starts
+        if len(self) and not (starts.min() >= 0 and self.sizes.min() >= 0 and (self.sizes <= room).all()):
+            raise ValueError("a payload that does not lie in its buffer")
+        self.addresses = buffers.addresses[number] + starts.astype(np.uint64)
+
+    @classmethod
+    def of(cls, datas: Iterable[Any]) -> Payloads:
+        """Take each of *datas*, bytes or any other buffers, as a payload."""
+        buffers = Buffers(datas)
+        return cls(buffers, np.arange(len(buffers)), np.zeros(len(buffers), np.int64), buffers.lengths)
+
+    @classmethod
+    def known(cls, buffers: Buffers, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
+        """Take payloads that lie in their buffers for certain, by their addresses, as they are: uint64, int64."""
+        payloads = object.__new__(cls)
+        payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
+        return payloads
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a payload as a memoryview, or several (a slice or an array of places) as Payloads."""
+        if isinstance(place, (int, np.integer)):
+            number = self.number[place]
+            start = int(self.addresses[place] - self.buffers.addresses[number])
+            return self.buffers.views[number][start : start + self.sizes[place]]
+        return Payloads.known(self.buffers, self.number[place], self.addresses[place], self.sizes[place])
+
+
+def _address(view: memoryview) -> int:
+    if not len(view):
+        return 0
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address

@@ -1,0 +1,200 @@
+"""Where the fields of samples lie in memory: in mapped shards, or in bytes that were read; many samples at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from mmap import PAGESIZE
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from tarshards.errors import SampleError, TarshardsError
+from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.sidecar import Index
+from tarshards.samples.fields import Term, pick_field
+from tarshards.storage.ranges import LocalRanges
+
+MOST_SHARDS = 1 << 12  # mapped at once
+MOST_SAMPLES = 1 << 25  # of which the places are held
+MOST_TOUCHED = 1 << 30  # bytes that are brought into memory ahead of their use,
+TOUCHED = 1 << 10  # and the pages of them that are touched at once
+
+Failures = dict[int, TarshardsError]  # by the number of the sample among those that were looked for
+
+
+class Keys(Sequence[str]):
+    """The keys of a batch, equal to a list of them; they are looked up when they are asked for."""
+
+    def __init__(self, table: np.ndarray, numbers: np.ndarray):
+        self._table, self._numbers = table, numbers
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice | np.ndarray) -> Keys: ...
+    def __getitem__(self, place: Any) -> Any:
+        numbers = self._numbers[place]
+        return Keys(self._table, numbers) if isinstance(numbers, np.ndarray) else self._table[numbers]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table[self._numbers].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, Keys)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+class Places(NamedTuple):
+    """The keys of samples, the payloads of each field, and what is the matter with those that have none there."""
+
+    keys: Keys
+    payloads: list[Payloads]
+    failures: Failures
+
+    def part(self, begin: int, end: int) -> Places:
+        """Return those of the samples from *begin* to *end*."""
+        failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
+        return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures)
+
+    def keep(self, kept: np.ndarray) -> Places:
+        """Return those of some samples, without failures."""
+        return Places(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
+
+
+class MappedPlaces:
+    """The places of some fields of all samples of local shards, which stay mapped.
+
+    A shard that cannot be opened fails when samples of it are looked for. While places are in use, no shard may be cut
+    short: what has gone cannot be read, and ends the process (SIGBUS).
+    """
+
+    def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
+        self.names, self.terms = shards.names, terms
+        self.ranges: dict[int, LocalRanges] = {}
+        self.broken: dict[int, TarshardsError] = {}
+        self._first = np.concatenate(([0], np.cumsum(shards.counts)))
+        total = int(self._first[-1])
+        self._keys = np.full(total, "", object)
+        starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
+        for number in range(len(shards.urls)):
+            try:
+                index, ranges = shards.open_shard(number)
+                assert isinstance(ranges, LocalRanges)
+                self._add(number, index, shards.fields, starts, sizes)
+                self.ranges[number] = ranges
+            except TarshardsError as error:
+                self.broken[number] = error
+        mapped = (self.ranges.get(number) for number in range(len(shards.urls)))
+        self._buffers = Buffers([b"" if ranges is None else ranges.mapping for ranges in mapped])
+        self._missing = [missing if missing.any() else None for missing in sizes < 0]
+        shard = np.repeat(np.arange(len(shards.urls)), shards.counts)
+        self._table = np.empty((total, len(terms), 2), np.int64)  # a row holds all that there is to look up of a sample
+        for i, rows in enumerate(zip(starts, np.maximum(sizes, 0))):
+            payloads = Payloads(self._buffers, shard, *rows)
+            self._table[:, i] = np.stack([payloads.addresses.view(np.int64), payloads.sizes], axis=1)
+
+    def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
+        begin, end = self._first[number], self._first[number + 1]
+        self._keys[begin:end] = index.keys
+        names = {field: i for i, field in enumerate(index.fields) if fields is None or field in fields}
+        for start, size, term in zip(starts, sizes, self.terms):
+            for field in reversed(term.alternatives):
+                members = np.flatnonzero(index.field == names.get(field, -1))
+                samples = begin + index.sample[members].astype(np.int64)
+                start[samples], size[samples] = index.offset[members], index.size[members]
+
+    @classmethod
+    def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
+        """Return the places in *shards*, if those can be mapped and are not too many."""
+        few = len(shards.urls) <= MOST_SHARDS and int(shards.counts.sum()) <= MOST_SAMPLES
+        if not few or not isinstance(shards, IndexedShards) or shards.is_remote():
+            return None
+        try:
+            return cls(shards, terms)
+        except TypeError:  # the twin of _mapped.c is no buffer
+            return None
+
+    @contextmanager
+    def touching(self) -> Iterator[None]:
+        """Have a thread bring every page into memory meanwhile, in the order of the files, which disks are quickest at.
+
+        None is touched after this.
+        """
+        over = threading.Event()
+        thread = threading.Thread(target=self._touch, args=(over,), name="tarshards-touch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if not sys.is_finalizing():  # when threads stand still for good
+                thread.join()
+
+    def _touch(self, over: threading.Event) -> None:
+        for view in self._buffers.views if self._buffers.lengths.sum() <= MOST_TOUCHED else ():
+            pages = np.frombuffer(view, np.uint8)[::PAGESIZE]
+            for i in range(0, len(pages), TOUCHED):
+                if over.is_set():
+                    return
+                pages[i : i + TOUCHED].max()
+
+    def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
+        """Find samples. A shard that has been written to since it was opened fails before its bytes are touched."""
+        number = self._first[shards] + samples
+        failures: Failures = {}
+        for shard in np.flatnonzero(np.bincount(shards)).tolist():
+            error = self.broken.get(shard) or self._change(shard)
+            if error is not None:
+                failures |= dict.fromkeys(np.flatnonzero(shards == shard).tolist(), error)
+        keys = Keys(self._keys, number)
+        for term, missing in zip(self.terms, self._missing):
+            for i in () if missing is None else np.flatnonzero(missing[number]).tolist():
+                failures.setdefault(i, _missing(term.alternatives, self.names[shards[i]], keys[i]))
+        rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
+        known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
+        return Places(keys, list(known), failures)
+
+    def changes(self) -> Iterator[TarshardsError]:
+        """Yield an error for each shard that has been written to since it was opened."""
+        return (error for shard in self.ranges if (error := self._change(shard)) is not None)
+
+    def _change(self, shard: int) -> TarshardsError | None:
+        try:
+            self.ranges[shard].verify()
+        except TarshardsError as error:
+            return error
+        return None
+
+
+def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
+    """Find the fields of samples as they were read, or that failed to be."""
+    failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
+    columns: list[list[bytes]] = [[b""] * len(results) for _ in terms]
+    keys = np.full(len(results), "", object)
+    for i, sample in enumerate(results):
+        if isinstance(sample, dict):
+            keys[i] = sample["__key__"]
+            try:
+                for column, term in zip(columns, terms):
+                    column[i] = sample[pick_field(sample, term.alternatives)]
+            except SampleError as error:
+                failures[i] = error
+    return Places(Keys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)
+
+
+def _missing(alternatives: list[str], url: str, key: str) -> SampleError:
+    return SampleError(f"no field {' or '.join(alternatives)}", url=url, key=key)

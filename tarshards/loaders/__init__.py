@@ -1,0 +1,8 @@
+"""Samples to batches for training; the only importers of torch and DALI.
+
+- ``base``: what all loaders share: passes, states, resuming
+- ``torch``: ``ShardDataset`` and ``ShardLoader``
+- ``arrays``: ``ArrayLoader``, its readers and augmentations
+- ``dali``: pipelines of NVIDIA DALI
+- ``tensors``: arrays to torch; ``monitor``: where the time goes
+"""

@@ -1,0 +1,184 @@
+"""One batch after the other: readers opened, memory taken, fields read, failures taken out, transforms run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tarshards.epoch.permutations import fold
+from tarshards.errors import DecodeError, TarshardsError
+from tarshards.index.memory import Payloads
+from tarshards.index.places import Failures, Places
+from tarshards.loaders.arrays.readers import reader_of
+from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.samples.fields import Term, parse_selection
+
+Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
+
+_one = [object()]
+ALONE = sys.getrefcount(_one[0])  # of what only a list holds
+
+
+@dataclass
+class Found:
+    """The samples of a batch and where they lie; *numbers* are what their draws are made of.
+
+    *shards* are places in *names*, the URLs; *positions* are those of the plan, if there is one.
+    """
+
+    places: Places
+    numbers: np.ndarray
+    shards: np.ndarray
+    names: Sequence[str]
+    positions: np.ndarray
+
+    def part(self, begin: int, end: int) -> Found:
+        """Return the samples from *begin* to *end*."""
+        places, part = self.places.part(begin, end), slice(begin, end)
+        return Found(places, self.numbers[part], self.shards[part], self.names, self.positions[part])
+
+
+@dataclass
+class Made:
+    """A batch, the samples that it was made of, and what failed of them."""
+
+    batch: dict[str, Any]
+    found: Found
+    failures: Failures
+    bytes: int = 0
+    reading: float = 0.0
+    decoding: float = 0.0
+
+
+class Maker:
+    """Makes batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
+
+    def __init__(self, fields: Mapping[str, Any], transforms: Iterable[Transform], size: int, kept: int, ring: bool):
+        self.terms = [_term(name) for name in fields]
+        self.names = [term.name or term.alternatives[0] for term in self.terms]
+        if len({*self.names, "__key__"}) <= len(self.names):
+            raise ValueError(f"two fields of one name: {' '.join(self.names)}")
+        self.readers = [reader_of(reader) for reader in fields.values()]
+        self.transforms, self.is_open = tuple(transforms), False
+        self._memory, self._opening = Memory(len(fields), size, kept, ring), threading.Lock()
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a batch is a few copies, which one thread makes as fast as several."""
+        return all(reader.is_quick for reader in self.readers) and not self.transforms
+
+    def open(self, found: Found) -> Failures:
+        """Let the readers learn what their fields are like from the first sample that they can read.
+
+        Returns what failed before it.
+        """
+        failures = dict(found.places.failures)
+        with self._opening:
+            for place in range(0 if self.is_open else len(found.numbers)):
+                if place in failures:
+                    continue
+                opened = []
+                for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
+                    try:
+                        opened.append(reader.open(term.alternatives[0], found.places.payloads[column][place]))
+                    except DecodeError as error:
+                        failures[place] = self._located(error, found, place, column)
+                        break
+                else:
+                    self.readers, self.is_open = opened, True
+                    break
+        return failures
+
+    def make(self, find: Callable[[], Found], key: np.ndarray, number: int) -> Made:
+        """Make the *number*-th batch, of what *find* finds; draws are made with the *key* of the epoch."""
+        begun = time.perf_counter()
+        found = find()
+        failures = found.places.failures if self.is_open else self.open(found)
+        if len(failures) == len(found.numbers):
+            return Made(self._nothing(), found, failures, reading=time.perf_counter() - begun)
+        places, kept, draws = found.places, np.arange(len(found.numbers)), self._draws(key, found.numbers)
+        if failures:
+            kept = np.delete(kept, list(failures))
+            places = places.keep(kept)
+        between = time.perf_counter()
+        columns, failed = self._read(places.payloads, draws[kept] if failures else draws, number)
+        if failed:
+            located = {kept[i]: self._located(error, found, kept[i], column) for i, (column, error) in failed.items()}
+            failures = {**failures, **{int(place): error for place, error in located.items()}}
+            good = np.delete(np.arange(len(kept)), list(failed))
+            places, columns = places.keep(good), [_keep(column, good) for column in columns]
+        batch = {name: reader.join(column) for name, reader, column in zip(self.names, self.readers, columns)}
+        batch["__key__"] = places.keys
+        if self.transforms:
+            rng = np.random.default_rng([int(draws[0]), 1])
+            for transform in self.transforms:
+                batch = transform(batch, rng)
+        size = sum(int(payloads.sizes.sum()) for payloads in places.payloads)
+        return Made(batch, found, failures, size, between - begun, time.perf_counter() - between)
+
+    def _read(
+        self, payloads: list[Payloads], draws: np.ndarray, number: int
+    ) -> tuple[list[Any], dict[int, tuple[int, DecodeError]]]:
+        """Read the columns of a batch; of each place that failed, return the first column where it did, and why."""
+        columns: list[Any] = []
+        failed: dict[int, tuple[int, DecodeError]] = {}
+        for i, (reader, part) in enumerate(zip(self.readers, payloads)):
+            column = self._memory.take(i, reader, len(part), number)
+            for place, error in reader.read(column, 0, part, draws).items():
+                failed.setdefault(place, (i, error))
+            columns.append(column)
+        return columns, failed
+
+    def _draws(self, key: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return np.zeros(len(numbers), np.uint64) if self.is_quick else fold(key, numbers)
+
+    def _nothing(self) -> dict[str, Any]:
+        """A batch without samples."""
+        columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
+        return {**dict(zip(self.names, columns)), "__key__": []}
+
+    def _located(self, error: TarshardsError, found: Found, place: int, column: int) -> TarshardsError:
+        url, key = found.names[found.shards[place]], found.places.keys[place]
+        located = DecodeError(error.reason, url=url, key=key, field=self.names[column])
+        located.__cause__ = error.__cause__
+        return located
+
+
+class Memory:
+    """The arrays of *size* rows that batches are made in, *kept* a column, each used again when nobody else holds it.
+
+    Of a *ring* they are used in turn, whoever holds them.
+    """
+
+    def __init__(self, columns: int, size: int, kept: int, ring: bool):
+        self._size, self._ring, self._lock = size, ring, threading.Lock()
+        self._arrays: list[list[Any]] = [[None] * kept for _ in range(columns)]
+
+    def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
+        """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
+        arrays = self._arrays[column]
+        with self._lock:
+            for place in [number % len(arrays)] if self._ring else range(len(arrays)):
+                if arrays[place] is None and count == self._size:  # those of an epoch's end are not worth keeping
+                    arrays[place] = reader.make(count)
+                    return arrays[place][:]  # whoever holds a view of it holds it
+                if arrays[place] is not None and (self._ring or sys.getrefcount(arrays[place]) == ALONE):
+                    return arrays[place][:count]
+        return reader.make(count)
+
+
+def _term(name: str) -> Term:
+    terms = parse_selection(name)
+    if len(terms) != 1 or terms[0].alternatives == ["*"]:
+        raise ValueError(f"{name!r} is not one field; write it like jpg, jpg;png or image:jpg;png")
+    return terms[0]
+
+
+def _keep(column: Any, kept: np.ndarray) -> Any:
+    return column[kept] if isinstance(column, np.ndarray) else [column[place] for place in kept]

@@ -1,0 +1,37 @@
+"""Readers: what an ArrayLoader makes of a field's bytes, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tarshards.loaders.arrays.readers.arrays import array, ragged
+from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.loaders.arrays.readers.draws import draws_of
+from tarshards.loaders.arrays.readers.images import image
+from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
+
+__all__ = [
+    "Reader",
+    "array",
+    "bytes_",
+    "decoded",
+    "draws_of",
+    "floating",
+    "image",
+    "integer",
+    "json",
+    "ragged",
+    "reader_of",
+    "text",
+    "using",
+]
+
+
+def reader_of(value: Reader | Callable[[bytes], Any]) -> Reader:
+    """Return a reader as it is, and any other function as ``using(function)``."""
+    if isinstance(value, Reader):
+        return value
+    if not callable(value):
+        raise TypeError(f"a reader or a function of bytes is wanted, not {value!r}")
+    return using(value)

@@ -1,0 +1,86 @@
+"""What a reader is: bytes of one field in, its part of a batch out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import DecodeError
+from tarshards.index.memory import Payloads
+
+Batch = Any  # an array with a row a sample, or a list with an element a sample
+
+
+class Reader:
+    """One field of a batch: ``open`` once, then for each batch ``make``, ``read`` in parts, ``join``.
+
+    A reader holds nothing of a run: threads share it, and it may be pickled. A kind of reader overrides what it needs;
+    ``decode`` alone makes one.
+    """
+
+    is_quick = False  # whether reading a batch is a few copies, for which threads are not worth it; it has no draws
+
+    def open(self, field: str, payload: memoryview) -> Reader:
+        """Return the reader for the field of this name, of which *payload* is the first; DecodeError if none fits."""
+        return self
+
+    def make(self, count: int) -> Batch:
+        """Return the batch that *count* samples are read into."""
+        return [None] * count
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Read *payloads* into the batch from place *first* on; return what failed, by its number in the payloads.
+
+        *draws* are those of the samples (see draws_of). A place that failed holds anything.
+        """
+        failed = {}
+        for i, payload in enumerate(payloads):
+            try:
+                batch[first + i] = self.decode(payload)
+            except Exception as exc:
+                failed[i] = failure(exc)
+        return failed
+
+    def decode(self, payload: memoryview) -> Any:
+        """Decode one payload."""
+        raise NotImplementedError
+
+    def join(self, batch: Batch) -> Any:
+        """Return what a user sees of a batch whose failed places were taken out."""
+        return batch
+
+
+def failure(exc: Exception) -> DecodeError:
+    """The DecodeError that a decoder's exception amounts to."""
+    if isinstance(exc, DecodeError):
+        return exc
+    error = DecodeError(str(exc).strip().partition("\n")[0][:300] or type(exc).__name__)
+    error.__cause__ = exc
+    return error
+
+
+def stack(values: list[Any], pad: Any = None) -> Any:
+    """Make one array of numbers, or of arrays of one dtype and shape; of anything else a list.
+
+    Arrays of several shapes are filled up with *pad* at the end of each axis, if it is given.
+
+    >>> stack([1, 2]), stack(["a"]), stack([np.ones(1), np.ones(2)], pad=0).tolist()
+    (array([1, 2]), ['a'], [[1.0, 0.0], [1.0, 1.0]])
+    """
+    if values and all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
+        numbers = np.array(values)
+        return values if numbers.dtype.hasobject else numbers  # whole numbers beyond 64 bits
+    if not values or not all(isinstance(value, np.ndarray) for value in values):
+        return values
+    if len({value.dtype for value in values}) > 1 or len({value.ndim for value in values}) > 1:
+        return values
+    if len({value.shape for value in values}) == 1:
+        return np.stack(values)
+    if pad is None:
+        return values
+    shape = np.max([value.shape for value in values], axis=0)
+    padded = np.full((len(values), *shape), pad, values[0].dtype)
+    for row, value in zip(padded, values):
+        row[tuple(slice(side) for side in value.shape)] = value
+    return padded

@@ -1,0 +1,76 @@
+"""Which part of each image is taken, and which images are mirrored: vectorised, and a function of the draws alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tarshards.loaders.arrays.readers.draws import uniform
+
+ATTEMPTS = 10
+
+
+def flips_of(draws: np.ndarray, probability: float) -> np.ndarray:
+    """Return 1 (uint8) for the images that are mirrored."""
+    return (uniform(draws, 0) < probability).astype(np.uint8) if probability else np.zeros(len(draws), np.uint8)
+
+
+def whole(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Return the box of the whole image: left, top, right, bottom in pixels, a float32 row an image.
+
+    >>> whole(np.array([10]), np.array([20])).tolist()
+    [[0.0, 0.0, 20.0, 10.0]]
+    """
+    return _boxes(0 * widths, 0 * heights, widths, heights)
+
+
+def center(heights: np.ndarray, widths: np.ndarray, aspect: float, part: float) -> np.ndarray:
+    """Return the middle box of this *aspect* (width / height), its sides *part* of the largest's that fits.
+
+    >>> center(np.array([100]), np.array([300]), aspect=1, part=0.5).tolist()
+    [[125.0, 25.0, 175.0, 75.0]]
+    """
+    w = np.minimum(widths, heights * aspect) * part
+    h = np.minimum(heights, widths / aspect) * part
+    return _boxes((widths - w) / 2, (heights - h) / 2, (widths + w) / 2, (heights + h) / 2)
+
+
+def random_resized(
+    heights: np.ndarray,
+    widths: np.ndarray,
+    draws: np.ndarray,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> np.ndarray:
+    """Return boxes of a random part *scale* of the area and a random aspect *ratio* (width / height), at random places.
+
+    It is the crop of torchvision's RandomResizedCrop: the aspect is log-uniform, sides are whole pixels, and after ten
+    boxes that do not fit, the middle of the image is taken, cut to the nearest aspect.
+    """
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    boxes = _middle(heights, widths, ratio)
+    missing = np.arange(len(draws))
+    for attempt in range(ATTEMPTS):
+        if not len(missing):
+            break
+        height, width = heights[missing], widths[missing]
+        numbers = [uniform(draws[missing], 1 + 4 * attempt + k) for k in range(4)]
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * numbers[0])
+        aspect = np.exp(low + (high - low) * numbers[1])
+        w, h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+        left, top = np.floor(numbers[2] * (width - w + 1)), np.floor(numbers[3] * (height - h + 1))
+        fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+        boxes[missing[fits]] = _boxes(left, top, left + w, top + h)[fits]
+        missing = missing[~fits]
+    return boxes
+
+
+def _middle(heights: np.ndarray, widths: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
+    """The largest middle box, in whole pixels, whose aspect is the image's own clipped to *ratio*."""
+    w = np.clip(np.rint(heights * ratio[1]), 1, widths)
+    h = np.clip(np.rint(widths / ratio[0]), 1, heights)
+    left, top = (widths - w) // 2, (heights - h) // 2
+    return _boxes(left, top, left + w, top + h)
+
+
+def _boxes(left: np.ndarray, top: np.ndarray, right: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    return np.stack([left, top, right, bottom], axis=1).astype(np.float32)

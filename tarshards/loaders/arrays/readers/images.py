@@ -1,0 +1,306 @@
+"""Readers of images: cropped, resized, mirrored and normalised on the way into the batch."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Literal
+
+import numpy as np
+
+from tarshards.errors import DecodeError
+from tarshards.index import memory
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.readers import crops
+from tarshards.loaders.arrays.readers.arrays import Rows
+from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, stack
+from tarshards.samples.codecs.image import FORMATS, decode_image
+from tarshards.samples.codecs.npy import parse_header
+
+Crop = Literal["none", "center", "random_resized"]
+Layout = Literal["HWC", "CHW"]
+SMALLEST_FACTOR = 2.0  # of DCT scaling; below it decoding may take longer than in full
+
+# The buffer that each thread decodes into: a new one an image would go back to the kernel every time, page by page.
+_mine = threading.local()
+
+
+@dataclass(frozen=True)
+class View:
+    """How an image becomes pixels of the batch; see image()."""
+
+    size: tuple[int, int] | None
+    crop: Crop
+    scale: tuple[float, float]
+    ratio: Any
+    flip: float
+    dtype: np.dtype
+    layout: Layout
+    mean: Any
+    std: Any
+
+    def shape(self, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
+        """The shape of an image in the batch."""
+        return (channels, *size) if self.layout == "CHW" else (*size, channels)
+
+    def keeps(self, shape: tuple[int, ...]) -> bool:
+        """Whether an image of this shape, unless it is mirrored, is in the batch what it was before."""
+        as_is = self.crop == "none" and self.layout == "HWC" and self.dtype == np.uint8
+        return as_is and self.size in (None, shape[:2])
+
+    def boxes(self, heights: np.ndarray, widths: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """The part that is taken of each image."""
+        if self.size is None or self.crop == "none":
+            return crops.whole(heights, widths)
+        if self.crop == "center":
+            return crops.center(heights, widths, self.size[1] / self.size[0], self.ratio)
+        return crops.random_resized(heights, widths, draws, self.scale, self.ratio)
+
+    def normal(self, channels: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+        """What a value of each channel is divided by, and what is subtracted then; None where values stay."""
+        if self.dtype == np.uint8:
+            return None, None
+        for name, given in ("mean", self.mean), ("std", self.std):
+            if np.shape(given) not in ((), (1,), (channels,)):
+                raise ValueError(f"{name}={given} is not a number, nor one for each of {channels} channels")
+        mean, std = (np.broadcast_to(given, channels) for given in (self.mean, self.std))
+        return (255 * std).astype(np.float32), (mean / std).astype(np.float32)
+
+
+class RawImages(Rows):
+    """Pixels of one shape, as raw bytes or .npy: a batch is one call."""
+
+    def __init__(self, rows: Rows, view: View):
+        super().__init__(rows.dtype, rows.shape, rows.prefix)
+        self.view = view
+        self.pixels = (*rows.shape, 1) if len(rows.shape) == 2 else rows.shape
+        if rows.dtype != np.uint8 or len(self.pixels) != 3 or self.pixels[2] not in (1, 3, 4) or 0 in rows.shape:
+            raise DecodeError(f"{rows.dtype} of shape {rows.shape} is no image: uint8 of (H, W), or (H, W, 1, 3 or 4)")
+        self.normal, self.is_quick = view.normal(self.pixels[2]), view.keeps(self.pixels) and not view.flip
+
+    def make(self, count: int) -> np.ndarray:
+        """An array of images."""
+        height, width, channels = self.pixels
+        return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Resize, or gather where images stay as they are."""
+        if self.is_quick:
+            return super().read(batch, first, payloads, draws)
+        view, flips = self.view, crops.flips_of(draws, self.view.flip)
+        differ = len(payloads) if view.crop == "random_resized" else 1
+        heights, widths = (np.full(differ, side) for side in self.pixels[:2])
+        boxes = np.broadcast_to(view.boxes(heights, widths, draws[:differ]), (len(payloads), 4))
+        return self.fill(batch, first, payloads, self._write, np.ascontiguousarray(boxes), flips)
+
+    def _write(self, out: np.ndarray, addresses: np.ndarray, boxes: np.ndarray, flips: np.ndarray) -> None:
+        _resize(out, addresses, self.pixels, boxes, flips, self.view.layout, self.normal)
+
+
+class EncodedImages(Reader):
+    """JPEG, PNG and what else Pillow reads, as RGB."""
+
+    def __init__(self, view: View):
+        self.view, self.normal = view, view.normal(3)
+
+    def make(self, count: int) -> Batch:
+        """An array of images, or a list where each keeps its size."""
+        if self.view.size is None:
+            return [None] * count
+        return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Decode each image just large enough for its crop, and resize that into its place."""
+        failed = {}
+        sizes = np.ones((len(payloads), 2), np.int64)
+        for i, payload in enumerate(payloads):
+            try:
+                sizes[i] = _size_of(payload)
+            except Exception as exc:
+                failed[i] = failure(exc)
+        boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
+        flips = crops.flips_of(draws, self.view.flip)
+        for i in range(len(payloads)):
+            if i in failed:
+                continue
+            try:
+                if self.view.size is None:
+                    batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
+                height, width = sizes[i].tolist()
+                self._read_one(batch[first + i], payloads[i], (height, width), boxes[i : i + 1], flips[i : i + 1])
+            except Exception as exc:
+                failed[i] = failure(exc)
+        return failed
+
+    def join(self, batch: Batch) -> Any:
+        """Stack images that kept their size, where it is one."""
+        return stack(batch) if self.view.size is None else batch
+
+    def _read_one(
+        self, out: np.ndarray, payload: memoryview, size: tuple[int, int], boxes: np.ndarray, flips: np.ndarray
+    ) -> None:
+        direct = out if self.view.keeps((*size, 3)) and not flips[0] else None
+        target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
+        pixels = _decode(payload, _least(size, boxes[0], target), direct)
+        if direct is not None and np.may_share_memory(pixels, out):
+            return
+        if pixels.shape[:2] != size:
+            boxes = boxes * np.float32(_eighths(size, pixels.shape) / 8)
+        addresses = np.array([pixels.__array_interface__["data"][0]], np.uint64)
+        _resize(out[None], addresses, pixels.shape, boxes, flips, self.view.layout, self.normal)
+
+
+class Images(Reader):
+    """Images of a kind that the first member tells."""
+
+    def __init__(self, view: View, shape: tuple[int, ...] | None):
+        self.view, self.shape = view, shape
+
+    def open(self, field: str, payload: memoryview) -> Reader:
+        """Tell raw pixels and .npy from encoded images."""
+        if self.shape is not None:
+            return RawImages(Rows(np.dtype(np.uint8), self.shape), self.view)
+        if field.rpartition(".")[2] == "npy":
+            return RawImages(Rows(*parse_header(payload)), self.view)
+        return EncodedImages(self.view)
+
+
+def _resize(
+    out: np.ndarray,
+    addresses: np.ndarray,
+    shape: Any,
+    boxes: np.ndarray,
+    flips: np.ndarray,
+    layout: Layout,
+    normal: Any,
+) -> None:
+    size = out.shape[2:] if layout == "CHW" else out.shape[1:3]
+    target = out if out.dtype in (np.uint8, np.float32) else np.empty(out.shape, np.float32)
+    memory.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", *normal)
+    if target is not out:
+        out[:] = target
+
+
+def _size_of(payload: memoryview) -> tuple[int, int]:
+    """Return the height and width that the header tells; raise ValueError where there is none, or of a bomb."""
+    from PIL import Image
+
+    height, width = _header(payload)
+    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+        raise ValueError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
+    return height, width
+
+
+def _header(payload: memoryview) -> tuple[int, int]:
+    if jpeg := _simplejpeg(payload):
+        with suppress(ValueError):  # of which Pillow shall say what it is
+            height, width, _, _ = jpeg.decode_jpeg_header(payload)
+            return height, width
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(payload), formats=FORMATS) as image:
+            return image.height, image.width
+    except UnidentifiedImageError:
+        raise ValueError(f"not a whole image in any of {' '.join(FORMATS)}") from None
+
+
+def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
+    """Return the least height and width at which an image of *size* must be decoded for its box to cover *target*."""
+    left, top, right, bottom = box.tolist()
+    factor = min(1.0, max(target[0] / (bottom - top), target[1] / (right - left)))
+    return math.ceil(size[0] * factor), math.ceil(size[1] * factor)
+
+
+def _decode(payload: memoryview, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
+    """Decode to RGB, JPEG by DCT scaling to not less than *least*, into *out* or this thread's buffer."""
+    jpeg = _simplejpeg(payload)
+    if jpeg:
+        scaling = {"min_height": least[0], "min_width": least[1], "min_factor": SMALLEST_FACTOR}
+        with suppress(ValueError):  # which the codec raises with its reason, or can do better
+            height, width, colorspace, _ = jpeg.decode_jpeg_header(payload, **scaling)
+            if colorspace in ("Gray", "YCbCr", "RGB"):
+                buffer = _buffer(height * width * 3) if out is None else out
+                pixels: np.ndarray = jpeg.decode_jpeg(payload, "RGB", buffer=buffer, **scaling)
+                return pixels
+    return np.ascontiguousarray(decode_image(bytes(payload), "rgb8"))
+
+
+def _eighths(size: tuple[int, int], scaled: tuple[int, ...]) -> int:
+    """Return of how many eighths of *size* the decoder made the *scaled* shape."""
+    return next(n for n in range(1, 9) if all(-(-side * n // 8) == now for side, now in zip(size, scaled)))
+
+
+def _buffer(size: int) -> np.ndarray:
+    if len(getattr(_mine, "buffer", b"")) < size:
+        _mine.buffer = np.empty(size, np.uint8)
+    buffer: np.ndarray = _mine.buffer
+    return buffer
+
+
+def _simplejpeg(payload: memoryview) -> Any:
+    """Return the module, if it is there and the payload looks like a JPEG."""
+    if payload[:3] != b"\xff\xd8\xff":
+        return None
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def image(
+    size: int | tuple[int, int] | None = None,
+    *,
+    crop: Crop = "none",
+    scale: tuple[float, float] = (0.08, 1),
+    ratio: float | tuple[float, float] | None = None,
+    flip: float = 0,
+    dtype: Any = "uint8",
+    layout: Layout = "HWC",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Reader:
+    """Images -> an array of shape (n, height, width, channels), or (n, channels, height, width) for ``layout="CHW"``.
+
+    Encoded images become RGB (the first frame, EXIF orientation left alone); raw uint8 pixels, of the *shape* given or
+    ``.npy``, keep their channels. With a *size* (height and width in pixels) a part of each is resized, antialiased:
+
+    - ``none``: the whole;
+    - ``center``: the largest middle box of the aspect of *size*, its sides times *ratio* (1 unless given: 32 / 48 is
+      what remains of a resize to 48 and a crop to 32);
+    - ``random_resized``: a box of random area (*scale*: the least and largest part of the image's) and aspect (*ratio*:
+      width / height, 3 / 4 to 4 / 3 unless given), at a random place.
+
+    Without a size, images keep theirs, and make a list where it differs. *flip* is the probability to be mirrored.
+    Elements are uint8, or of a float *dtype* in [0, 1], from which *mean* is subtracted before *std* divides, a number
+    or one a channel. JPEG is decoded by DCT scaling at the smallest factor that still covers the crop.
+    """
+    if crop not in ("none", "center", "random_resized") or layout not in ("HWC", "CHW"):
+        raise ValueError(f"crop={crop!r} or layout={layout!r} is none of: none center random_resized; HWC CHW")
+    if size is None and crop != "none":
+        raise ValueError(f"crop={crop!r} needs a size")
+    if ratio is None:
+        ratio = (3 / 4, 4 / 3) if crop == "random_resized" else 1.0
+    if crop == "random_resized":
+        if not isinstance(ratio, tuple) or not (0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+            raise ValueError(f"scale={scale} and ratio={ratio} must be pairs in order, scale within (0, 1]")
+    elif isinstance(ratio, tuple) or not 0 < ratio <= 1:
+        raise ValueError(f"ratio={ratio} must be within (0, 1]: the part of the largest box that is taken")
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip={flip} must be a probability")
+    sides = (size, size) if isinstance(size, int) else size
+    if sides is not None and min(sides) < 1:
+        raise ValueError(f"size={size} must be positive")
+    element = np.dtype(dtype)
+    if element != np.uint8 and (element.kind != "f" or element.itemsize > 8):
+        raise ValueError(f"dtype={element} must be uint8, float16, float32 or float64")
+    if element == np.uint8 and (mean is not None or std is not None):
+        raise ValueError("mean and std need a float dtype")
+    mean, std = 0.0 if mean is None else mean, 1.0 if std is None else std
+    return Images(View(sides, crop, scale, ratio, flip, element, layout, mean, std), shape)

@@ -1,0 +1,132 @@
+"""Readers of what has to be parsed: numbers, text, JSON, any codec, any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import DecodeError
+from tarshards.index import memory
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
+from tarshards.samples.codecs import decode_field
+
+
+class Numbers(Reader):
+    """Numbers in text, parsed a batch at a time by a kernel."""
+
+    is_quick = True
+
+    def __init__(self, dtype: str, parse: str, kind: str):
+        self.dtype, self.parse, self.kind = dtype, parse, kind
+
+    def make(self, count: int) -> np.ndarray:
+        """An array of shape (count,)."""
+        return np.zeros(count, self.dtype)
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Parse up to each that fails, and go on after it."""
+        parse = getattr(memory, self.parse)
+        out = batch[first : first + len(payloads)]
+        failed: dict[int, DecodeError] = {}
+        begun = 0
+        while (bad := parse(out[begun:], payloads.addresses[begun:], payloads.sizes[begun:])) >= 0:
+            begun += bad
+            failed[begun] = DecodeError(f"{bytes(payloads[begun][:20])!r} is not {self.kind}")
+            begun += 1
+        return failed
+
+
+class Function(Reader):
+    """A function of the bytes of one sample."""
+
+    def __init__(self, function: Callable[[bytes], Any], pad: Any = None):
+        self.function, self.pad = function, pad
+
+    def decode(self, payload: memoryview) -> Any:
+        """Call the function."""
+        return self.function(bytes(payload))
+
+    def join(self, batch: Batch) -> Any:
+        """Stack what can be stacked."""
+        return stack(batch, self.pad)
+
+
+class Codec(Reader):
+    """The codec of the field's extension."""
+
+    def __init__(self, images: str | None, pad: Any, field: str = ""):
+        self.images, self.pad, self.field = images, pad, field
+
+    def open(self, field: str, payload: memoryview) -> Reader:
+        """Learn the extension."""
+        return Codec(self.images, self.pad, field)
+
+    def decode(self, payload: memoryview) -> Any:
+        """Decode one payload; the field is left to be named by the caller, who knows the key too."""
+        try:
+            return decode_field(self.field, bytes(payload), images=self.images)
+        except DecodeError as exc:
+            raise DecodeError(exc.reason) from exc.__cause__
+
+    def join(self, batch: Batch) -> Any:
+        """Stack what can be stacked."""
+        return stack(batch, self.pad)
+
+
+class Plain(Reader):
+    """A list with one value a sample."""
+
+    def __init__(self, codec: str | None):
+        self.codec = codec
+
+    def decode(self, payload: memoryview) -> Any:
+        """Decode with the codec of that extension, if there is one."""
+        data = bytes(payload)
+        if self.codec is None:
+            return data
+        try:
+            return decode_field(self.codec, data)
+        except DecodeError as exc:
+            raise DecodeError(exc.reason) from exc.__cause__
+
+
+def integer() -> Reader:
+    """ASCII decimals (``cls``) -> int64 of shape (n,). Binary numbers are ``array("<i4", ())``."""
+    return Numbers("int64", "parse_integers", "a decimal integer of 64 bits")
+
+
+def floating() -> Reader:
+    """Numbers as Python's ``float`` reads them -> float64 of shape (n,). Binary numbers are ``array("<f4", ())``."""
+    return Numbers("float64", "parse_floats", "a number")
+
+
+def bytes_() -> Reader:
+    """The bytes as they are -> a list of bytes."""
+    return Plain(None)
+
+
+def text() -> Reader:
+    """UTF-8 -> a list of str."""
+    return Plain("txt")
+
+
+def json() -> Reader:
+    """JSON -> a list of objects."""
+    return Plain("json")
+
+
+def decoded(images: str | None = None, *, pad: Any = None) -> Reader:
+    """What the codec of the field's extension gives, images by an imagespec -> an array, or a list.
+
+    Numbers, and arrays of one dtype and shape, become an array with a row a sample; where shapes differ from sample to
+    sample, they do if *pad* is given, which then fills every axis up to its longest. All else is a list.
+    """
+    return Codec(images, pad)
+
+
+def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:
+    """What ``function(data: bytes)`` gives -> an array, or a list, as of ``decoded``; many threads call it at once."""
+    return Function(function, pad)

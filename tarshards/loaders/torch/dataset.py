@@ -1,0 +1,167 @@
+"""Tar shards for torch: the one importer of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from mmap import mmap
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from tarshards.epoch.world import World
+from tarshards.errors import WorldError
+from tarshards.stream.sources import open_shards
+from tarshards.stream.stream import BoundOp, EpochCounter, Stream
+
+if TYPE_CHECKING:
+    from tarshards.epoch.plan import Tail
+
+
+class ShardDataset(Stream, IterableDataset):
+    """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
+
+    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
+    together they deliver every sample exactly once an epoch. Where all shards have an *index*, "auto" or True, the
+    epoch is planned: *shuffle* permutes samples (see ``EpochPlan`` for it, *seed*, *pool* and *tail*, by default "pad"
+    for more than one rank), ``len`` is exact, there may be more ranks and workers than shards. Else shards are shared
+    out, and *shuffle* permutes them by (*seed*, epoch). Of each sample only *fields* are kept, and where it is planned
+    read.
+
+    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* takes the errors of shards
+    and ops: see ``Ledger``; ``ledger`` is the account over all workers. *world* replaces what ``World.detect()`` says
+    of the rank. ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader``
+    has its own.
+
+    Raises ShardIndexError where only some shards have an index; iterating raises WorldError, on every rank, where there
+    are fewer shards than ranks and no index.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        index: bool | Literal["auto"] = "auto",
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail | None = None,
+        pool: int | None = None,
+        fields: str | Iterable[str] | None = None,
+        on_error: Callable[[Exception], Any] | None = None,
+        world: World | None = None,
+        allow_pipe: bool = False,
+    ):
+        self._source = open_shards(
+            urls,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            pool=pool,
+            fields=fields,
+            on_error=on_error,
+            allow_pipe=allow_pipe,
+        )
+        self._source.ledger.share()
+        self._ops = ()
+        self._epochs = SharedEpochCounter()
+        self._rank = world
+        self._pickled_by: tuple[int, World] | None = None
+        self._begin_state()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("a ShardDataset is iterated, not indexed; sample n is next(iter(dataset.skip(n).take(1)))")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None, "_pickled_by": (os.getpid(), World.detect())}
+
+    def _here(self) -> World:
+        here = World.detect()
+        if self._rank is None:
+            parent = parent_process()
+            if here.seed is None or self._pickled_by is None or parent is None or parent.pid != self._pickled_by[0]:
+                return here
+            ranks = self._pickled_by[1]  # a spawned worker has no process group to ask
+        else:
+            ranks = self._rank
+            if here.seed is None:
+                return ranks
+            if ranks.num_workers > 1:
+                raise WorldError("world= names a worker, and the DataLoader has workers of its own")
+        return replace(here, rank=ranks.rank, world_size=ranks.world_size)
+
+    def _over(self, source: Any) -> ShardDataset:
+        dataset = super()._over(source)
+        dataset.ledger.share()
+        return dataset
+
+    def _then(self, op: BoundOp) -> ShardDataset:
+        dataset = super()._then(op)
+        for ledger in dataset._ledgers():
+            ledger.share()
+        return dataset
+
+
+class SharedEpochCounter(EpochCounter):
+    """Counts the epochs of one dataset over all its copies in worker processes.
+
+    A table in shared memory says, for each of the last epochs, which pass over a DataLoader each worker began it for.
+    A worker that begins a pass joins the first epoch that others have begun for this pass and it has not; or else it
+    begins the next one. Workers that begin at the same moment come to the same answer, so that no lock is needed:
+    an entry is one 64-bit word, epoch + 1 above and the pass below. The last word is the epoch to begin with.
+    """
+
+    EPOCHS, WORKERS, PASS_BITS = 8, 256, 40
+
+    def __init__(self, epoch: int = 0):
+        # An anonymous map, which children have too that are forked; torch shares it where a copy is sent to another.
+        self._words = torch.frombuffer(mmap(-1, 8 * (self.EPOCHS * self.WORKERS + 1)), dtype=torch.int64)
+        self._words[-1] = epoch
+        self._passes = 0
+
+    @property
+    def _table(self) -> np.ndarray:
+        return self._words.numpy()[:-1].reshape(self.EPOCHS, self.WORKERS)
+
+    def begin(self, world: World, epoch: int | None = None) -> int:
+        """Return the epoch that begins now in this worker, the same for all workers of one pass; or *epoch*."""
+        if world.worker >= self.WORKERS:
+            raise WorldError(f"worker {world.worker}: there can be {self.WORKERS} at most")
+        self._passes += 1
+        mask = (1 << self.PASS_BITS) - 1
+        this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask
+        table = self._table.copy()  # read once: what is written meanwhile must not count by halves
+        rows, workers = np.nonzero((table != 0) & (table & mask == this_pass))
+        epochs = (table[rows, workers] >> self.PASS_BITS) - 1
+        own = epochs[workers == world.worker].max(initial=-1)
+        if epoch is None:
+            epoch = int(epochs[epochs > own].min(initial=self._next(table)))
+        else:  # what other passes have begun after it is no longer so
+            self._table[(table >> self.PASS_BITS > epoch) & (table & mask != this_pass)] = 0
+        self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
+        return epoch
+
+    def _next(self, table: np.ndarray) -> int:
+        return int(table.max() >> self.PASS_BITS or self._words[-1])
+
+    @property
+    def next(self) -> int:
+        """The epoch that would begin now."""
+        return self._next(self._table)
+
+    def set(self, epoch: int) -> None:
+        """Let the next epoch be *epoch*, in persistent workers too."""
+        self._words.zero_()
+        self._words[-1] = epoch
+
+    def copy(self) -> SharedEpochCounter:
+        """Return a counter of its own that goes on from here."""
+        return SharedEpochCounter(self.next)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._words.share_memory_()  # what came by value is shared anew; what is shared stays

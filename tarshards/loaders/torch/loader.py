@@ -1,0 +1,160 @@
+"""Batches for torch that do not depend on the workers that make them, and a state that resumes anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from tarshards.epoch.loop import Reading
+from tarshards.epoch.plan import EpochPlan
+from tarshards.epoch.world import World
+from tarshards.errors import AuditError
+from tarshards.loaders.base import Pass, Passes, ResumableLoader
+from tarshards.loaders.torch.dataset import ShardDataset
+from tarshards.samples.ledger import Tally
+from tarshards.stream import ops
+from tarshards.stream.collate import collate
+from tarshards.stream.sources import PlannedSource, Progress
+from tarshards.stream.stream import PER_SAMPLE
+
+MAILBOX = 1 << 16  # bytes of the order to persistent workers
+
+#: What to use in place of what a ShardLoader refuses.
+_INSTEAD = {
+    "batch_sampler": "the plan says what is in a batch",
+    "batched": "batch_size= and collate_fn= make the batches",
+    "drop_last": 'tail="drop" makes the ranks equal, and only the last batch of an epoch is smaller',
+    "enumerate": "enumerate the loader, or write a number into each sample",
+    "flatten": "flatten the batch in collate_fn=",
+    "in_order": "a state says how many batches came, one after the other",
+    "monitor": "monitor the loop over the loader",
+    "progress": "tqdm(loader) shows the progress",
+    "repeat": "iterate over the loader again: each iteration is an epoch further",
+    "sampler": "the plan is the order; a ShardDataset(shuffle=True) permutes it",
+    "shuffle": "a ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
+    "skip": "load_state_dict goes on in the middle of an epoch",
+    "take": "break off the loop over the loader; it can be resumed there",
+}
+
+
+class ShardLoader(ResumableLoader, DataLoader[Any]):
+    """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
+
+    Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
+    are read, the ops of *dataset* run on them, *collate_fn* (by default ``collate``: numpy arrays and lists) makes the
+    batch. A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as
+    many steps as ``len`` says. At the end of an epoch the account is checked over the workers (AuditError).
+
+    ``state_dict()`` tells where the loop over the loader stands, whatever the workers have made ahead. *options* are
+    the DataLoader's. Where there is no index, workers batch their own shards, and a state is replayed, on as many of
+    them.
+
+    Raises TypeError for ops that hold or count samples across batches.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        batch_size: int,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] = collate,
+        **options: Any,
+    ):
+        refused = [name for name in options if name in ("batch_sampler", "drop_last", "sampler", "shuffle")]
+        refused += [] if options.get("in_order", True) else ["in_order"]
+        refused += [op.function.__name__ for op in dataset._ops if not _is_welcome(op.function, dataset._source)]
+        if refused:
+            raise TypeError(f"{refused[0]} is not for a ShardLoader: {_INSTEAD[refused[0]]}")
+        self.passes = Passes(dataset, batch_size, workers=num_workers)
+        self._batches = _Batches(self.passes, collate_fn, persistent=bool(options.get("persistent_workers")))
+        super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        this = self.passes.begin()
+        self._batches.begin(_Order(this.epoch, this.state))
+        return self._run(this, super().__iter__())
+
+    def _run(self, this: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+        tallies = []
+        replayed = this.passed
+        for batch in batches:
+            if isinstance(batch, Tally):
+                tallies.append(batch)
+            elif replayed:
+                replayed -= 1
+            else:
+                this.delivered += 1
+                yield batch
+        self.passes.end(this)
+        if this.plan is not None and len(tallies) < max(1, self.num_workers):
+            raise AuditError(f"only {len(tallies)} of {self.num_workers} workers have accounted for what they read")
+        self.ledger.audit(tallies)
+
+
+def _is_welcome(op: Callable[..., Any], source: Any) -> bool:
+    return op in PER_SAMPLE or (op is not ops.batched and not isinstance(source, PlannedSource))
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+class _Order(NamedTuple):
+    """What a pass over the loader is to deliver: an epoch, or what a state says is left of it."""
+
+    epoch: int
+    state: Mapping[str, Any] | None
+
+
+class _Batches(IterableDataset[Any]):
+    """The batches that one worker makes, and after them its account."""
+
+    def __init__(self, passes: Passes, collate_fn: Callable[[list[Any]], Any], persistent: bool):
+        self.passes, self.stream, self.collate = passes, passes.stream, collate_fn
+        self._order = _Order(0, None)
+        # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
+        self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
+
+    def begin(self, order: _Order) -> None:
+        """Say what the next iteration delivers, in workers too."""
+        self._order = order
+        if self._mailbox is not None:
+            text = json.dumps(order).encode().ljust(MAILBOX)
+            self._mailbox.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._run(self._order)
+
+    def _run(self, order: _Order) -> Iterator[Any]:
+        if self._mailbox is not None:
+            order = _Order(*json.loads(self._mailbox.numpy().tobytes()))
+        world = self.stream._here()
+        plan = self.passes.plan(order.epoch, world, order.state)
+        try:
+            if plan is not None:
+                yield from self._planned(plan, order, world)
+            else:
+                samples = self.stream._iterate(len(self.stream._ops), Progress(order.epoch, world))
+                yield from ops.batched(samples, self.passes.size, collate=self.collate)
+        finally:
+            for ledger in self.stream._ledgers():
+                ledger.report()
+
+    def _planned(self, plan: EpochPlan, order: _Order, world: World) -> Iterator[Any]:
+        shares = self.passes.shares(plan, world)[world.worker :: world.num_workers]
+        source = self.stream._source
+        reading = Reading(source, plan, world, shares, whole=order.state is None)
+        try:
+            for share in shares:
+                samples = source.samples(reading, share, order.epoch)
+                batch = list(self.stream.through_ops(samples, order.epoch, self.stream.ledger))
+                yield self.collate(batch) if batch else []
+            reading.finish()
+        finally:
+            self.stream.ledger.add(reading.tally())
+        yield reading.tally()

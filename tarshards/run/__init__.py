@@ -1,0 +1,1 @@
+"""Commands over samples (``samples``, for tarproc) and over shards (``jobs``, for tarjob and kujob)."""

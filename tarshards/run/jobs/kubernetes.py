@@ -1,0 +1,258 @@
+"""A plan as Indexed Jobs of a Kubernetes cluster: submitted, watched, read and deleted through the official client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tarshards.errors import OpenError, StateError
+from tarshards.run.jobs.engine import Poll, tasks_of
+from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.manifest import DIGEST, LABEL, RUN_LABEL, Manifest, make_manifests
+from tarshards.run.jobs.manifest_checks import check_manifest
+from tarshards.run.jobs.options import Options
+from tarshards.run.jobs.plan import Plan
+
+WATCH = 5  # seconds of one watch; what it tells in that time is shown at once
+PATIENCE = (0.5, 1, 2, 4, 8, 15, 30)  # seconds before a request is made again
+PASSING = {429, 500, 502, 503, 504}
+GONE = 410
+JOB_NAME = "batch.kubernetes.io/job-name"
+JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class Kubernetes:
+    """Talks to the cluster that the kubeconfig names, or to the one that this is a pod of."""
+
+    def __init__(self, options: Options, folder: Folder | None = None, *, pause: Callable[[float], Any] = time.sleep):
+        self.options, self.pause = options, pause
+        self._clients: tuple[Any, Any, str] | None = None
+        self._jobs: dict[str, Any] = {}
+        self._version: str | None = None
+
+    def manifests(self, plan: Plan, run: int = 1) -> list[tuple[Manifest, Manifest]]:
+        """Return the checked pairs of ConfigMap and Job; raise ValueError where a server would refuse one."""
+        pairs = make_manifests(plan, self.options, run=run)
+        for manifest in (manifest for pair in pairs for manifest in pair):
+            check_manifest(manifest)
+        return pairs
+
+    def preview(self, plan: Plan) -> str:
+        yaml = _import("yaml")
+        documents = [manifest for pair in self.manifests(plan) for manifest in pair]
+        dumper = _block_dumper(yaml)
+        return "---\n".join(yaml.dump(document, Dumper=dumper, sort_keys=False, width=1000) for document in documents)
+
+    def submit(self, plan: Plan, number: int) -> Iterator[dict[str, Any]]:
+        pairs = self.manifests(plan, number)
+        batch, core, namespace = self._api()
+        for (config, job), chunk in zip(pairs, _chunks(plan, pairs)):
+            name = job["metadata"]["name"]
+            self._create(core.create_namespaced_config_map, core.read_namespaced_config_map, namespace, config)
+            made = self._create(batch.create_namespaced_job, batch.read_namespaced_job, namespace, job)
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid}
+            # The ConfigMap goes when the Job does.
+            body = {"metadata": {"ownerReferences": [owner]}}
+            self._call(core.patch_namespaced_config_map, name, namespace, body)
+            yield {"id": name, "tasks": tasks_of(chunk)}
+
+    def poll(self, parts: list[dict[str, Any]]) -> Poll:
+        if self._version is None and parts:
+            self._list(parts)
+        poll = Poll(done=set(), failed=set())
+        for part in parts:
+            job = self._jobs.get(part["id"])
+            if job is None:  # deleted, perhaps because its time to live is over
+                poll.done = poll.failed = None
+                continue
+            status = job.status
+            poll.running += status.active or 0
+            ended = [c for c in status.conditions or [] if c.type in ("Complete", "Failed") and c.status == "True"]
+            poll.ended = poll.ended and bool(ended)
+            poll.notes += [f"{part['id']}: {c.reason}: {c.message}" for c in ended if c.type == "Failed"]
+            if poll.done is not None and poll.failed is not None:
+                poll.done |= _numbers(part, status.completed_indexes)
+                poll.failed |= _numbers(part, status.failed_indexes)
+            if ended and status.failed_indexes:
+                poll.notes += self._reasons(part)
+        return poll
+
+    def wait(self, parts: list[dict[str, Any]]) -> None:
+        """Take in what changes for some seconds; a watch that is dropped goes on, one that is too old lists anew."""
+        batch, _, namespace = self._api()
+        http, api = _import("urllib3").exceptions.HTTPError, _import("kubernetes").client.ApiException
+        options = {"label_selector": _selector(parts), "resource_version": self._version, "timeout_seconds": WATCH}
+        begun = time.monotonic()
+        try:
+            for event in _import("kubernetes.watch").Watch().stream(batch.list_namespaced_job, namespace, **options):
+                self._take(event)
+        except http:
+            self.pause(PATIENCE[0])
+            return
+        except api as error:
+            if error.status != GONE and error.status not in PASSING:
+                raise _failure(error) from error
+            self._version = None
+        if self._version is None or time.monotonic() - begun < PATIENCE[0]:
+            self.pause(PATIENCE[0])  # a server that closes at once is not asked without a rest
+
+    def log(self, part: dict[str, Any], index: int) -> str:
+        _, core, namespace = self._api()
+        selector = f"{JOB_NAME}={part['id']},{JOB_INDEX}={index}"
+        pods = self._call(core.list_namespaced_pod, namespace, label_selector=selector).items
+        pods.sort(key=lambda pod: str(pod.metadata.creation_timestamp))
+        read = core.read_namespaced_pod_log  # what it decodes itself is the repr of bytes
+        logs = [self._call(read, pod.metadata.name, namespace, _preload_content=False).data for pod in pods]
+        return b"".join(logs).decode(errors="replace")
+
+    def cancel(self, parts: list[dict[str, Any]]) -> None:
+        batch, _, namespace = self._api()
+        for part in parts:
+            self._call(
+                batch.delete_namespaced_job, part["id"], namespace, propagation_policy="Background", missing=None
+            )
+        self._version = None
+
+    def _api(self) -> tuple[Any, Any, str]:
+        """Return the clients of Jobs and of Pods, and the namespace."""
+        if self._clients is None:
+            kubernetes = _import("kubernetes")
+            config = kubernetes.config
+            namespace = "default"
+            try:
+                try:
+                    config.load_kube_config()
+                    context = config.list_kube_config_contexts()[1]
+                    namespace = context["context"].get("namespace", namespace)
+                except config.ConfigException:
+                    config.load_incluster_config()
+                    with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
+                        namespace = file.read().strip()
+            except (config.ConfigException, OSError) as error:
+                raise OpenError(f"no cluster: neither a kubeconfig nor a service account: {error}") from error
+            client = kubernetes.client
+            self._clients = client.BatchV1Api(), client.CoreV1Api(), self.options.namespace or namespace
+        return self._clients
+
+    def _list(self, parts: list[dict[str, Any]]) -> None:
+        batch, _, namespace = self._api()
+        jobs = self._call(batch.list_namespaced_job, namespace, label_selector=_selector(parts))
+        self._jobs = {job.metadata.name: job for job in jobs.items}
+        self._version = jobs.metadata.resource_version
+
+    def _take(self, event: Any) -> None:
+        job = event["object"]
+        self._version = job.metadata.resource_version
+        if event["type"] == "DELETED":
+            self._jobs.pop(job.metadata.name, None)
+        elif event["type"] in ("ADDED", "MODIFIED"):
+            self._jobs[job.metadata.name] = job
+
+    def _reasons(self, part: dict[str, Any]) -> list[str]:
+        """Say why the pods of the indexes that failed ended, where it was not by a status of their own."""
+        _, core, namespace = self._api()
+        selector = f"{JOB_NAME}={part['id']}"
+        pods = self._call(
+            core.list_namespaced_pod, namespace, label_selector=selector, field_selector="status.phase=Failed"
+        )
+        found = {}
+        for pod in pods.items:
+            index = int((pod.metadata.labels or {}).get(JOB_INDEX, -1))
+            ends = [status.state.terminated for status in pod.status.container_statuses or []]
+            reasons = [end.reason for end in ends if end and end.reason not in ("Error", "Completed")]
+            reason = next(filter(None, [*reasons, pod.status.reason]), None)
+            if reason and 0 <= index < len(part["tasks"]):
+                found[index] = f"items {' '.join(map(str, part['tasks'][index]))}: {reason}"
+        return [found[index] for index in sorted(found)]
+
+    def _create(self, create: Any, read: Any, namespace: str, manifest: Manifest) -> Any:
+        """Create an object; one that is there and the same was created by a request whose answer was lost."""
+        made = self._call(create, namespace, manifest, conflict=None)
+        if made is None:
+            name = manifest["metadata"]["name"]
+            made = self._call(read, name, namespace)
+            if (made.metadata.annotations or {}).get(DIGEST) != manifest["metadata"]["annotations"][DIGEST]:
+                raise StateError(f"the cluster has another {manifest['kind']} {name} already")
+        return made
+
+    def _call(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Make a request, again where the trouble may pass; return *conflict* or *missing* for a 409 or 404."""
+        client = _import("kubernetes").client
+        http = _import("urllib3").exceptions.HTTPError
+        known = {code: options.pop(name) for code, name in ((409, "conflict"), (404, "missing")) if name in options}
+        for pause in (*PATIENCE, None):
+            try:
+                return function(*arguments, **options)
+            except client.ApiException as error:
+                if error.status in known:
+                    return known[error.status]
+                if error.status not in PASSING or pause is None:
+                    raise _failure(error) from error
+                after = (error.headers or {}).get("Retry-After", "")
+                self.pause(float(after) if after.isdigit() else pause)
+            except http as error:
+                if pause is None:
+                    raise OpenError(f"no answer from the cluster: {error}") from error
+                self.pause(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _import(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise OpenError(
+            "Kubernetes needs a package that is not installed: pip install 'tarshards[kubernetes]'"
+        ) from error
+
+
+def _failure(error: Any) -> OpenError:
+    """Return the error that says what the server complained of."""
+    import json
+
+    try:
+        message = json.loads(error.body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = error.reason
+    return OpenError(f"Kubernetes: {error.status}: {message}")
+
+
+def _selector(parts: list[dict[str, Any]]) -> str:
+    """Return the label selector of the run that *parts* are of."""
+    name, run, _ = parts[0]["id"].rsplit("-", 2)
+    return f"{LABEL}={name},{RUN_LABEL}={run}"
+
+
+def _chunks(plan: Plan, pairs: list[tuple[Manifest, Manifest]]) -> Iterator[Plan]:
+    start = 0
+    for _, job in pairs:
+        stop = start + job["spec"]["completions"]
+        yield plan._replace(tasks=plan.tasks[start:stop])
+        start = stop
+
+
+def _numbers(part: dict[str, Any], indexes: str | None) -> set[int]:
+    """Return the items of the tasks that Kubernetes names like ``1,3-5``."""
+    numbers: set[int] = set()
+    for piece in filter(None, (indexes or "").split(",")):
+        low, _, high = piece.partition("-")
+        for index in range(int(low), int(high or low) + 1):
+            numbers.update(part["tasks"][index])
+    return numbers
+
+
+def _block_dumper(yaml: Any) -> Any:
+    """Return a dumper that writes texts of several lines as such, and nothing by reference."""
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return Dumper

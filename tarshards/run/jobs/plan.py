@@ -1,0 +1,223 @@
+"""Items and a command -> tasks, each with the URL of its done-marker; pure, and the same for every engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+from tarshards.errors import StateError, UrlError
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.markers import digest_of
+
+VERSION = 1
+PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
+NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern of outputs, not the name of one
+
+
+class Item(NamedTuple):
+    """The unit of work: its number in the whole list (from 0), and a value from each source."""
+
+    number: int
+    values: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """What is to be run: a command, and tasks of one item or more each.
+
+    Markers stand beside *output*, which has placeholders as the command has, or in the folder *state*.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    output: str | None
+    state: str | None
+    tasks: tuple[tuple[Item, ...], ...]
+
+    @property
+    def items(self) -> list[Item]:
+        """The items of all tasks."""
+        return [item for task in self.tasks for item in task]
+
+    def arguments(self, item: Item) -> list[str]:
+        """Return the program to run for *item*, and its arguments."""
+        if len(self.command) == 1 and " " in self.command[0]:
+            return ["bash", "-c", fill(self.command[0], item, quote=shlex.quote)]
+        return [fill(word, item) for word in self.command]
+
+    def output_of(self, item: Item) -> str | None:
+        """Return the URL that the command writes for *item*, if that is known."""
+        return None if self.output is None else fill(self.output, item)
+
+    def digest(self, item: Item) -> str:
+        """Return what a marker must hold to be of this item and command."""
+        return digest_of(item.values, self.arguments(item))
+
+    def marker(self, item: Item, kind: str = "done") -> str:
+        """Return the URL of the marker that says that *item* is done, or has failed."""
+        if self.state is not None:
+            return f"{self.state.rstrip('/')}/{self.digest(item)}.{kind}"
+        return f"{self.output_of(item)}.{kind}"
+
+    def only(self, numbers: Iterable[int]) -> Plan:
+        """Return the plan of the items with these numbers, with empty tasks left out."""
+        wanted = set(numbers)
+        tasks = (tuple(item for item in task if item.number in wanted) for task in self.tasks)
+        return self._replace(tasks=tuple(task for task in tasks if task))
+
+    def dumps(self) -> str:
+        """Return the plan as JSON.
+
+        >>> plan = make_plan(["cat", "{}"], ["{0..1}"], state="s")
+        >>> Plan.loads(plan.dumps()) == plan
+        True
+        """
+        tasks = [[[item.number, *item.values] for item in task] for task in self.tasks]
+        head = {"format": "tarjob-plan", "version": VERSION, **self._asdict(), "tasks": None}
+        del head["tasks"]
+        lines = ",\n".join(json.dumps(task, separators=(",", ":")) for task in tasks)
+        return f'{json.dumps(head)[:-1]}, "tasks": [\n{lines}\n]}}\n'
+
+    @classmethod
+    def loads(cls, text: str, *, url: str | None = None) -> Plan:
+        """Parse what ``dumps`` returned; raise StateError for anything else."""
+        try:
+            fields = json.loads(text)
+            if (fields.pop("format"), fields.pop("version")) != ("tarjob-plan", VERSION):
+                raise ValueError("another version")
+            tasks = [[Item(number, tuple(values)) for number, *values in task] for task in fields.pop("tasks")]
+            command = tuple(fields.pop("command"))
+            return cls(command=command, tasks=tuple(map(tuple, tasks)), **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError(f"no plan of tarjob's: {error}", url=url) from error
+
+
+def fill(word: str, item: Item, *, quote: Any = str) -> str:
+    r"""Fill an item's values into *word*.
+
+    ``{}`` and ``{1}`` are the value of the first source, ``{2}`` that of the second; ``{.}`` and ``{2.}`` are without
+    the extension (``.tar.gz`` is one), ``{/}`` and ``{2/}`` the base name; ``{#}`` is the item's number, from 1.
+
+    >>> fill("{} {.} {/} {#} {2} {shard:06d}", Item(0, ("d/a.tar.gz", "x")))
+    'd/a.tar.gz d/a a.tar.gz 1 x {shard:06d}'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        count, source, change = match.groups()
+        if count:
+            return str(item.number + 1)
+        text = item.values[int(source or 1) - 1]
+        if change == ".":
+            text = re.sub(r"(\.tar\.\w+|\.[^./]+)$", "", text)
+        elif change == "/":
+            text = text.rpartition("/")[2]
+        filled: str = quote(text)
+        return filled
+
+    return PLACEHOLDER.sub(value, word)
+
+
+def make_plan(
+    command: Sequence[str],
+    sources: Sequence[str | Sequence[str]] = (),
+    *,
+    zipped: bool = False,
+    inputs: Any = None,
+    outputs: Any = None,
+    state: str | None = None,
+    name: str | None = None,
+) -> Plan:
+    """Return the plan of *command* over the product of *sources*, or over their pairs if they are *zipped*.
+
+    Each source is an expression like those of shards. *inputs* and *outputs* are expressions of the same length
+    instead, for ``{1}`` and ``{2}``; the markers stand beside the outputs. Else they stand in the folder *state*, or
+    beside what follows ``-o`` in the command. Raises ValueError where two items would write the same.
+    """
+    if (inputs is None) != (outputs is None) or (inputs is not None) == bool(sources):
+        raise ValueError("the items are those of sources, or of inputs and outputs")
+    lists = [expand_urls(spec) for spec in (sources or [inputs, outputs])]
+    zipped = zipped or not sources
+    if zipped and len({len(values) for values in lists}) > 1:
+        raise ValueError(f"the lists have {' and '.join(str(len(values)) for values in lists)} items: no pairs")
+    command = tuple(command)
+    _check_placeholders(command, len(lists))
+    items = [Item(number, tuple(values)) for number, values in enumerate(zip(*lists) if zipped else product(*lists))]
+    output = "{2}" if outputs is not None else _output_in(command) if state is None else None
+    name = name or f"{_program(command)}-{digest_of(command, lists)[:8]}"
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
+        raise ValueError(f"{name!r} is no name: at most 40 of a-z, 0-9 and -, the first a letter, the last no -")
+    plan = Plan(name, command, output, state, tuple((item,) for item in items))
+    if output is not None or state is not None:
+        check_markers(plan)
+    return plan
+
+
+def check_markers(plan: Plan) -> None:
+    """Raise ValueError where two items have the same marker, for one would pass for the other."""
+    marker, count = Counter(map(plan.marker, plan.items)).most_common(1)[0]
+    if count > 1:
+        if plan.output is None:
+            raise ValueError(f"{count} items have the same command")
+        raise ValueError(f"{count} items would write {marker.removesuffix('.done')}")
+
+
+def _check_placeholders(command: tuple[str, ...], sources: int) -> None:
+    if not command:
+        raise ValueError("there is no command: write it after --")
+    found = [match for word in command for match in PLACEHOLDER.finditer(word)]
+    if not found:
+        raise ValueError("the command has no {}, so that it would be the same for every item")
+    for match in found:
+        if match[2] and not 1 <= int(match[2]) <= sources:
+            raise ValueError(f"{match[0]}: there are {sources} lists of items")
+
+
+def _output_in(command: tuple[str, ...]) -> str | None:
+    """Return what follows the last -o or --output of the command, if it names one file an item."""
+    found = [after for word, after in pairwise(command) if word in ("-o", "--output")]
+    found += [word.removeprefix("--output=") for word in command if word.startswith("--output=")]
+    return next((word for word in found[-1:] if PLACEHOLDER.search(word) and not NUMBERED.search(word)), None)
+
+
+def _program(command: tuple[str, ...]) -> str:
+    word = os.path.basename(command[0].split()[0])
+    return re.sub("[^a-z0-9]+", "-", word.lower()).strip("-0123456789")[:24].rstrip("-") or "job"
+
+
+def group_tasks(
+    plan: Plan, *, count: int | None = None, size: int | None = None, sizes: Sequence[int | None] = ()
+) -> Plan:
+    """Return the plan with *count* items a task, or about *size* bytes, balanced by *sizes* where all are known.
+
+    >>> plan = make_plan(["cat", "{}"], ["{a,b,c,d}"], state="s")
+    >>> [[item.values[0] for item in task] for task in group_tasks(plan, size=10, sizes=[9, 1, 2, 7]).tasks]
+    [['a', 'b'], ['c', 'd']]
+    """
+    items = plan.items
+    known = [value for value in sizes if value is not None]
+    if len(known) < len(items):
+        if size is not None:
+            raise UrlError("the sizes of the items are not known: group them by a number")
+        step = count or 1
+        return plan._replace(tasks=tuple(tuple(items[i : i + step]) for i in range(0, len(items), step)))
+    number = -(-len(items) // count) if count else max(1, -(-sum(known) // (size or 1)))
+    return plan._replace(tasks=_balanced(items, known, min(number, len(items)), count or len(items)))
+
+
+def _balanced(items: list[Item], sizes: list[int], number: int, most: int) -> tuple[tuple[Item, ...], ...]:
+    """Deal the items to *number* tasks, the largest first, each to the lightest task that has less than *most*."""
+    import heapq
+
+    tasks: list[list[Item]] = [[] for _ in range(number)]
+    weights = [(0, index) for index in range(number)]
+    for size, item in sorted(zip(sizes, items), key=lambda pair: (-pair[0], pair[1].number)):
+        weight, index = heapq.heappop(weights)
+        tasks[index].append(item)
+        if len(tasks[index]) < most:
+            heapq.heappush(weights, (weight + size, index))
+    return tuple(sorted(tuple(sorted(task)) for task in tasks if task))

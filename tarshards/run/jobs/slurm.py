@@ -1,0 +1,169 @@
+"""A plan as a Slurm array job: its script, its submission, and what squeue and sacct say of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from math import ceil
+from typing import Any
+
+from tarshards.errors import OpenError
+from tarshards.run.jobs.engine import Poll, tasks_of
+from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.kinds import parse_quantity
+from tarshards.run.jobs.options import Options
+from tarshards.run.jobs.plan import Plan
+from tarshards.run.jobs.worker import PERMANENT
+
+PAUSE = 5.0  # seconds between two looks at squeue
+MAX_ARRAY = 1001  # Slurm's default MaxArraySize, one more than the largest array
+RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT"}
+OPEN = RUNNING | {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "SUSPENDED", "SIGNALING", "STOPPED"}
+FINE = OPEN | {"COMPLETED", "FAILED"}  # the markers tell of those that failed by themselves
+
+SCRIPT = """\
+#!/bin/bash
+{directives}
+# What preemption or the death of a node ends Slurm runs again by itself, and that is no try; what fails it does not.
+{worker} {plan}
+status=$?
+tries={folder}/tries/${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
+if [ $status != 0 ] && [ $status != {permanent} ]; then
+    echo $status >>"$tries"
+    if [ $(wc -l <"$tries") -le {retries} ] && scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}; then
+        sleep 60  # until Slurm ends this run of it
+    fi
+fi
+exit $status
+"""
+
+
+class Slurm:
+    """Submits to the Slurm whose sbatch is on the PATH; the working directory is one that its nodes share."""
+
+    def __init__(self, options: Options, folder: Folder):
+        self.options, self.folder = options, folder
+
+    def preview(self, plan: Plan) -> str:
+        return "\n".join(
+            self._script(part, f"{self.folder.path}/run-1-{i}.json") for i, part in enumerate(self._parts(plan))
+        )
+
+    def submit(self, plan: Plan, number: int) -> Iterator[dict[str, Any]]:
+        os.makedirs(f"{self.folder.path}/tries", exist_ok=True)
+        for i, part in enumerate(self._parts(plan, _max_array())):
+            path = self.folder.write(f"run-{number}-{i}.json", part.dumps())
+            script = self.folder.write(f"run-{number}-{i}.sh", self._script(part, path))
+            job = _call(["sbatch", "--parsable", script]).strip().partition(";")[0]
+            yield {"id": job, "tasks": tasks_of(part)}
+
+    def poll(self, parts: list[dict[str, Any]]) -> Poll:
+        poll = Poll()
+        for part in parts:
+            states = _states(part["id"])
+            poll.running += sum(state in RUNNING for state in states.values())
+            poll.ended = poll.ended and not any(state in OPEN for state in states.values())
+            tasks = part["tasks"]
+            for index, state in sorted(states.items()):
+                if state not in FINE and index < len(tasks):
+                    poll.notes.append(f"items {' '.join(map(str, tasks[index]))}: {state}")
+        return poll
+
+    def wait(self, parts: list[dict[str, Any]]) -> None:
+        time.sleep(PAUSE)
+
+    def log(self, part: dict[str, Any], index: int) -> str:
+        with (
+            suppress(FileNotFoundError),
+            open(self._log(part["id"], index), encoding="utf-8", errors="replace") as file,
+        ):
+            return file.read()
+        return ""
+
+    def cancel(self, parts: list[dict[str, Any]]) -> None:
+        for part in parts:
+            _call(["scancel", part["id"]])
+
+    def _log(self, job: str, index: int | str) -> str:
+        return f"{self.folder.path}/logs/{job}_{index}.log"
+
+    def _parts(self, plan: Plan, limit: int = MAX_ARRAY) -> list[Plan]:
+        tasks = plan.tasks
+        return [plan._replace(tasks=tasks[i : i + limit - 1]) for i in range(0, len(tasks), limit - 1)]
+
+    def _script(self, plan: Plan, path: str) -> str:
+        options = self.options
+        limit = "" if options.parallelism is None else f"%{options.parallelism}"
+        directives = [
+            f"--job-name={plan.name}",
+            f"--array=0-{len(plan.tasks) - 1}{limit}",
+            f"--output={self._log('%A', '%a')}",
+            "--open-mode=append",
+            "--requeue",
+        ]
+        if options.partition is not None:
+            directives.append(f"--partition={options.partition}")
+        if options.cpu is not None:
+            directives.append(f"--cpus-per-task={ceil(parse_quantity(options.cpu))}")
+        if options.memory is not None:
+            directives.append(f"--mem={ceil(parse_quantity(options.memory) / 2**20)}M")
+        if options.storage is not None:
+            directives.append(f"--tmp={ceil(parse_quantity(options.storage) / 2**20)}M")
+        if options.gpu:
+            directives.append(f"--gpus-per-task={options.gpu}")
+        if options.deadline is not None:
+            directives.append(f"--time={ceil(options.deadline / 60)}")
+        directives += options.sbatch
+        return SCRIPT.format(
+            directives="\n".join(f"#SBATCH {line}" for line in directives),
+            worker=shlex.join(worker_command()),
+            plan=shlex.quote(path),
+            folder=shlex.quote(self.folder.path),
+            permanent=PERMANENT,
+            retries=options.retries,
+        )
+
+
+def worker_command() -> list[str]:
+    """Return how a task is begun on a machine that shares this one's files."""
+    return [sys.executable, "-m", "tarshards.run.jobs", "worker"]
+
+
+def _states(job: str) -> dict[int, str]:
+    """Return the state of every task of an array, as far as Slurm knows; markers tell the rest."""
+    states: dict[int, str] = {}
+    with suppress(OpenError):  # sacct, where accounting runs; it remembers for longer
+        rows = _call(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", job])
+        states.update(_rows(line.partition("_")[2] for line in rows.splitlines()))
+    with suppress(OpenError):  # of a job that it has forgotten
+        rows = _call(["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%K|%T"])
+        states.update(_rows(rows.splitlines()))
+    return states
+
+
+def _rows(lines: Any) -> dict[int, str]:
+    pairs = (line.split("|")[:2] for line in lines if "|" in line)
+    return {int(index): state.split()[0] for index, state in pairs if index.isdigit()}
+
+
+def _max_array() -> int:
+    with suppress(OpenError, StopIteration):
+        lines = _call(["scontrol", "show", "config"]).splitlines()
+        return max(2, int(next(line for line in lines if line.startswith("MaxArraySize")).rpartition("=")[2]))
+    return MAX_ARRAY
+
+
+def _call(command: list[str]) -> str:
+    """Run one of Slurm's programs and return what it prints; raise OpenError with what it complains of."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise OpenError(f"{command[0]} is not on the PATH: this machine submits to no Slurm") from error
+    if done.returncode:
+        raise OpenError(f"{command[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'failed'}")
+    return done.stdout

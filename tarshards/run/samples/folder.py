@@ -1,0 +1,109 @@
+"""A sample <-> a directory of files ``sample.EXT``, in which a command may do as it likes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import Any
+
+from tarshards.errors import SampleError, TarshardsError
+from tarshards.samples.keys import join_name, split_name
+
+Sample = dict[str, Any]
+
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of *data*, also where the system takes less at a time."""
+    sent = os.write(descriptor, data)
+    while sent < len(data):
+        sent += os.write(descriptor, memoryview(data)[sent:])
+
+
+def unpack(fields: dict[str, bytes], folder: str) -> None:
+    """Make *folder*, and in it a file ``sample.EXT`` of each field."""
+    os.mkdir(folder, 0o700)
+    for field, data in fields.items():
+        descriptor = os.open(f"{folder}/sample.{field}", WRITE, 0o666)
+        try:
+            write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def pack(folder: str, sample: Sample, *, subdirs: bool = False) -> list[Sample]:
+    """Return the samples that a command has left in the *folder* of *sample*.
+
+    ``sample.EXT`` are the fields of the sample itself, ``sample-SUFFIX.EXT`` those of another whose key ends in
+    ``-SUFFIX``; other files are not looked at. With *subdirs*, the ``sample.EXT`` in each subdirectory are the fields
+    of a sample whose key ends in ``-SUBDIRECTORY``. Raises SampleError for anything under these names that is not a
+    regular file, and for names that would not read back.
+    """
+    if not subdirs:
+        return _pack(folder, sample, "")
+    packed = []
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in names:
+        packed += _pack(f"{folder}/{name}", sample, f"-{name}")
+    return packed
+
+
+def _pack(folder: str, sample: Sample, ending: str) -> list[Sample]:
+    packed: dict[str, Sample] = {}
+    place = {name: sample[name] for name in ("__url__",) if name in sample}
+    for name in sorted(os.listdir(folder)):
+        parts = split_name(name)
+        if parts is None or not (parts[0] == "sample" or parts[0].startswith("sample-")):
+            continue
+        stem, field = parts
+        key = sample["__key__"] + ending + stem.removeprefix("sample")
+        fields = packed.setdefault(key, {"__key__": key, **place})
+        if field in fields:
+            raise SampleError("the command left this field twice", url=sample.get("__url__"), key=key, field=field)
+        join_name(key, field)
+        fields[field] = _read(folder, name, sample)
+    return [packed[key] for key in sorted(packed)]
+
+
+def _read(folder: str, name: str, sample: Sample) -> bytes:
+    try:
+        descriptor = os.open(f"{folder}/{name}", READ)
+    except OSError as error:
+        raise _refused(name, sample) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(name, sample)
+        data = os.read(descriptor, status.st_size + 1)
+        if len(data) == status.st_size:
+            return data
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:  # larger than one read, or it grows
+            return data + file.readall()
+    finally:
+        os.close(descriptor)
+
+
+def _refused(name: str, sample: Sample) -> TarshardsError:
+    reason = f"the command left {name!r}, which is not a regular file that can be read"
+    return SampleError(reason, url=sample.get("__url__"), key=sample["__key__"])
+
+
+def remove(folder: str) -> None:
+    """Remove *folder* and all that is in it, also what its owner may not write to."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)
+    except OSError:
+        import shutil
+
+        for path, names, _ in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    if not os.path.islink(f"{path}/{name}"):
+                        os.chmod(f"{path}/{name}", 0o700)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""What has been done: the journal that a later run resumes from, and the log for people."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from typing import Any, NamedTuple
+
+from tarshards.errors import OpenError
+from tarshards.run.samples.folder import Sample, write_all
+from tarshards.storage.streams import failure
+
+COLUMNS = ["Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command", "Shard", "Key"]
+ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
+    """Return a digest of a sample, its shard, its bytes, and of what is done with it."""
+    import hashlib
+
+    parts = [work.encode(), sample.get("__url__", "").encode(errors="surrogateescape")]
+    parts.append(sample["__key__"].encode(errors="surrogateescape"))
+    for field, data in sorted(fields.items()):
+        parts += [field.encode(errors="surrogateescape"), data]
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class _File:
+    """A file that is written to its end at once; its failures name it."""
+
+    def __init__(self, path: str, flags: int):
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+        except OSError as error:
+            raise failure(error, path) from error
+
+    def write(self, data: bytes) -> None:
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            raise failure(error, self.path) from error
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Outcome(NamedTuple):
+    """What became of a sample: its outputs, or why it failed."""
+
+    outputs: list[Sample]
+    failure: str | None
+
+
+class Journal:
+    """A file of finished samples, to which each is appended at once.
+
+    A record is a line of JSON, which says its size and checksum, and the bytes of the outputs. Opening it finds the
+    records that are whole and cuts off one that a crash has left half written.
+    """
+
+    def __init__(self, path: str, *, retry_failed: bool = False):
+        self._file = _File(path, 0)
+        try:
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise OpenError("another run is using this state", url=path) from error
+        self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
+        self._scan(retry_failed)
+
+    def find(self, name: str) -> Outcome | None:
+        """Return the outcome recorded for *name*, if there is one and it is sound."""
+        if name not in self._places:
+            return None
+        offset, length = self._places[name]
+        head = json.loads(os.pread(self._file.descriptor, length, offset))
+        data = os.pread(self._file.descriptor, head["size"], offset + length)
+        if zlib.crc32(data) != head["crc32"]:
+            return None
+        outputs, position = [], 0
+        for place, fields in head["outputs"]:
+            output = dict(place)
+            for field, size in fields:
+                output[field] = data[position : position + size]
+                position += size
+            outputs.append(output)
+        return Outcome(outputs, head["failure"])
+
+    def add(self, name: str, outcome: Outcome) -> None:
+        """Append the outcome of a finished sample."""
+        outputs: list[Any] = []
+        parts: list[bytes] = []
+        for output in outcome.outputs:
+            fields = {field: data for field, data in output.items() if isinstance(data, bytes)}
+            place = {field: value for field, value in output.items() if field not in fields}
+            outputs.append((place, [(field, len(data)) for field, data in fields.items()]))
+            parts += fields.values()
+        data = b"".join(parts)
+        head = {"name": name, "failure": outcome.failure, "outputs": outputs, "size": len(data)}
+        line = json.dumps({**head, "crc32": zlib.crc32(data)}).encode() + b"\n"
+        self._file.write(line + data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _scan(self, retry_failed: bool) -> None:
+        end = 0
+        with open(self._file.descriptor, "rb", closefd=False) as file:
+            length = os.fstat(file.fileno()).st_size
+            while line := file.readline():
+                try:
+                    head = json.loads(line)
+                    start, stop = end, end + len(line) + head["size"]
+                except (ValueError, KeyError, TypeError):
+                    break
+                if not line.endswith(b"\n") or stop > length:
+                    break
+                end = file.seek(stop)
+                if head["failure"] is None or not retry_failed:
+                    self._places[head["name"]] = start, len(line)
+                else:
+                    self._places.pop(head["name"], None)
+        os.truncate(self._file.descriptor, end)
+
+
+class Joblog:
+    """A table of what ran, in GNU parallel's columns with the shard and the key behind them; a line as each ends."""
+
+    def __init__(self, path: str, *, append: bool = False):
+        self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename
+        if not os.fstat(self._file.descriptor).st_size:
+            self._write(COLUMNS)
+
+    def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
+        """Add the line of one sample; *times* are when it began and how many seconds it took."""
+        self._write([str(index + 1), self._host, *(f"{time:.3f}" for time in times), *map(str, cells)])
+
+    def _write(self, row: list[str]) -> None:
+        line = "\t".join(cell.translate(ESCAPES) for cell in row) + "\n"
+        self._file.write(line.encode(errors="surrogateescape"))
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,114 @@
+"""Field -> decoder and encoder: the last dotted part of a field names the codec, as all tools of the field agree."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from io import BytesIO
+from typing import Any
+
+from tarshards.errors import DecodeError, EncodeError
+from tarshards.samples.codecs import array, basic, image  # noqa: F401 (to import a kind is to register it)
+from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
+
+__all__ = ["decode_field", "decoder", "encode_field", "encoder"]
+
+MIB = 2**20
+MAX_RATIO = 200
+
+
+def decode_field(field: str, data: bytes, *, images: str | None = None, allow_unsafe: bool = False) -> Any:
+    """Decode *data* by the last part of *field*; what has no decoder stays the bytes it is.
+
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`). A last
+    part ``gz`` is decompressed first and the part before it decides. Raises DecodeError with the field.
+
+    >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
+    ({'boxes': 2}, 7, b'7')
+    """
+    if images is not None and images not in image.IMAGESPECS:
+        raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(image.IMAGESPECS)}")
+    extension, gzipped = _extension(field)
+    if allow_unsafe and extension in UNSAFE_DECODERS:
+        decode = UNSAFE_DECODERS[extension]
+    elif extension in DECODERS:
+        decode = DECODERS[extension]
+    elif extension in UNSAFE_DECODERS:
+        raise DecodeError(f"{extension} can run code from the data; allow_unsafe=True decodes it", field=field)
+    elif images is None or extension not in image.EXTENSIONS:
+        return data
+    else:
+
+        def decode(data: bytes) -> Any:
+            return image.decode_image(data, images)
+
+    try:
+        return decode(_gunzip(data) if gzipped else data)
+    except Exception as exc:
+        raise DecodeError(_reason(exc), field=field) from exc
+
+
+def encode_field(field: str, value: Any) -> bytes:
+    """Encode *value* by the last part of *field*; bytes are taken as encoded already, and a str becomes UTF-8.
+
+    A last part ``gz`` compresses what was encoded here. Raises EncodeError with the field.
+
+    >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
+    (b'{"boxes": 2}', b'7', b'7')
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    extension, gzipped = _extension(field)
+    try:
+        data = value.encode() if isinstance(value, str) else _encoder(extension)(value)
+        if not isinstance(data, bytes):
+            raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
+        return _gzip(data) if gzipped else data
+    except Exception as exc:
+        raise EncodeError(_reason(exc), field=field) from exc
+
+
+def _encoder(extension: str) -> Any:
+    if extension not in ENCODERS:
+        raise ValueError(f"no encoder for {extension!r}; pass bytes, or use one of: {' '.join(sorted(ENCODERS))}")
+    return ENCODERS[extension]
+
+
+def _extension(field: str) -> tuple[str, bool]:
+    """Return the extension that decides, and whether gzip stands around it.
+
+    >>> _extension("seg.PNG"), _extension("json.gz"), _extension("gz")
+    (('png', False), ('json', True), ('', True))
+    """
+    *_, inner, last = ["", *field.lower().split(".")]
+    return (inner, True) if last == "gz" else (last, False)
+
+
+def _gunzip(data: bytes) -> bytes:
+    if not data:
+        raise EOFError("no gzip data")  # which the gzip module takes for an empty file
+    plain = bytearray()
+    with gzip.open(BytesIO(data)) as stream:
+        while piece := stream.read(MIB):
+            plain += piece
+            if len(plain) > _max_plain(data):
+                raise ValueError(f"gzip data of {len(data)} bytes expands more than {MAX_RATIO}-fold")
+    return bytes(plain)
+
+
+def _gzip(data: bytes) -> bytes:
+    # A long run of one byte shrinks a thousandfold, past what we would read back; Huffman alone shrinks eightfold.
+    for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
+        stream = zlib.compressobj(wbits=31, strategy=strategy)
+        packed = stream.compress(data) + stream.flush()
+        if len(data) <= _max_plain(packed):
+            break
+    return packed
+
+
+def _max_plain(packed: bytes) -> int:
+    return MIB + MAX_RATIO * len(packed)
+
+
+def _reason(exc: Exception) -> str:
+    return str(exc).strip().partition("\n")[0][:300] or type(exc).__name__

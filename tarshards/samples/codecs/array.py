@@ -1,0 +1,176 @@
+"""Arrays: npy, npz, torch's pth, and tenbin, WebDataset's container of aligned tensors."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from tarshards.samples.codecs.registry import decoder, encoder, require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_DEFLATE = 1032  # the most that deflate can shrink honest data
+EPOCH = (1980, 1, 1, 0, 0, 0)  # of zip files
+TENBIN_MAGIC = b"~TenBin~"
+TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+
+
+def to_array(value: Any) -> np.ndarray:
+    """Return an array, numpy scalar or torch tensor as a C-ordered numpy array; anything else is a TypeError.
+
+    >>> import numpy as np
+    >>> to_array(np.float32(3)).shape
+    ()
+    """
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.numpy(force=True)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"an array or tensor is wanted, not {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray) or value.dtype.hasobject:
+        raise TypeError("masked arrays and arrays of Python objects have no safe form in bytes")
+    return np.asarray(value, order="C")
+
+
+@decoder("npy")
+def decode_npy(data: bytes) -> np.ndarray:
+    """Decode numpy's own format; arrays of Python objects are refused, as they would be unpickled."""
+    from numpy.lib import format
+
+    stream = BytesIO(data)
+    array = format.read_array(stream, allow_pickle=False)
+    if stream.read(1):
+        raise ValueError("more bytes after the array")
+    return array
+
+
+@encoder("npy")
+def encode_npy(value: Any) -> bytes:
+    """Encode an array, numpy scalar or torch tensor in numpy's own format."""
+    from numpy.lib import format
+
+    stream = BytesIO()
+    format.write_array(stream, to_array(value), allow_pickle=False)
+    return stream.getvalue()
+
+
+@decoder("npz")
+def decode_npz(data: bytes) -> dict[str, np.ndarray]:
+    """Decode numpy's zip of arrays into a dict."""
+    import zipfile
+
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        members = archive.infolist()
+        if sum(member.file_size for member in members) > MAX_DEFLATE * len(data):
+            raise ValueError("the zip claims more than its bytes can hold")
+        arrays = {member.filename.removesuffix(".npy"): decode_npy(archive.read(member)) for member in members}
+    if len(arrays) != len(members):
+        raise ValueError("two arrays of one name")
+    return arrays
+
+
+@encoder("npz")
+def encode_npz(value: dict[str, Any]) -> bytes:
+    """Encode a dict of arrays as numpy's zip, uncompressed and without a time."""
+    import zipfile
+
+    if not isinstance(value, dict):
+        raise TypeError(f"a dict of arrays is wanted, not {type(value).__name__}")
+    stream = BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in value.items():
+            if not isinstance(name, str) or "\0" in name:
+                raise ValueError(f"{name!r} cannot name an array")
+            member = zipfile.ZipInfo(f"{name}.npy", EPOCH)
+            member.create_system = 3  # Unix on every platform
+            archive.writestr(member, encode_npy(array))
+    return stream.getvalue()
+
+
+@decoder("pth")
+def decode_torch(data: bytes) -> Any:
+    """Load with torch onto the CPU: tensors and plain containers, nothing that runs code."""
+    torch = require("torch", extra="torch")
+    try:
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as exc:
+        raise ValueError("not mere weights for torch.load; allow_unsafe=True loads it in full") from exc
+
+
+@decoder("pth", unsafe=True)
+def decode_torch_unsafe(data: bytes) -> Any:
+    """Load with torch onto the CPU, which runs whatever code the data name."""
+    return require("torch", extra="torch").load(BytesIO(data), map_location="cpu", weights_only=False)
+
+
+@encoder("pth")
+def encode_torch(value: Any) -> bytes:
+    """Save with torch."""
+    stream = BytesIO()
+    require("torch", extra="torch").save(value, stream)
+    return stream.getvalue()
+
+
+@decoder("ten", "tb", "tenbin")
+def decode_tenbin(data: bytes) -> list[np.ndarray]:
+    """Decode a list of arrays.
+
+    The format is a row of chunks, in turn an array's header and its elements. A chunk is the magic, its length (int64)
+    and its bytes, padded to 64; a header is the dtype, a name (each 8 bytes) and the shape, as int64 ndim and sizes.
+    All is little-endian. Source: webdataset/tenbin.py.
+    """
+    chunks = list(_tenbin_chunks(memoryview(data)))
+    if len(chunks) % 2:
+        raise ValueError("a header without its array")
+    return [_tenbin_array(header, elements) for header, elements in zip(chunks[::2], chunks[1::2])]
+
+
+@encoder("ten", "tb", "tenbin")
+def encode_tenbin(value: Any) -> bytes:
+    """Encode a list of arrays, or one array as a list of one."""
+    arrays = [to_array(array) for array in (value if isinstance(value, (list, tuple)) else [value])]
+    return b"".join(_tenbin_chunk(part) for array in arrays for part in _tenbin_parts(array))
+
+
+def _tenbin_parts(array: np.ndarray) -> tuple[bytes, bytes]:
+    dtype = array.dtype.str[1:]
+    if dtype not in TENBIN_DTYPES or array.ndim > 9:
+        raise ValueError(f"tenbin has no {array.dtype} of {array.ndim} dimensions")
+    header = struct.pack(f"<8s8sq{array.ndim}q", dtype.encode(), b"", array.ndim, *array.shape)
+    return header, array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _tenbin_chunk(data: bytes) -> bytes:
+    return TENBIN_MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % 64)
+
+
+def _tenbin_chunks(data: memoryview) -> Iterator[memoryview]:
+    while data:
+        magic, length = struct.unpack("<8sq", data[:16])
+        padded = 16 + length + -length % 64
+        if magic != TENBIN_MAGIC or length < 0 or padded > len(data):
+            raise ValueError("no whole tenbin chunk where one must be")
+        yield data[16 : 16 + length]
+        data = data[padded:]
+
+
+def _tenbin_array(header: memoryview, elements: memoryview) -> np.ndarray:
+    import numpy as np
+
+    name, _, ndim = struct.unpack("<8s8sq", header[:24])
+    if (dtype := name.rstrip(b"\0").decode()) not in TENBIN_DTYPES:
+        raise ValueError(f"tenbin has no dtype {dtype!r}")
+    if len(header) != 24 + 8 * ndim:
+        raise ValueError(f"a tenbin header of {len(header)} bytes for {ndim} dimensions")
+    shape = struct.unpack(f"<{ndim}q", header[24:])
+    if min(shape, default=0) < 0 or math.prod(shape) * int(dtype[1:]) != len(elements):
+        raise ValueError(f"{len(elements)} bytes are not {dtype} of shape {shape}")
+    return np.frombuffer(elements, f"<{dtype}").reshape(shape).copy()

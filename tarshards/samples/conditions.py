@@ -1,0 +1,191 @@
+"""What a person types about a sample, and nothing runs by: conditions on its fields, templates for its key."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from string import Formatter
+from typing import Any
+
+from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.fields import place
+from tarshards.samples.keys import is_reserved
+
+Sample = dict[str, Any]
+
+MAX_LENGTH = 1000  # characters, so that no nesting is deep
+METHODS = {
+    str: {"startswith", "endswith", "lower", "upper", "strip", "split", "count", "find"},
+    bytes: {"startswith", "endswith", "count", "find"},
+    dict: {"get", "keys", "values", "items"},
+}
+FUNCTIONS = {function.__name__: function for function in (len, min, max, sum, any, all, abs, int, float, str, bool)}
+# Powers, shifts and f-strings have no place here: a few characters of them fill the memory.
+SYNTAX = (
+    *(ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Compare, ast.cmpop),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.IfExp),
+    *(ast.Call, ast.Attribute, ast.Subscript, ast.Slice, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Set),
+    *(ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.expr_context),
+)
+
+
+class Condition:
+    """A condition on a sample in Python's syntax, made of comparisons, arithmetic and a few functions and methods.
+
+    Names are fields, decoded when the expression comes to them; ``key``; ``shard``; ``fields["seg.png"]`` for fields
+    that are no names; ``has("json")`` asks for one that may be missing. Raises ValueError for an expression that is
+    malformed or uses anything else; calling it raises SampleError for a field that the sample lacks, DecodeError for
+    one that does not decode, and OpError where the expression fails.
+
+    >>> condition = Condition('cls > 3 and json["ok"]')
+    >>> condition({"__key__": "a", "cls": b"7", "json": b'{"ok": true}'}), condition({"__key__": "b", "cls": b"3"})
+    (True, False)
+    """
+
+    def __init__(self, expression: str):
+        self.expression = expression
+        self._tree = _parse(expression)
+        self._evaluator: Any = None
+
+    def __call__(self, sample: Sample) -> bool:
+        if self._evaluator is None:
+            self._evaluator = _evaluator()
+        fields = _Fields(sample)
+        self._evaluator.names = _Names(sample, fields)
+        self._evaluator.functions = {**FUNCTIONS, "has": fields.has}
+        try:
+            return bool(self._evaluator.eval(self.expression, self._tree.body))
+        except (SampleError, DecodeError):
+            raise
+        except Exception as error:
+            reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
+            raise OpError(reason, **place(sample)) from error
+
+
+def _parse(expression: str) -> ast.Expression:
+    if len(expression) > MAX_LENGTH:
+        raise ValueError(f"an expression has at most {MAX_LENGTH} characters, not {len(expression)}")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+        nodes = list(ast.walk(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{expression!r} is no expression: {getattr(error, 'msg', error)}") from error
+    for node in nodes:
+        if refused := _refused(node):
+            raise ValueError(f"{expression!r}: {refused}")
+    return tree
+
+
+def _refused(node: ast.AST) -> str | None:
+    """Say what is wrong with *node*, if anything."""
+    if not isinstance(node, SYNTAX):
+        return f"{type(node).__name__} is not allowed"
+    if isinstance(node, ast.Attribute) and not any(node.attr in names for names in METHODS.values()):
+        return f"no attribute or method {node.attr}; items are written json[{node.attr!r}]"
+    if isinstance(node, ast.Name) and node.id.startswith("__"):
+        return f"no name {node.id}"
+    if isinstance(node, ast.Call):
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+            return "functions take plain arguments"
+        if not isinstance(node.func, ast.Attribute) and getattr(node.func, "id", None) not in {*FUNCTIONS, "has"}:
+            return f"no function {ast.unparse(node.func)}; there are has {' '.join(FUNCTIONS)}"
+    return None
+
+
+def _evaluator() -> Any:
+    from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes  # type: ignore[import-untyped]
+
+    arithmetic = {kind: _of_numbers(DEFAULT_OPERATORS[kind]) for kind in (ast.Mult, ast.Mod)}
+    return EvalWithCompoundTypes(operators={**DEFAULT_OPERATORS, **arithmetic}, allowed_attrs=METHODS)
+
+
+def _of_numbers(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Keep *operator* from formatting ("%999999999d" % 1) and from repeating ([[0] * 99999] * 99999)."""
+
+    def checked(left: Any, right: Any) -> Any:
+        if isinstance(left, (str, bytes, list, tuple)) or isinstance(right, (str, bytes, list, tuple)):
+            raise TypeError("* and % are for numbers")
+        return operator(left, right)
+
+    return checked
+
+
+class _Fields:
+    """The fields of a sample, each decoded when it is first asked for."""
+
+    def __init__(self, sample: Sample):
+        self._sample = sample
+        self._decoded: Sample = {}
+
+    def has(self, field: str) -> bool:
+        return field in self._sample and not is_reserved(field)
+
+    def __getitem__(self, field: str) -> Any:
+        if field not in self._decoded:
+            if not self.has(field):
+                known = ", ".join(filter(self.has, self._sample))
+                reason = f"no field {field}; there are {known}. has({field!r}) asks first"
+                raise SampleError(reason, **place(self._sample))
+            self._decoded[field] = self._decode(field)
+        return self._decoded[field]
+
+    def _decode(self, field: str) -> Any:
+        value = self._sample[field]
+        try:
+            return decode_field(field, value) if isinstance(value, bytes) else value
+        except DecodeError as error:
+            raise DecodeError(error.reason, **place(self._sample), field=field) from error
+
+
+class _Names:
+    """What names stand for in a condition."""
+
+    def __init__(self, sample: Sample, fields: _Fields):
+        self._known = {"key": sample["__key__"], "shard": shard_of(sample), "fields": fields}
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> Any:
+        return self._known[name] if name in self._known else self._fields[name]
+
+
+class Template:
+    """A template whose ``{name}`` and ``{name:spec}`` are names of *like*, values as it will be filled with.
+
+    There is nothing else to it. Raises ValueError for another name, for a format that does not fit, and for what is no
+    template.
+
+    >>> Template("{split}/{record:03d}", {"record": 0, "split": ""}).fill({"record": 7, "split": "train"})
+    'train/007'
+    """
+
+    def __init__(self, template: str, like: Mapping[str, Any]):
+        try:
+            self._parts = list(Formatter().parse(template))
+            for _, name, spec, conversion in self._parts:
+                if name is not None and (name not in like or conversion or "{" in (spec or "")):
+                    raise ValueError(f"{{{name}}} is not among {', '.join(like)}, maybe with a format")
+            self.fill(like)
+        except ValueError as error:
+            raise ValueError(f"{template!r}: {error}") from error
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """Return the template with *values*."""
+        return "".join(
+            literal + ("" if name is None else format(values[name], spec or ""))
+            for literal, name, spec, _ in self._parts
+        )
+
+
+def shard_of(sample: Sample) -> str:
+    """Return the base name of the sample's shard, without ``.tar`` and the suffixes of compression.
+
+    >>> shard_of({"__url__": "http://host/d/train-000.tar.zst?token=1"}), shard_of({"__url__": "-"})
+    ('train-000', 'stdin')
+    """
+    url = sample.get("__url__", "")
+    if url.startswith(("http:", "https:")):
+        url = re.split("[?#]", url)[0]
+    base = url.rpartition("/")[2].rpartition(":")[2]
+    return "stdin" if url == "-" else re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", base)

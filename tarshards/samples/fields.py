@@ -1,0 +1,76 @@
+"""Which fields of a sample are meant: names, alternatives, selections."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tarshards.errors import SampleError
+from tarshards.samples.keys import is_reserved
+
+Sample = dict[str, Any]
+
+
+class Term(NamedTuple):
+    """One word of a selection: the first of *alternatives* that a sample has, as *name* (None: its own)."""
+
+    name: str | None
+    alternatives: list[str]
+
+
+def split_fields(fields: tuple[str, ...]) -> list[list[str]]:
+    """Split words into alternatives.
+
+    >>> split_fields(("jpg;png cls",))
+    [['jpg', 'png'], ['cls']]
+    """
+    return [name.split(";") for name in " ".join(fields).split()]
+
+
+def pick_field(sample: Sample, alternatives: list[str]) -> str:
+    """Return the first of *alternatives* that *sample* has; raise SampleError where it has none."""
+    for field in alternatives:
+        if field in sample:
+            return field
+    wanted = " or ".join(alternatives)
+    known = ", ".join(field for field in sample if not is_reserved(field))
+    raise SampleError(f"no field {wanted}; there are {known}", **place(sample))
+
+
+def place(sample: Any) -> dict[str, Any]:
+    """Return what errors say of a sample's place: its shard's URL and its key, None where it has none."""
+    if not isinstance(sample, dict):
+        return {"url": None, "key": None}
+    return {"url": sample.get("__url__"), "key": sample.get("__key__")}
+
+
+def parse_selection(spec: str) -> list[Term]:
+    """Parse ``new:old1;old2 keep *``; raise ValueError for a word that names nothing.
+
+    >>> parse_selection("image:jpg;png *")
+    [Term(name='image', alternatives=['jpg', 'png']), Term(name=None, alternatives=['*'])]
+    """
+    terms = []
+    for word in spec.split():
+        name, colon, old = word.rpartition(":")
+        alternatives = old.split(";")
+        if not all(alternatives) or (colon and not name) or ("*" in alternatives and word != "*"):
+            raise ValueError(f"{word!r} in {spec!r} selects no field; words are new:old1;old2, keep, or *")
+        terms.append(Term(name or None, alternatives))
+    if not terms:
+        raise ValueError("an empty selection of fields")
+    return terms
+
+
+def select(sample: Sample, terms: list[Term]) -> Sample:
+    """Return a new sample with the fields that *terms* select, and ``__key__`` and its like."""
+    picked = [(term.name, pick_field(sample, term.alternatives)) for term in terms if term.alternatives != ["*"]]
+    taken = {field for _, field in picked}
+    selected = {field: value for field, value in sample.items() if is_reserved(field)}
+    names = [(name or field, field) for name, field in picked]
+    if any(term.alternatives == ["*"] for term in terms):
+        names += [(field, field) for field in sample if not is_reserved(field) and field not in taken]
+    for name, field in names:
+        if name in selected:
+            raise SampleError("two fields would get this name", **place(sample), field=name)
+        selected[name] = sample[field]
+    return selected

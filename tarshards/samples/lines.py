@@ -1,0 +1,65 @@
+"""Lines of text, each with its place, and errors that name it; what is made of them must be samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from typing import Any
+
+from tarshards.errors import DecodeError, SampleError, TarshardsError
+from tarshards.samples.keys import is_reserved, join_name
+from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import public
+
+Sample = dict[str, Any]
+
+
+def visible(text: str) -> str:
+    r"""Escape what would not be seen, or would break a line: control characters, and bytes that are no UTF-8.
+
+    >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
+    ('tab\\there \\x1b[31m', 'latin\\xe9')
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
+
+
+def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield every line of *url*, decompressed, after its place (``a.txt: line 7``), without its newline."""
+    name = public(url)
+    with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(stream, 1 << 16) as lines:  # type: ignore[type-var]
+        for number, line in enumerate(lines, 1):
+            place = f"{name}: line {number}"
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise DecodeError("not UTF-8", url=place) from error
+            yield place, text.removesuffix("\n")
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Let errors name *place*, a line, before all else they say; a ValueError becomes a SampleError."""
+    try:
+        yield
+    except TarshardsError as error:
+        raise type(error)(str(error), url=place) from error
+    except ValueError as error:
+        raise SampleError(str(error), url=place) from error
+
+
+def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield the samples; raise SampleError, with the place, for a key that does not read back or that came before."""
+    keys: set[str] = set()
+    for sample in samples:
+        place, key = sample["__url__"], sample["__key__"]
+        with located(place):
+            fields = [field for field in sample if not is_reserved(field)]
+            if not fields:
+                raise SampleError("no field but the key", key=key)
+            for field in fields:
+                join_name(key, field)
+            if key in keys:
+                raise SampleError("this key came before", key=key)
+        keys.add(key)
+        yield sample

@@ -1,0 +1,170 @@
+"""Members <-> samples: dicts with ``__key__``, ``__url__`` and one entry a field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, Literal
+
+from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
+from tarshards.samples.codecs import encode_field
+from tarshards.samples.keys import is_reserved, join_name, split_name
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import public
+from tarshards.tar.read import Member, read_members
+
+Sample = dict[str, Any]
+KeyRule = Callable[[str], tuple[str, str] | None]
+
+
+def read_samples(
+    urls: Any,
+    *,
+    on_error: Callable[[Exception], Any] | None = None,
+    on_damage: Literal["end", "resync"] = "end",
+    allow_pipe: bool = False,
+    split: KeyRule = split_name,
+) -> Iterator[Sample]:
+    """Yield the samples of all shards that *urls*, a shard expression or a list of them, stands for.
+
+    The first error of a shard is raised, or given to *on_error*; if that returns, reading goes on with the next shard.
+
+    With *on_damage* "resync" it goes on behind the damage: every gap, and every sample that is not known to be whole,
+    is given to *on_error*, which must be there. The headers of a shard are read first, and what is no plain local file
+    is copied to a temporary one.
+    """
+    if on_damage not in ("end", "resync"):
+        raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
+    if on_damage == "resync" and on_error is None:
+        raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
+    return _read_shards(urls, Ledger.of(on_error), on_damage, allow_pipe, split)
+
+
+def _read_shards(urls: Any, ledger: Ledger, on_damage: str, allow_pipe: bool, split: KeyRule) -> Iterator[Sample]:
+    if on_damage == "resync":
+        from tarshards.samples.resync.reading import read_resyncing
+
+        read = read_resyncing
+    else:
+        read = read_shard
+    for url in expand_urls(urls):
+        yield from read(url, ledger=ledger, allow_pipe=allow_pipe, split=split)
+
+
+def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:
+    """Yield the samples of one shard; errors go to *ledger*, which raises them or lets them end the shard."""
+    name = public(url)
+    try:
+        with open_shard(url, allow_pipe=allow_pipe) as stream:
+            members = read_members(stream, url=name, ledger=ledger)
+            yield from group_members(members, url=name, ledger=ledger, split=split)
+        ledger.count(shards=1)
+    except TarshardsError as error:
+        ledger(error)
+    except OSError as error:
+        ledger(_caused(OpenError(error.strerror or str(error), url=name), error))
+    finally:
+        ledger.report()
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def group_members(
+    members: Iterable[Member], *, url: str = "", ledger: Ledger | None = None, split: KeyRule = split_name
+) -> Iterator[Sample]:
+    """Yield one dict for each run of members with the same key, as *split* sees it.
+
+    Members without a key are skipped and counted by *ledger*. Raises SampleError for a field that comes twice and for
+    a key that comes back after another one.
+
+    >>> members = [Member("a.jpg", b"1", 0), Member("a.cls", b"2", 1024)]
+    >>> list(group_members(members, url="x.tar"))
+    [{'__key__': 'a', '__url__': 'x.tar', 'jpg': b'1', 'cls': b'2'}]
+    """
+    key = ""
+    sample: Sample = {}
+    earlier: list[str] | set[str] = []  # keys; a list as long as they come sorted, which needs no look-up
+    delivered = fields = 0
+    try:
+        for name, data, offset in members:
+            parts = split(name)
+            if parts is None:
+                if ledger is not None:
+                    ledger.skip("reserved name" if is_reserved(name) else "no extension")
+                continue
+            if parts[0] != key or not sample:
+                if sample:
+                    delivered += 1
+                    fields += len(sample) - 2
+                    yield sample
+                    sample = {}
+                    if isinstance(earlier, list):
+                        earlier.append(key)
+                        if parts[0] < key:
+                            earlier = set(earlier)
+                    else:
+                        earlier.add(key)
+                key = parts[0]
+                if isinstance(earlier, set) and key in earlier:
+                    raise SampleError("members of this key are not adjacent", url=url, offset=offset, key=key)
+                sample = {"__key__": key, "__url__": url}
+            if parts[1] in sample:
+                raise SampleError("this field comes twice", url=url, offset=offset, key=key, field=parts[1])
+            sample[parts[1]] = data
+        if sample:
+            delivered += 1
+            fields += len(sample) - 2
+            yield sample
+    except GeneratorExit:
+        if ledger is not None:
+            ledger.count(broken_off=1)
+        raise
+    finally:
+        if ledger is not None:
+            ledger.count(samples=delivered, members=fields)
+
+
+def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
+    """Encode a sample as the names and bytes of its members, sorted by field; names like ``__url__`` are no fields.
+
+    Raises SampleError for a sample without key or fields and for a name that would not read back, EncodeError for a
+    value that does not encode.
+
+    >>> sample_members({"__key__": "a", "txt": "hello", "cls": 7})
+    [('a.cls', b'7'), ('a.txt', b'hello')]
+    """
+    key = sample.get("__key__")
+    if not isinstance(key, str) or not key:
+        raise SampleError(f"a sample needs a __key__ that is a str, not {key!r}", url=sample.get("__url__"))
+    fields, are_plain = _fields_of(tuple(sample))
+    if not fields:
+        raise SampleError("a sample without fields cannot be written", key=key)
+    # What is neither dotted, reserved nor broken off reads back, and needs no trial of every name.
+    are_plain = are_plain and not ("." in key or "__" in key or "\0" in key or key[-1] == "/")
+    members = []
+    for field in fields:
+        name = f"{key}.{field}" if are_plain else join_name(key, field)
+        data = sample[field]
+        if type(data) is not bytes:
+            data = _encoded(data, key, field)
+        members.append((name, data))
+    return members
+
+
+@lru_cache(1024)
+def _fields_of(names: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the fields among a sample's *names*, sorted, and whether all read back after any key without dots."""
+    fields = sorted(name for name in names if not is_reserved(name))
+    return fields, all(split_name(f"k.{field}") == ("k", field) and "\0" not in field for field in fields)
+
+
+def _encoded(value: Any, key: str, field: str) -> bytes:
+    try:
+        return encode_field(field, value)
+    except EncodeError as error:
+        raise EncodeError(error.reason, key=key, field=field) from error

@@ -1,0 +1,182 @@
+"""Which samples of a damaged shard are whole.
+
+A tar says nowhere which members a sample has, so that beside damage it is the other samples that tell: a neighbour of a
+gap is whole if another sample, away from all damage, has the same fields, and none has those and more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import islice
+
+from tarshards.samples.resync.grouping import FoundSample
+from tarshards.samples.resync.walking import Gap, Zeros, checksum_error, sizes_in
+from tarshards.storage.plain import PlainFile
+from tarshards.tar.read import BLOCK, padding
+
+ENOUGH = 4  # bytes of padding that damage does not leave zero by chance
+SOME = 16  # samples that are asked how their data ends
+MAY_LACK = "beside damage: it may lack members"
+UNLIKE = "unlike the samples elsewhere: it may come out of a tar that was a member"
+RUNS_INTO = "beside damage, which may reach into its data"
+
+FieldSet = frozenset[str]
+
+
+def judge(samples: list[FoundSample], gaps: list[Gap], file: PlainFile) -> None:
+    """Give each sample that cannot be taken for whole its ``problem``."""
+    extended = any(sample.extended for sample in samples)
+    fields_of: dict[str, set[FieldSet]] = defaultdict(set)
+    for sample in samples:
+        fields_of[sample.key].add(sample.fields)
+    torn = {key for key, sets in fields_of.items() if len(sets) > 1}
+    for sample in samples:
+        if sample.problem is None and sample.beside:
+            sample.problem = _damage_of(sample, file, extended)
+    sound = [sample for sample in samples if not sample.problem and not (sample.beside or sample.key in torn)]
+    names = frozenset(name for sample in samples for name, _, _ in sample.members)
+    bounded = {
+        id(sample)
+        for sample in samples
+        if not sample.problem and sample.beside and sample.key not in torn and _is_bounded(sample, file, names)
+    }
+    known = _judge_segments(samples, sound, bounded, gaps)
+    seen: set[str] = set()
+    for sample in samples:
+        in_doubt = id(sample) not in bounded and (sample.beside or sample.key in torn)
+        if sample.problem is None and in_doubt and not _is_full(sample.fields, known):
+            sample.problem = MAY_LACK
+        if sample.problem is None and _ends_in_hole(sample, sound, file):
+            sample.problem = RUNS_INTO
+        if sample.key in seen or (sample.problem and sample.key in torn):
+            sample.problem = "members of this key are not adjacent"
+        if sample.problem is None:
+            seen.add(sample.key)
+
+
+def _is_full(fields: FieldSet, known: set[FieldSet]) -> bool:
+    return fields in known and not any(fields < others for others in known)
+
+
+def _judge_segments(
+    samples: list[FoundSample], sound: list[FoundSample], bounded: set[int], gaps: list[Gap]
+) -> set[FieldSet]:
+    """Return the sets of fields that whole samples have; refuse what may come out of a member's data.
+
+    A tar that is a member, and whose own header is lost, looks like any members behind a gap. So those up to the next
+    gap or zeros are taken only if the fields of one of their samples are known from elsewhere: from before the first
+    gap; where nothing is, from the shard's last members.
+    """
+    first = min((gap.start for gap in gaps), default=float("inf"))
+    last = max((sample.segment for sample in samples), default=0)
+    sure = sound + [sample for sample in samples if id(sample) in bounded]
+    known = {sample.fields for sample in sure if sample.offset < first}
+    known = known or {sample.fields for sample in sound if sample.segment == last}
+    known = known or {sample.fields for sample in sure}
+    like = {sample.segment for sample in samples if sample.fields in known}
+    for sample in samples:
+        if sample.offset > first and sample.segment not in like and not sample.problem:
+            sample.problem = MAY_LACK if sample.beside else UNLIKE
+    return known | {sample.fields for sample in sure if sample.problem is None}
+
+
+def _damage_of(sample: FoundSample, file: PlainFile, extended: bool) -> str | None:
+    """Say what damage before or behind a sample has done to it, as far as its own bytes and the damaged ones tell."""
+    if extended and sample.unsure and len(sample.members) == 1:
+        return "beside damage: its name may be cut short"
+    if any(_is_of(sample, piece, file, frozenset()) for piece in (sample.before, sample.behind) if piece is not None):
+        return "beside damage: it lacks a member"
+    for number, piece in sample.breaks:
+        if isinstance(piece, Gap) and _runs_into(file, sample.members[number][2], piece):
+            return RUNS_INTO
+    return None
+
+
+def _ends_in_hole(sample: FoundSample, sound: list[FoundSample], file: PlainFile) -> bool:
+    """Say whether what looks like the end of an archive may begin in the data before it, as that of others does not."""
+    for number, piece in sample.breaks:
+        name, _, end = sample.members[number]
+        if isinstance(piece, Zeros) and sample.beside and _last_byte(file, end) == 0:
+            return not _end_in_zero(sound, name, file)
+    return False
+
+
+def _is_bounded(sample: FoundSample, file: PlainFile, names: FieldSet) -> bool:
+    """Say whether the damaged headers before and behind a sample are those of others, so that it lacks none."""
+    ends = [_is_of(sample, piece, file, names) for piece in (sample.before, sample.behind) if piece is not None]
+    if not ends or None in ends or sample.inside or sample.unsure:
+        return False
+    return sample.before is None or _is_one_member(sample.before, file)
+
+
+def _is_of(sample: FoundSample, piece: Gap | Zeros, file: PlainFile, names: FieldSet) -> bool | None:
+    """Say whether the first member in *piece*, a damaged one, is one of *sample*; None where its header does not tell.
+
+    Where its name is another, its field is one of *names*, and the checksum does not say that the key was changed.
+    """
+    header = file.read(piece.start, BLOCK)
+    if isinstance(piece, Zeros) or piece.start == piece.end or not _is_plain(header):
+        return None
+    wanted = f"{sample.key}.".encode("utf-8", "surrogateescape")
+    name = header[:100].partition(b"\0")[0]
+    field = name.partition(b".")[2].decode(errors="replace").lower()
+    wrong = [(right, there) for right, there in zip(wanted, name.ljust(len(wanted), b"\0")) if right != there]
+    if not wrong:
+        return None if field in sample.fields else True
+    if len(header) == BLOCK:
+        error = checksum_error(header)
+        if error is None or error == sum(right - there for right, there in wrong):
+            return None
+        if any(there < 0x20 and not 0x20 < there + error < 0x7F for _, there in wrong):
+            return None  # the name is damaged, and not alone
+    return False if field in names else None
+
+
+def _is_one_member(piece: Gap | Zeros, file: PlainFile) -> bool:
+    """Say whether *piece* is as long as its first header says."""
+    sizes = sizes_in(file.read(piece.start, BLOCK))
+    return any(piece.end - piece.start == BLOCK + size + padding(size) for size in sizes)
+
+
+def _is_plain(header: bytes) -> bool:
+    """Say whether *header*, a damaged one, tells the whole name of a regular file."""
+    kind, prefix = header[156:157], header[345:346]
+    is_extended = b"@LongLink" in header or b"PaxHeader" in header or prefix not in (b"", b"\0")
+    mode = re.match(rb"[0-7 ]+[\0 ]", header[100:108])
+    name = header[:100]
+    return kind in (b"", b"\0", b"0", b"7") and not is_extended and mode is not None and b"." in name and _is_name(name)
+
+
+def _end_in_zero(samples: list[FoundSample], name: str, file: PlainFile) -> bool:
+    """Say whether the field *name* of some of the first samples that have it ends in a byte of zero."""
+    ends = (end for sample in samples for field, start, end in sample.members if field == name and start < end)
+    return any(_last_byte(file, end) == 0 for end in islice(ends, SOME))
+
+
+def _last_byte(file: PlainFile, end: int) -> int:
+    return file.read(end - 1, 1)[0]
+
+
+def _runs_into(file: PlainFile, end: int, gap: Gap) -> bool:
+    """Say whether the damage in *gap* may begin before it, in the data that ends at *end*.
+
+    What damages the data and the header behind it damages the padding between them, and the beginning of the name in
+    the header; where that is zero now, the data ends in zeros too.
+    """
+    if gap.start == gap.end or gap.reason.startswith("truncated"):
+        return False
+    name = file.read(gap.start, 100)
+    between = file.read(end, gap.start - end)
+    if any(between):
+        return True
+    if name[:1] == b"\0" and _last_byte(file, end) == 0:
+        return True
+    return len(between) < ENOUGH and any(name) and not _is_name(name)
+
+
+def _is_name(data: bytes) -> bool:
+    """Say whether *data* is a name and zeros to fill it up, with one wrong byte at most."""
+    name, _, rest = data.partition(b"\0")
+    odd = sum(not character.isprintable() or character == "\ufffd" for character in name.decode(errors="replace"))
+    return len(name) < 100 and odd + len(rest) - rest.count(0) <= 1

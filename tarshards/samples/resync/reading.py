@@ -1,0 +1,72 @@
+"""A damaged shard -> its whole samples, and a word on everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
+from tarshards.samples.keys import split_name
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.resync.grouping import FoundSample, KeyRule
+from tarshards.samples.resync.survey import survey_file
+from tarshards.samples.resync.walking import Gap
+from tarshards.storage.plain import PlainFile, open_plain
+
+
+def read_resyncing(
+    url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name
+) -> Iterator[dict[str, Any]]:
+    """Yield the whole samples of one shard, in their order; *ledger* gets every gap and every other sample."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
+        except TarshardsError as error:
+            ledger(error)
+            ledger.report()
+            return
+        delivered = fields = 0
+        try:
+            found = survey_file(file, split=split)
+            for reason in found.skipped.elements():
+                ledger.skip(reason)
+            items: list[Gap | FoundSample] = [*found.gaps, *found.samples]
+            for item in sorted(items, key=_place):
+                if isinstance(item, Gap) or item.problem is not None:
+                    ledger(explain(found.url, item))
+                    continue
+                sample = _read(file, item)
+                delivered += 1
+                fields += len(sample) - 2
+                yield sample
+            if file.error is not None:
+                ledger(file.error)
+            ledger.count(shards=1)
+        except GeneratorExit:
+            ledger.count(broken_off=1)
+            raise
+        finally:
+            ledger.count(samples=delivered, members=fields)
+            ledger.report()
+
+
+def explain(url: str, item: Gap | FoundSample) -> TarError | SampleError:
+    """Return the error that says what is wrong with a gap, or a sample that is not whole."""
+    if isinstance(item, Gap):
+        lost = f"; {item.end - item.start} bytes passed over" if item.end > item.start else ""
+        return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
+    return SampleError(str(item.problem), url=url, offset=item.offset, key=item.key)
+
+
+def _place(item: Gap | FoundSample) -> int:
+    return item.start if isinstance(item, Gap) else item.offset
+
+
+def _read(file: PlainFile, found: FoundSample) -> dict[str, Any]:
+    sample: dict[str, Any] = {"__key__": found.key, "__url__": file.name}
+    for field, start, end in found.members:
+        sample[field] = data = file.read(start, end - start)
+        if len(data) < end - start:
+            raise OpenError("was cut while it was read", url=file.name, offset=start, key=found.key, field=field)
+    return sample

@@ -1,0 +1,83 @@
+"""A shard's headers -> what is whole in it, what is lost, and what every byte is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tarshards.errors import TarshardsError
+from tarshards.samples.keys import split_name
+from tarshards.samples.resync.grouping import FoundSample, KeyRule, group_found
+from tarshards.samples.resync.judging import judge
+from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
+from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.tar.read import padding
+
+
+@dataclass
+class Survey:
+    """What a shard of *size* bytes holds: samples in the order of their first members, gaps, and ends of archives.
+
+    *skipped* counts the members that are in no sample, and *other* the bytes of those and of global headers; *error* is
+    what broke the reading off, or None.
+    """
+
+    url: str
+    size: int
+    error: TarshardsError | None
+    samples: list[FoundSample] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    zeros: list[Zeros] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    other: int = 0
+
+    @property
+    def account(self) -> dict[str, int]:
+        """The bytes of the shard by what they are; their sum is its size."""
+        return {
+            "whole": sum(sample.size for sample in self.samples if sample.problem is None),
+            "quarantined": sum(sample.size for sample in self.samples if sample.problem is not None),
+            "other": self.other,
+            "zeros": sum(zeros.end - zeros.start for zeros in self.zeros),
+            "gaps": sum(gap.end - gap.start for gap in self.gaps),
+        }
+
+
+def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
+    """Survey an open shard; a sample takes about 500 bytes of memory."""
+    found = Survey(file.name, file.size, file.error)
+
+    def counted(pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, list):
+                found.other += min(after(piece[-1]), file.size) - piece[0][1]
+            yield piece
+
+    def skip(reason: str) -> None:
+        found.skipped[reason] += 1
+
+    for item in group_found(counted(walk(file)), split=split, skip=skip):
+        if isinstance(item, Gap):
+            found.gaps.append(item)
+        elif isinstance(item, Zeros):
+            found.zeros.append(item)
+        else:
+            found.samples.append(item)
+    if found.samples:
+        last = found.samples[-1]
+        _, start, end = last.members[-1]
+        last.size -= max(0, end + padding(end - start) - file.size)  # padding that was cut off
+    found.other -= sum(sample.size for sample in found.samples)
+    judge(found.samples, found.gaps, file)
+    return found
+
+
+def survey_shard(url: str, *, allow_pipe: bool = False, split: KeyRule = split_name) -> Survey:
+    """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
+
+    Only headers are read; what is no plain local file is copied to a temporary one. Raises OpenError for what cannot be
+    opened.
+    """
+    with open_plain(url, allow_pipe=allow_pipe) as file:
+        return survey_file(file, split=split)

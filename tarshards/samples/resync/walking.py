@@ -1,0 +1,299 @@
+"""The bytes of a shard, sound or not, in pieces that leave none out: members, zeros between them, and gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from tarshards.storage.plain import PlainFile
+from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, padding, scan
+
+if TYPE_CHECKING:
+    from tarshards.tar._tar_py import ScannedMember
+
+LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
+LARGE = 1 << 15  # bytes of a member from which its data is passed over rather than read
+WINDOW = 1 << 20  # bytes searched at once for a header
+LONGEST = 1 << 26  # bytes of a chain of headers that is followed to tell a tar inside of a member
+RECORD = 20 * BLOCK  # to multiples of this most writers fill an archive up
+RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # what ``tar -b`` is asked for
+GLOBAL = "global header"
+OVERWRITTEN = "zeros in the place of members"
+
+
+class Gap(NamedTuple):
+    """Bytes from *start* to *end* that are no sound members, and why; empty at the end of a shard that is cut off."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class Zeros(NamedTuple):
+    """Blocks of zeros that end an archive, the last of the shard or one that others follow."""
+
+    start: int
+    end: int
+
+
+#: Members are as ``scan`` gives them, at their offsets in the shard; global pax headers are of the kind GLOBAL.
+Piece: TypeAlias = "list[ScannedMember] | Zeros | Gap"
+
+
+def after(member: ScannedMember) -> int:
+    """Return where the padding of *member* ends."""
+    _, _, start, end, _ = member
+    return end + padding(end - start)
+
+
+def walk(file: PlainFile) -> Iterator[Piece]:
+    """Yield the pieces of a shard, in their order and one beginning where the other ends.
+
+    Only headers are read where members are large. After damage it goes on at the next header that is followed by
+    another one or by the end. Zeros that are not of the length of an archive's end are a gap.
+    """
+    begin = 0
+    run: list[Zeros | Gap] = []
+    for piece in _pieces(file):
+        if isinstance(piece, Zeros) and run and isinstance(run[-1], Zeros):
+            run[-1] = Zeros(run[-1].start, piece.end)
+            continue
+        if not isinstance(piece, list):
+            run.append(piece)
+            continue
+        for resolved in _resolve(run, begin, file.size):
+            begin = resolved.end if isinstance(resolved, Zeros) else begin
+            yield resolved
+        run = []
+        yield piece
+    yield from _resolve(run, begin, file.size)
+
+
+def _resolve(run: list[Zeros | Gap], begin: int, size: int) -> Iterator[Zeros | Gap]:
+    """Tell the zeros that end archives in *run*, what lies between two members, from those that are damage."""
+    if not run:
+        return
+    lead, tail = run[0], run[-1]
+    gaps = [piece for piece in run if isinstance(piece, Gap)]
+    if isinstance(lead, Zeros) and not gaps:
+        yield lead if is_end(lead, begin, size) else Gap(*lead, OVERWRITTEN)
+        return
+    start, end = lead.start, tail.end
+    if isinstance(lead, Zeros) and end == size and is_end(lead, begin, size):
+        yield lead
+        start = lead.end
+    reason = OVERWRITTEN if isinstance(lead, Zeros) and start == lead.start else gaps[0].reason
+    if isinstance(tail, Zeros) and end == size and is_end(tail, begin, size):
+        yield Gap(start, tail.start, reason)
+        yield tail
+    else:
+        yield Gap(start, end, reason)
+
+
+def is_end(zeros: Zeros, begin: int, size: int) -> bool:
+    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as fill up a record."""
+    length = zeros.end - zeros.start
+    if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == size):
+        return True
+    records = RECORDS if zeros.end == size else [RECORD]
+    return any(len(END) <= length < len(END) + record and (zeros.end - begin) % record == 0 for record in records)
+
+
+def _pieces(file: PlainFile) -> Iterator[Piece]:
+    size = file.size
+    position = ended = 0
+    ahead = LEAST
+    while position < size:
+        buffer = file.read(position, ahead)
+        found, length, need, ended, problem = scan(buffer, 0, ended, MEMBER_LIMIT)
+        at = 0
+        members: list[ScannedMember] = []
+        for name, header, start, end, kind in found:
+            if header > at:
+                if members:
+                    yield members
+                    members = []
+                yield from _between(buffer[at:header], position + at)
+            if position + end > size:
+                if members:
+                    yield members
+                yield Gap(position + header, size, "truncated in this member")
+                return
+            members.append((name, position + header, position + start, position + end, kind))
+            at = end + padding(end - start)
+        if members:
+            yield members
+        if problem:
+            bad = position + length
+            if zeros := _zeros_at_start(buffer[at:length]):
+                yield Zeros(position + at, position + at + zeros)
+                at += zeros
+            resumed = _resume(file, bad)
+            nothing = position + at == 0 and resumed == size
+            yield Gap(position + at, resumed, "not a tar archive" if nothing else problem)
+            if resumed == size:
+                return
+            position, ended, ahead = resumed, 0, LEAST
+            continue
+        if length > at:
+            yield from _between(buffer[at:length], position + at)
+        position += length
+        if position + need > size:
+            break
+        ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, MOST))
+    yield from _end(file, position, ended)
+
+
+def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
+    """Yield what the last bytes of a shard are, after the last whole piece; what ``read_members`` raises is a gap."""
+    rest = file.read(position, BLOCK) if ended else b""
+    if not file.size:
+        yield Gap(0, 0, "empty input, not a tar archive")
+    elif file.size < BLOCK:
+        yield Gap(0, file.size, "less than a header, not a tar archive")
+    elif ended and any(rest):
+        yield Gap(position, file.size, "junk after the end of the archive")
+    elif ended and rest:
+        yield Zeros(position, file.size)
+    elif not ended and position == file.size:
+        yield Gap(file.size, file.size, "truncated: no block of zeros ends the archive")
+    elif not ended:
+        yield Gap(min(position, file.size), file.size, "truncated in a header or its padding")
+
+
+def _between(data: bytes, offset: int) -> Iterator[Piece]:
+    """Yield what lies before a member: zeros, and global headers."""
+    front = _zeros_at_start(data)
+    back = max(front, -(-len(data.rstrip(b"\0")) // BLOCK) * BLOCK)
+    if front:
+        yield Zeros(offset, offset + front)
+    if back > front:
+        yield [("", offset + front, offset + back, offset + back, GLOBAL)]
+    if len(data) > back:
+        yield Zeros(offset + back, offset + len(data))
+
+
+def _zeros_at_start(data: bytes) -> int:
+    """Return how many bytes the blocks of zeros at the beginning of *data* are."""
+    return (len(data) - len(data.lstrip(b"\0"))) // BLOCK * BLOCK
+
+
+def _resume(file: PlainFile, bad: int) -> int:
+    """Return where sound members, or the end, follow after the block at *bad*, which is no header."""
+    block = file.read(bad, BLOCK)
+    places = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
+    places = [place for place in places if place == file.size or _is_sound(file, place)]
+    for place in places[1:]:
+        if place - places[0] <= LONGEST and _is_archive(file, places[0], place):
+            return place  # the member's data is a tar itself, and what comes before is of that
+    if places:
+        return places[0]
+    for place in _search(file, bad):
+        if _is_sound(file, place):
+            return place
+    last = file.size - len(END)
+    return last if last > bad and file.read(last, len(END)) == END else file.size
+
+
+def sizes_in(block: bytes) -> Iterator[int]:
+    """Yield what the size in a damaged header may be: as it stands, and with one digit as the checksum demands it."""
+    digits = block[124:135]
+    wrong = checksum_error(block) or 0
+    with suppress(ValueError):
+        yield int(digits.strip(b" \0"), 8)
+    for i, digit in enumerate(digits if wrong else b""):
+        if 0x30 <= digit + wrong < 0x38:
+            with suppress(ValueError):
+                yield int((digits[:i] + bytes([digit + wrong]) + digits[i + 1 :]).strip(b" \0"), 8)
+
+
+def checksum_error(block: bytes) -> int | None:
+    """Return by how much a header's bytes sum up to less than its checksum says; None where it says nothing."""
+    try:
+        return int(block[148:156].strip(b" \0"), 8) - sum(block[:148]) - 8 * 0x20 - sum(block[156:])
+    except ValueError:
+        return None
+
+
+def _is_archive(file: PlainFile, start: int, end: int) -> bool:
+    """Say whether *start* begins an archive that ends in zeros before *end*, where a member of another one begins."""
+    if file.read(end - len(END), len(END)) != END or _member_at(file, end) is None:
+        return False
+    data = file.read(start, end - start)
+    found, *_ = scan(data, 0, 0, MEMBER_LIMIT)
+    position = 0
+    for member in found:
+        if member[1] != position:
+            break
+        position = after(member)
+    return position < len(data) and not any(data[position:])
+
+
+def _search(file: PlainFile, bad: int) -> Iterator[int]:
+    """Yield the places after *bad* of blocks that are headers by their checksum.
+
+    They stand at a multiple of 512 bytes from *bad*, or where bytes were lost anywhere, as the word ustar tells.
+    """
+    for base in range(bad, file.size, WINDOW):
+        window = file.read(base, WINDOW + BLOCK)
+        places = {at for at in range(0, min(WINDOW, len(window) - BLOCK + 1), BLOCK) if window[at]}
+        at = window.find(b"ustar")
+        while at >= 0:
+            if 257 <= at < WINDOW + 257:
+                places.add(at - 257)
+            at = window.find(b"ustar", at + 1)
+        for at in sorted(places):
+            if (base > bad or at) and _is_header(window[at : at + BLOCK]):
+                yield base + at
+
+
+def _is_header(block: bytes) -> bool:
+    found, _, need, _, problem = scan(block, 0, 0, MEMBER_LIMIT)
+    return problem is None and len(block) == BLOCK and (bool(found) or need > BLOCK)
+
+
+def _is_damaged_header(block: bytes) -> bool:
+    return block[0] != 0 and sum(map(int.__eq__, block[257:262], b"ustar")) > 3
+
+
+def _is_sound(file: PlainFile, place: int) -> bool:
+    """Say whether at *place* stands a member that another one follows, even a damaged one, or the end of the shard.
+
+    A header alone may be any block of data that happens to be one.
+    """
+    member = _member_at(file, place)
+    if member is None:
+        return _after_zeros(file, place) == file.size > place
+    following = place + after(member)
+    if following >= file.size:
+        return place + member[3] <= file.size
+    if _member_at(file, following) is not None or _is_damaged_header(file.read(following, BLOCK)):
+        return True
+    beyond = _after_zeros(file, following)
+    return beyond > following and (beyond == file.size or _member_at(file, beyond) is not None)
+
+
+def _member_at(file: PlainFile, place: int) -> ScannedMember | None:
+    """Return the member whose header is at *place*, counted from there; None where there is none."""
+    length = LEAST
+    while True:
+        buffer = file.read(place, length)
+        if not any(buffer[:BLOCK]):
+            return None
+        found, position, need, _, problem = scan(buffer, 0, 0, MEMBER_LIMIT)
+        if found:
+            return found[0]
+        if problem or position + need <= length or len(buffer) < length:
+            return None
+        length = position + need
+
+
+def _after_zeros(file: PlainFile, place: int) -> int:
+    """Return where the blocks of zeros that stand at *place* end."""
+    while data := file.read(place, MOST):
+        zeros = len(data) - len(data.lstrip(b"\0"))
+        if zeros < len(data):
+            return place + zeros // BLOCK * BLOCK
+        place += zeros
+    return place

@@ -1,0 +1,136 @@
+"""Folders of files to samples, and the files that are left out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tarshards.errors import OpenError, SampleError
+from tarshards.samples.fields import split_fields
+from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.lines import checked
+from tarshards.samples.read import Sample
+
+MISSING = "fail", "skip", "ignore"
+
+
+class Found(NamedTuple):
+    """What one entry of a folder begins: a sample with the paths of its fields, or a folder."""
+
+    key: str
+    paths: dict[str, str]
+    folder: str | None = None
+
+
+def read_tree(
+    folder: str,
+    *,
+    fields: str | None = None,
+    missing: str = "fail",
+    class_field: str | None = None,
+    skipped: Counter[str] | None = None,
+) -> Iterator[Sample]:
+    """Yield the samples of the files below *folder*, in the order of `tar --sort=name`; keys are relative to it.
+
+    Of the *fields* ("jpg;png cls": words, each maybe with alternatives; by default all) one that a sample lacks is an
+    error, or *missing* says to "skip" the sample or to "ignore" it. *class_field* is added: the number of the
+    sample's first folder, as ``list_classes`` has it. *skipped* counts what is left out: files without an extension,
+    hidden ones, links to folders, samples. The names of one folder at a time, and of those around it, are in memory.
+    """
+    if missing not in MISSING:
+        raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")
+    left_out: Counter[str] = Counter() if skipped is None else skipped
+    classes = {} if class_field is None else list_classes(folder)
+    wanted = None if fields is None else [names for names in split_fields((fields,)) if class_field not in names]
+    return checked(_read_tree(folder, wanted, missing, class_field, classes, left_out))
+
+
+def list_classes(folder: str) -> dict[str, int]:
+    """Return the numbers of the folders in *folder*: 0, 1, ... by their sorted names; hidden ones have none."""
+    return {entry.name: number for number, entry in enumerate(filter(_is_open_folder, _scan(folder)))}
+
+
+def _read_tree(
+    folder: str,
+    wanted: list[list[str]] | None,
+    missing: str,
+    class_field: str | None,
+    classes: dict[str, int],
+    skipped: Counter[str],
+) -> Iterator[Sample]:
+    for key, paths, _ in _walk(folder, "", skipped):
+        if wanted is not None:
+            kept = {field: paths[field] for names in wanted for field in [n for n in names if n in paths][:1]}
+            lacking = [" or ".join(names) for names in wanted if not any(name in paths for name in names)]
+            if not kept:
+                skipped["samples without any of the fields"] += 1
+                continue
+            if lacking and missing == "fail":
+                raise SampleError(f"no file for {', '.join(lacking)}", url=folder, key=key)
+            if lacking and missing == "skip":
+                skipped[f"samples without {', '.join(lacking)}"] += 1
+                continue
+            paths = kept
+        sample: Sample = {"__key__": key, "__url__": folder}
+        if class_field is not None:
+            name, slash, _ = key.partition("/")
+            if not slash:
+                raise SampleError("not in a folder that could be its class", url=folder, key=key)
+            if class_field in paths:
+                raise SampleError("there is a file for this field too", url=folder, key=key, field=class_field)
+            sample[class_field] = str(classes[name]).encode()
+        for field, path in paths.items():
+            sample[field] = read_file(path)
+        yield sample
+
+
+def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
+    """Yield the samples below *folder*, each where the first of its files stands."""
+    found: dict[str, Found] = {}
+    for entry in _scan(folder):
+        parts = split_name(prefix + entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            if _is_open_folder(entry):
+                found[entry.name + "/"] = Found("", {}, entry.path)
+            else:
+                skipped["hidden folders"] += 1
+        elif entry.is_dir():
+            skipped["links to folders"] += 1
+        elif not entry.is_file() and not entry.is_symlink():
+            skipped["files that are not regular"] += 1
+        elif parts is None:
+            skipped["hidden files" if entry.name.startswith(".") else "files without an extension"] += 1
+        else:
+            key, field = parts
+            paths = found.setdefault(key, Found(key, {})).paths
+            if field in paths:
+                raise SampleError(f"{paths[field]} and {entry.path} are one field", url=folder, key=key, field=field)
+            paths[field] = entry.path
+    for name, entry_found in found.items():
+        if entry_found.folder is None:
+            yield entry_found
+        else:
+            yield from _walk(entry_found.folder, prefix + name, skipped)
+
+
+def _is_open_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and not is_reserved(entry.name)
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        raise OpenError(error.strerror or str(error), url=folder) from error
+
+
+def read_file(path: str) -> bytes:
+    """Return the content of a file; raise OpenError where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise OpenError(getattr(error, "strerror", None) or str(error), url=path) from error

@@ -1,0 +1,278 @@
+"""gzip, bzip2, xz and zstd: known by their first bytes when read, by the suffix when written."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import Any, Protocol
+
+from tarshards.errors import OpenError
+from tarshards.storage.streams import Reader, Writer, failure
+
+# The second half of bzip2's magic keeps a tar apart whose first member is called BZh9.jpg.
+_MAGICS = {
+    "gzip": rb"\x1f\x8b",
+    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)",
+    "xz": rb"\xfd7zXZ\0",
+    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+}
+_MAGIC_SIZE = 10
+_SUFFIXES = {
+    ".gz": "gzip",
+    ".tgz": "gzip",
+    ".bz2": "bzip2",
+    ".tbz2": "bzip2",
+    ".xz": "xz",
+    ".txz": "xz",
+    ".zst": "zstd",
+}
+
+_FEED = 1 << 16
+_PIECE = 1 << 20
+# The largest windows that are allocated on a file's word: what `zstd -d` and `xz -d -M256MiB` accept.
+_ZSTD_WINDOW = 1 << 27
+_XZ_MEMORY = 1 << 28
+
+
+class Decoder(Protocol):
+    """One compressed member: bz2's and lzma's own interface, which the others are brought to."""
+
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def find_compression(head: bytes) -> str | None:
+    r"""Return the name of the compression that a stream beginning with *head* has.
+
+    >>> find_compression(b"\x1f\x8b\x08\0"), find_compression(b"BZh9.jpg\0\0")
+    ('gzip', None)
+    """
+    return next((name for name, magic in _MAGICS.items() if re.match(magic, head, re.DOTALL)), None)
+
+
+def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
+    """Return *stream* decompressed; itself, rewound or with its first bytes put back, where it is plain."""
+    try:
+        head = b""
+        while len(head) < _MAGIC_SIZE and (data := stream.read(_MAGIC_SIZE - len(head))):
+            head += data
+        if stream.seekable():
+            stream.seek(-len(head), os.SEEK_CUR)
+        else:
+            stream = Prefixed(head, stream, url)
+    except OSError as exc:
+        stream.close()
+        raise failure(exc, url) from exc
+    except BaseException:
+        stream.close()
+        raise
+    compression = find_compression(head)
+    return stream if compression is None else Decompressed(stream, compression, url, max_ratio)
+
+
+class Prefixed(Reader):
+    """*head*, which was read already, and then the rest of *stream*."""
+
+    def __init__(self, head: bytes, stream: io.RawIOBase, name: str):
+        self.name = name
+        self._head, self._stream = head, stream
+
+    def read_some(self, size: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return self._stream.read(size) or b""
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class Decompressed(Reader):
+    """The data of all the members of a compressed stream, each checked to its end."""
+
+    def __init__(self, stream: io.RawIOBase, compression: str, url: str, max_ratio: float):
+        self.name = url
+        self._stream, self._compression, self._max_ratio = stream, compression, max_ratio
+        self._decoder: Decoder | None = None
+        self._input = self._output = b""
+        self._taken = self._made = self._position = 0
+
+    def read_some(self, size: int) -> bytes:
+        if self._position == len(self._output):
+            self._output, self._position = self._more(), 0
+        data = self._output[self._position : self._position + size]
+        self._position += len(data)
+        return data
+
+    def _more(self) -> bytes:
+        """Return the next piece of the data, b"" at the end."""
+        output = b""
+        while not output:
+            if self._decoder is None and not self._next_member():
+                return b""
+            output = self._decompress(self._decoder)  # type: ignore[arg-type]
+        self._made += len(output)
+        if self._made > _PIECE + self._max_ratio * self._taken:
+            raise self._error(f"more than {self._max_ratio:g} times the compressed size comes out (max_ratio)")
+        return output
+
+    def _decompress(self, decoder: Decoder) -> bytes:
+        data, self._input = self._input, b""
+        hungry = decoder.needs_input and not data
+        if hungry:
+            data = self._take()
+        try:
+            output = decoder.decompress(data, _PIECE)
+        except MemoryError:
+            raise
+        except Exception as exc:
+            raise self._error(f"bad {self._compression} data: {exc}") from exc
+        if decoder.eof:
+            self._input, self._decoder = decoder.unused_data, None
+        elif hungry and not data and not output:
+            raise self._error(f"truncated {self._compression} data")
+        return output
+
+    def _next_member(self) -> bool:
+        """Begin the next member; False where the stream ends."""
+        head = self._input
+        while True:
+            # Tapes and block devices pad with zeros, which gzip and xz allow for.
+            head = head.lstrip(b"\0") if self._compression in ("gzip", "xz") else head
+            if len(head) >= _MAGIC_SIZE or not (data := self._take()):
+                break
+            head += data
+        self._input = head
+        if not head:
+            return False
+        if find_compression(head) != self._compression:
+            raise self._error(f"junk after the {self._compression} data", self._taken - len(head))
+        self._decoder = _decoder(self._compression)
+        return True
+
+    def _take(self) -> bytes:
+        try:
+            data = self._stream.read(_FEED) or b""
+        except OSError as exc:
+            raise failure(exc, self.name, self._taken) from exc
+        self._taken += len(data)
+        return data
+
+    def _error(self, reason: str, offset: int | None = None) -> OpenError:
+        return OpenError(reason, url=self.name, offset=self._taken if offset is None else offset)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        import zlib
+
+        self._object = zlib.decompressobj(31)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._object.unconsumed_tail
+
+    @property
+    def eof(self) -> bool:
+        return self._object.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return self._object.decompress(self._object.unconsumed_tail + data, max_length)
+
+
+class _Zstd:
+    # zstandard has no max_length, and four bytes may stand for 128 KiB: a slice gives 32 MiB at most.
+    _SLICE = 1 << 10
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._object = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        self._input = b""
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._input
+
+    @property
+    def eof(self) -> bool:
+        return self._object.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data + self._input
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        data, pieces, made, start = self._input + data, [], 0, 0
+        while start < len(data) and made < max_length and not self._object.eof:
+            pieces.append(self._object.decompress(data[start : start + self._SLICE]))
+            made += len(pieces[-1])
+            start += self._SLICE
+        self._input = data[start:]
+        return b"".join(pieces)
+
+
+def _decoder(compression: str) -> Decoder:
+    if compression == "gzip":
+        return _Gzip()
+    if compression == "zstd":
+        return _Zstd()
+    if compression == "xz":
+        import lzma
+
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def compressed(stream: Writer) -> Writer:
+    """Return a Writer that compresses into *stream* as its name asks for; commands compress for themselves."""
+    name = stream.name
+    path = name.partition("?")[0] if name.startswith(("http:", "https:")) else name
+    compression = None if name.startswith("pipe:") else _SUFFIXES.get(os.path.splitext(path)[1].lower())
+    if compression is None:
+        return stream
+    encoder = _encoder(compression)
+
+    def write(data: Any) -> None:
+        stream.write(encoder.compress(data))
+
+    def commit() -> None:
+        stream.write(encoder.flush())
+        stream.close()
+
+    return Writer(name, write, commit=commit, discard=stream.abort)
+
+
+def _encoder(compression: str) -> Any:
+    if compression == "gzip":
+        import zlib
+
+        return zlib.compressobj(wbits=31)
+    if compression == "zstd":
+        import zstandard
+
+        return zstandard.ZstdCompressor(write_checksum=True).compressobj()
+    if compression == "xz":
+        import lzma
+
+        return lzma.LZMACompressor()
+    import bz2
+
+    return bz2.BZ2Compressor()

@@ -1,0 +1,141 @@
+"""Local files: read unbuffered, written under a temporary name until they are whole."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from tarshards.errors import UrlError
+from tarshards.storage.streams import Writer, failure
+
+# These lead to a file that is open already, whatever its kind.
+_DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+
+
+def open_stream(url: str, mode: str, **_: Any) -> io.RawIOBase:
+    path = local_path(url)
+    try:
+        return io.FileIO(path) if mode == "rb" else open_writer(path, url)
+    except (OSError, ValueError) as exc:
+        raise failure(exc, url) from exc
+
+
+def local_path(url: str) -> str:
+    """Return the path that a plain path or a `file:` URL names.
+
+    >>> [local_path(url) for url in ("a%20b.tar", "file:a%20b.tar", "file:///a%20b.tar")]
+    ['a%20b.tar', 'a%20b.tar', '/a b.tar']
+    """
+    if url[:7].lower() == "file://":
+        host, slash, path = url[7:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=url)
+        from urllib.parse import unquote
+
+        return unquote(slash + path)
+    return url[5:] if url[:5].lower() == "file:" else url
+
+
+def open_writer(path: str, name: str) -> Writer:
+    """Return a Writer that gives *path* its bytes at once, when they are all there."""
+    if path.startswith(_DESCRIPTORS) or _is_special(path):
+        file = io.BufferedWriter(io.FileIO(path, "wb"))
+        return Writer(name, file.write, commit=file.close, discard=file.raw.close)
+    with _undisturbed():
+        return _open_temporary(os.path.realpath(path), name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals wait, so that none comes between a file and what will remove it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _open_temporary(target: str, name: str) -> Writer:
+    temporary, descriptor = _claim(target)
+    # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
+    file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
+
+    def commit() -> None:
+        file.close()
+        os.replace(temporary, target)
+        os.close(lock)
+
+    def discard() -> None:
+        # Closing the raw file first drops the buffer unwritten.
+        file.raw.close()
+        try:
+            os.unlink(temporary)
+        finally:
+            os.close(lock)
+
+    return Writer(name, file.write, commit=commit, discard=discard)
+
+
+def _claim(target: str) -> tuple[str, int]:
+    """Make a temporary file beside *target* and lock it; those that killed writers of *target* have left go."""
+    folder, base = os.path.split(target)
+    names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
+    path = next(names)
+    while True:
+        try:
+            # 0o666 lets the umask decide; tempfile would give 0o600.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            if not _sweep(path):
+                path = next(names)
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = _is_at(path, descriptor)
+        except BlockingIOError:  # another writer is about to sweep it
+            ours = False
+        except OSError:  # a file system without locks, where nothing is swept
+            ours = True
+        if ours:
+            while os.path.lexists(other := next(names)):
+                _sweep(other)
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _sweep(path: str) -> bool:
+    """Remove the temporary file at *path*; False if its writer lives, or may."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, descriptor):
+            os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _is_special(path: str) -> bool:
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False

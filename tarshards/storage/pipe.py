@@ -1,0 +1,110 @@
+"""`pipe:command`: the output or the input of a shell command, which must end well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from typing import IO, Any
+
+from tarshards.errors import OpenError
+from tarshards.storage.streams import Reader, Writer, failure
+
+
+def open_stream(url: str, mode: str, *, allow_pipe: bool, **_: Any) -> Reader | Writer:
+    if not allow_pipe:
+        raise OpenError("a command runs only with allow_pipe=True", url=url)
+    return PipeReader(url) if mode == "rb" else open_writer(url)
+
+
+def start(url: str, **ends: Any) -> subprocess.Popen[bytes]:
+    """Run the command of *url* in a process group of its own; every command of a pipeline must succeed."""
+    bash = shutil.which("bash")
+    shell = [bash, "-o", "pipefail", "-c"] if bash else ["sh", "-c"]
+    try:
+        return subprocess.Popen([*shell, url.partition(":")[2]], process_group=0, **ends)
+    except (OSError, ValueError) as exc:
+        raise failure(exc, url) from exc
+
+
+def check(process: subprocess.Popen[bytes], url: str) -> None:
+    status = process.wait()
+    if status:
+        raise OpenError(f"the command {ending(status)}", url=url)
+
+
+def ending(status: int) -> str:
+    """Say how a process ended that has this status, which is negative for a signal.
+
+    >>> ending(3), ending(-9)
+    ('ended with status 3', 'was killed by signal 9')
+    """
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill and reap *process* and what it started, unless it has been waited for."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class PipeReader(Reader):
+    """The output of a command; its last read raises where the command failed."""
+
+    def __init__(self, url: str):
+        self.name = url
+        self._owner = os.getpid()
+        self._process = start(url, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0)
+        self._stdout = _end(self._process.stdout)
+
+    def read_some(self, size: int) -> bytes:
+        data = self._stdout.read(size)
+        if not data:
+            check(self._process, self.name)
+        return data
+
+    def close(self) -> None:
+        if not self.closed and hasattr(self, "_stdout"):
+            # A forked copy must not kill what its parent still reads.
+            if self._owner == os.getpid():
+                kill(self._process)
+            self._stdout.close()
+        super().close()
+
+
+def open_writer(url: str) -> Writer:
+    """Return a Writer into a command, which `close` waits for and `abort` kills."""
+    process = start(url, stdin=subprocess.PIPE)
+    stdin = _end(process.stdin)
+
+    def write(data: Any) -> None:
+        try:
+            stdin.write(data)
+        except BrokenPipeError as exc:
+            check(process, url)
+            raise OpenError("the command stopped reading before the end", url=url) from exc
+
+    def commit() -> None:
+        try:
+            stdin.close()
+        except BrokenPipeError as exc:
+            check(process, url)
+            raise OpenError("the command stopped reading before the end", url=url) from exc
+        check(process, url)
+
+    def discard() -> None:
+        kill(process)
+        # Closing the raw file first drops the buffer unwritten.
+        stdin.raw.close()  # type: ignore[attr-defined]
+
+    return Writer(url, write, commit=commit, discard=discard)
+
+
+def _end(end: IO[bytes] | None) -> IO[bytes]:
+    if end is None:
+        raise TypeError("a process started without the pipe asked for")
+    return end

@@ -1,0 +1,64 @@
+"""Any shard as a plain file that is read in any order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tarshards.errors import OpenError, TarshardsError
+from tarshards.storage.compression import find_compression
+from tarshards.storage.local import local_path
+from tarshards.storage.opening import open_shard, open_url, room_of
+from tarshards.storage.streams import public
+
+PIECE = 1 << 20  # bytes copied at once
+
+
+class PlainFile:
+    """The bytes of an uncompressed shard: the shard's own file, or a copy.
+
+    *error* is what broke the copying off before the shard's end, None if nothing did.
+    """
+
+    def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
+        self.name, self.is_copy, self.error = name, is_copy, error
+        self.descriptor = file.fileno()
+        self.size = os.fstat(self.descriptor).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return the *size* bytes at *offset*, or as many as there are; threads may call this at once."""
+        data = os.pread(self.descriptor, size, offset)
+        while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+@contextmanager
+def open_plain(url: str, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
+    """Open a shard: a plain local file as it is, all else as a copy in a temporary file without a name."""
+    name = public(url)
+    if room_of(url) == "local" and os.path.isfile(local_path(url)):  # a fifo can be opened only once
+        with open_url(url) as file:
+            plain = PlainFile(file, name)
+            if not find_compression(plain.read(0, 10)):
+                yield plain
+                return
+    import tempfile
+
+    with tempfile.TemporaryFile() as copy:
+        error = None
+        try:
+            with open_shard(url, allow_pipe=allow_pipe) as stream:
+                while data := stream.read(PIECE):
+                    copy.write(data)
+        except TarshardsError as caught:
+            error = caught
+        except OSError as caught:
+            error = OpenError(caught.strerror or str(caught), url=name)
+            error.__cause__ = caught
+        copy.flush()
+        if error is not None and not copy.tell():
+            raise error
+        yield PlainFile(copy, name, is_copy=True, error=error)

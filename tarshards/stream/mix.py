@@ -1,0 +1,227 @@
+"""Several datasets as one, in proportions that hold at every moment, with one order and one state."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from tarshards.epoch.proportions import Mixture
+from tarshards.errors import StateError
+from tarshards.index.access import SampleReader
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import Sample
+from tarshards.stream.sources import PlannedSource
+from tarshards.stream.stream import PER_SAMPLE, Stream
+
+if TYPE_CHECKING:
+    from tarshards.epoch.plan import EpochPlan, Tail
+
+MOST_PARTS = 1 << 20  # of a mixture; its choices are repeated from there, and held
+PASS = 1 << 32  # what is added to the epoch for each time that a dataset begins again within one of the mixture
+
+S = TypeVar("S", bound=Stream)
+
+
+def mix(
+    datasets: Mapping[str, S],
+    *,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    until: Literal["first", "last"] | int = "first",
+    tail: Tail | None = None,
+    on_error: Callable[[Exception], Any] | None = None,
+) -> S:
+    """Return one dataset that takes from several by *weights*, by default as many samples of each.
+
+    At every moment, over all ranks together, each has had its share to within one sample. *seed* says who is first
+    among equals; each dataset keeps its order, its fields and its ops, and its samples get ``__dataset__``, its name.
+    An epoch ends before the first dataset would begin again (*until* "first"), when the last has been read once
+    ("last"), or after so many samples; datasets that end earlier begin again, in another order. *tail* and *on_error*
+    are as for a dataset.
+
+    All datasets need an index. Raises ValueError for weights whose ratios are not those of whole numbers that add up to
+    2**20 or less, and TypeError for ops that hold or count samples.
+    """
+    if not datasets:
+        raise ValueError("there is nothing to mix")
+    weights = dict.fromkeys(datasets, 1) if weights is None else weights
+    if weights.keys() != datasets.keys():
+        raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
+    for name, dataset in datasets.items():
+        if not isinstance(dataset._source, PlannedSource):
+            raise TypeError(f"{name}: only indexed datasets are mixed; tarindex makes indexes")
+        for op in dataset._ops:
+            if op.function not in PER_SAMPLE:
+                raise TypeError(f"{name}: {op.function.__name__} holds or counts samples; apply it to the mixture")
+    if until not in ("first", "last") and not (type(until) is int and until >= 0):
+        raise ValueError(f'until= is "first", "last" or a number of samples, not {until!r}')
+    source = MixedSource(datasets, [weights[name] for name in datasets], seed, until, tail, on_error)
+    return next(iter(datasets.values()))._over(source)
+
+
+class MixedSource(PlannedSource):
+    """The samples of several planned sources, in the order of a ``MixedPlan``."""
+
+    once = False
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Stream],
+        weights: Sequence[float],
+        seed: int,
+        until: Literal["first", "last"] | int,
+        tail: Tail | None,
+        on_error: Callable[[Exception], Any] | None,
+    ):
+        self.datasets, self.seed, self.tail = dict(datasets), seed, tail
+        self.sources: list[PlannedSource] = [dataset._source for dataset in datasets.values()]
+        self.shards = self.mixed = MixedShards({name: dataset._source.shards for name, dataset in datasets.items()})
+        sizes = [int(source.shards.counts.sum()) for source in self.sources]
+        self.choices = Choices([str(weight) for weight in weights], seed, sizes, until)
+        self.ledger = Ledger.of(on_error)
+        orders = [(name, s.digest, s.seed, s.pool, s.shuffle) for name, s in zip(datasets, self.sources)]
+        settings = repr((orders, list(weights), seed, until))
+        self.digest = blake2b(settings.encode(), digest_size=16).hexdigest()
+        self.ops = [op for dataset in datasets.values() for op in (*dataset._source.ops, *dataset._ops)]
+
+    @property
+    def order(self) -> list[Any]:
+        return [self.tail]  # the rest is in the digest
+
+    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:  # type: ignore[override]
+        tail = self.tail or ("exact" if ranks == 1 else "pad")
+        if state is None:
+            return MixedPlan(self, epoch, 0, ranks, tail)
+        begun, position = state.get("epoch"), state.get("position")
+        if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
+            raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
+        return MixedPlan(self, begun, position, ranks, tail)
+
+    def samples(self, reading: Any, positions: range, epoch: int) -> Iterator[Sample]:
+        for sample in reading.samples(positions):
+            yield from self.datasets[sample["__dataset__"]].through_ops([sample], epoch, self.ledger)
+
+
+class Choices:
+    """Which dataset each position is of, and how many of it came before; after a period both begin again.
+
+    *total* is the length of an epoch over datasets of these *sizes*.
+    """
+
+    def __init__(self, weights: list[str], seed: int, sizes: list[int], until: Literal["first", "last"] | int):
+        mixture = Mixture(weights, seed)
+        if mixture.period > MOST_PARTS:
+            raise ValueError(f"weights {', '.join(weights)} have no ratios of whole numbers up to {MOST_PARTS} in all")
+        self.period = mixture.period
+        self.dataset = np.array(mixture.take(self.period), np.int64)
+        self.shares = np.array(mixture.counts, np.int64)
+        self.number = np.empty(self.period, np.int64)  # of the sample among its dataset's in the period
+        for i, share in enumerate(self.shares):
+            self.number[self.dataset == i] = np.arange(share)
+        self.total = until if isinstance(until, int) else self._end(sizes, until)
+        for i, size in enumerate(sizes):
+            if not size and self.shares[i] and self.total:
+                raise ValueError(f"dataset {i} of the mixture has no samples")
+
+    def _end(self, sizes: list[int], until: str) -> int:
+        """The length of an epoch until the first dataset would begin again, or the last has been read."""
+        first, ends = until == "first", []
+        for i, size in enumerate(sizes):
+            if self.shares[i]:
+                periods, rest = divmod(size if first else size - 1, int(self.shares[i]))
+                ends.append(periods * self.period + int(np.flatnonzero(self.dataset == i)[rest]) + (not first))
+        return max(0, (min if first else max)(ends))
+
+    def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the datasets of *positions*, and the numbers of the samples among all that have come of theirs."""
+        periods, place = positions // self.period, positions % self.period
+        dataset = self.dataset[place]
+        return dataset, periods * self.shares[dataset] + self.number[place]
+
+
+class MixedPlan:
+    """What is left of a mixture's epoch from the position *begin* on, in the terms of ``EpochPlan``.
+
+    Rank r of *ranks* takes the positions r, r + ranks, ...; the shards are those of all datasets, end to end.
+    """
+
+    def __init__(self, source: MixedSource, epoch: int, begin: int, ranks: int, tail: Tail):
+        self.source, self.epoch, self.begin, self.ranks, self.tail = source, epoch, begin, ranks, tail
+        self.total = source.choices.total - begin
+        self._plans: dict[tuple[int, int], EpochPlan] = {}
+
+    def __len__(self) -> int:
+        if self.tail == "exact":
+            return self.total
+        return self.total + -self.total % self.ranks if self.tail == "pad" else self.total - self.total % self.ranks
+
+    @property
+    def dropped(self) -> int:
+        """The samples that are left out at the end."""
+        return max(0, self.total - len(self))
+
+    def __getitem__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        positions = np.asarray(positions, np.int64)
+        every = max(1, self.source.choices.total)  # what is past the end repeats the epoch's start
+        rest = positions - self.total
+        positions = np.where(rest < 0, positions + self.begin, rest % every)
+        dataset, number = self.source.choices.look_up(positions)
+        shards, samples = np.empty_like(positions), np.empty_like(positions)
+        for i in np.unique(dataset):
+            size = int(self.source.sources[i].shards.counts.sum())
+            here = np.flatnonzero(dataset == i)
+            for again in np.unique(number[here] // size):
+                these = here[number[here] // size == again]
+                shard, sample = self._plan(int(i), int(again))[number[these] % size]
+                shards[these], samples[these] = shard + self.source.mixed.starts[i], sample
+        return shards, samples
+
+    def _plan(self, dataset: int, again: int) -> EpochPlan:
+        plan = self._plans.get((dataset, again))
+        if plan is None:
+            plan = self.source.sources[dataset].plan(self.epoch + again * PASS, 1)
+            self._plans = {pair: old for pair, old in self._plans.items() if pair[0] != dataset or pair[1] == again - 1}
+            self._plans[dataset, again] = plan
+        return plan
+
+    def resume(self, position: int, ranks: int, tail: Tail | None = None) -> MixedPlan:
+        """The rest, from 0, of this plan of which all ranks together took *position* places."""
+        begin = self.begin + min(position, self.total)
+        return MixedPlan(self.source, self.epoch, begin, ranks, tail or self.tail)
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """Where the epoch stands after *taken* places of this plan, for JSON."""
+        return {"epoch": self.epoch, "position": self.begin + min(taken, self.total)}
+
+
+class MixedShards(SampleReader):
+    """The shards of several datasets, one after the other; *starts* says where those of each begin."""
+
+    reserved = 3  # with __dataset__
+
+    def __init__(self, parts: Mapping[str, SampleReader]):
+        self.parts = list(parts.items())
+        self.starts = list(accumulate((len(part.names) for part in parts.values()), initial=0))
+        self.urls = [url for part in parts.values() for url in part.urls]
+        self.names = [name for part in parts.values() for name in part.names]
+        self.counts = np.concatenate([part.counts for part in parts.values()])
+        self.sizes = np.concatenate([part.sizes for part in parts.values()])
+
+    def read(self, shard: int, sample: int) -> Sample:
+        number = bisect_right(self.starts, shard) - 1
+        name, part = self.parts[number]
+        result = part.read(shard - self.starts[number], sample)
+        result["__dataset__"] = name
+        return result
+
+    def is_remote(self) -> bool:
+        return any(part.is_remote() for _, part in self.parts)
+
+    def verify(self) -> None:
+        for _, part in self.parts:
+            part.verify()

@@ -1,0 +1,399 @@
+"""Iterator -> iterator: one short generator function each; ``Stream`` offers every one as a method.
+
+An op that takes *epoch* or *on_error* is given the stream's own unless the caller names another.
+"""
+
+from __future__ import annotations
+
+import builtins
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import count as count_from
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.conditions import Template, shard_of
+from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
+from tarshards.samples.keys import is_reserved
+from tarshards.stream.collate import collate
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+Sample = dict[str, Any]
+OnError = Callable[[Exception], Any]
+
+
+def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnError | None = None) -> Iterator[Any]:
+    """Yield ``function(sample)`` of every sample.
+
+    A failure is raised as it is, with a note of the sample's place; or *on_error* is given an OpError and the sample is
+    left out.
+
+    >>> list(map([1, 2], str))
+    ['1', '2']
+    """
+    handle = _raise_cause if on_error is None else on_error
+    for sample in samples:
+        try:
+            result = function(sample)
+        except Exception as error:
+            handle(_op_error(error, sample))
+            continue
+        yield result
+
+
+def filter(
+    samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error: OnError | None = None
+) -> Iterator[Any]:
+    """Yield the samples for which *predicate* holds; failures as in ``map``.
+
+    >>> list(filter(range(5), lambda x: x % 2))
+    [1, 3]
+    """
+    pairs = map(samples, lambda sample: (sample, predicate(sample)), on_error=on_error)
+    return (sample for sample, wanted in pairs if wanted)
+
+
+def map_fields(
+    samples: Iterable[Sample], functions: Mapping[str, Callable[[Any], Any]], *, on_error: OnError | None = None
+) -> Iterator[Sample]:
+    """Replace each field that *functions* names by its function's result; failures as in ``map``.
+
+    >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
+    [{'x': '1', 'y': 2}]
+    """
+    return map(samples, partial(_map_fields, functions), on_error=on_error)
+
+
+def _map_fields(functions: Mapping[str, Callable[[Any], Any]], sample: Sample) -> Sample:
+    return {**sample, **{field: function(sample[pick_field(sample, [field])]) for field, function in functions.items()}}
+
+
+def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
+    """Keep the given fields, and ``__key__`` and its like; ``"jpg;png"`` is the first of them that a sample has.
+
+    Raises SampleError where a sample has none of them.
+
+    >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
+    [{'__key__': 'a', 'jpg': 1}]
+    """
+    names = split_fields(fields)
+    for sample in samples:
+        kept = {field: value for field, value in sample.items() if is_reserved(field)}
+        for alternatives in names:
+            field = pick_field(sample, alternatives)
+            kept[field] = sample[field]
+        yield kept
+
+
+def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:
+    """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; others stay.
+
+    Raises SampleError where a sample has none of the alternatives, or has the new field already.
+
+    >>> list(rename_fields([{"jpg": 1, "cls": 2}], {"image": "jpg;png"}))
+    [{'image': 1, 'cls': 2}]
+    """
+    alternatives = {new: old.split(";") for new, old in names.items()}
+    for sample in samples:
+        new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
+        renamed = {new_of.get(field, field): value for field, value in sample.items()}
+        if len(renamed) < len(sample):
+            raise SampleError("two fields would get one name", **place(sample))
+        yield renamed
+
+
+def select_fields(samples: Iterable[Sample], spec: str) -> Iterator[Sample]:
+    """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
+
+    ``__key__`` and its like stay. Raises SampleError where a sample has none of the alternatives, or two of one name.
+
+    >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
+    [{'__key__': 'a', 'image': 1, 'txt': 3}]
+    """
+    terms = parse_selection(spec)
+    return (select(sample, terms) for sample in samples)
+
+
+def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the given fields as a tuple; ``"jpg;png"`` is the first of them that a sample has.
+
+    Raises SampleError where a sample has none of them.
+
+    >>> list(to_tuple([{"jpg": 1, "cls": 2}], "jpg;png", "cls"))
+    [(1, 2)]
+    """
+    names = split_fields(fields)
+    for sample in samples:
+        yield tuple([sample[pick_field(sample, alternatives)] for alternatives in names])
+
+
+def _op_error(error: Exception, sample: Any) -> OpError:
+    failure = OpError(f"{type(error).__name__}: {error}", **place(sample))
+    failure.__cause__ = error
+    return failure
+
+
+def _raise_cause(failure: Exception) -> None:
+    cause = failure.__cause__
+    assert cause is not None
+    cause.add_note(str(failure))
+    raise cause
+
+
+def decode(
+    samples: Iterable[Sample],
+    images: str | None = None,
+    *,
+    allow_unsafe: bool = False,
+    on_error: OnError | None = None,
+) -> Iterator[Sample]:
+    """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
+
+    A field that does not decode raises DecodeError; or that is given to *on_error* and the sample is left out.
+    ``allow_unsafe`` lets pickle and full torch.load run.
+
+    >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
+    [{'cls': 7, 'txt': 'seven'}]
+    """
+    for sample in samples:
+        field = ""
+        decoded = {}
+        try:
+            for field, value in sample.items():
+                if isinstance(value, bytes) and not is_reserved(field):
+                    value = decode_field(field, value, images=images, allow_unsafe=allow_unsafe)
+                decoded[field] = value
+        except DecodeError as error:
+            failure = DecodeError(error.reason, **place(sample), field=field)
+            if on_error is None:
+                raise failure from error
+            failure.__cause__ = error
+            on_error(failure)
+            continue
+        yield decoded
+
+
+def batched(
+    samples: Iterable[Any], size: int, *, collate: Callable[[list[Any]], Any] = collate, partial: bool = True
+) -> Iterator[Any]:
+    """Collate every *size* samples into one batch; the last may be smaller, or is left out with ``partial=False``.
+
+    By default dicts and tuples are collated field by field: see ``tarshards.stream.collate``.
+
+    >>> list(batched([(1, "a"), (2, "b"), (3, "c")], 2))
+    [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
+    """
+    if size < 1:
+        raise ValueError(f"a batch holds at least 1 sample, not {size}")
+    return _batched(samples, size, collate, partial)
+
+
+def _batched(samples: Iterable[Any], size: int, collate: Callable[[list[Any]], Any], partial: bool) -> Iterator[Any]:
+    iterator = iter(samples)
+    while batch := list(islice(iterator, size)):
+        if len(batch) == size or partial:
+            yield collate(batch)
+
+
+def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    """Yield the elements of every element.
+
+    >>> list(flatten(["ab", "c"]))
+    ['a', 'b', 'c']
+    """
+    for elements in samples:
+        yield from elements
+
+
+def shuffle(
+    samples: Iterable[Any], size: int, *, initial: int | None = None, seed: int = 0, epoch: int = 0
+) -> Iterator[Any]:
+    """Yield the samples in random order out of a buffer of *size*, the same for the same *seed* and *epoch*.
+
+    With *initial* the first sample comes when the buffer holds that many; it then grows to *size*.
+
+    >>> sorted(shuffle(range(5), 3)) == list(range(5))
+    True
+    """
+    if size < 1 or (initial is not None and initial < 1):
+        raise ValueError(f"a shuffle buffer holds at least 1 sample, not {size if initial is None else initial}")
+    return _shuffle(samples, size, size if initial is None else min(initial, size), random.Random(f"{seed}/{epoch}"))
+
+
+def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random) -> Iterator[Any]:
+    buffer: list[Any] = []
+    drawn = rng.random
+    iterator = iter(samples)
+    for sample in iterator:
+        buffer.append(sample)
+        if len(buffer) < initial:
+            continue
+        if len(buffer) < size:
+            buffer.extend(islice(iterator, 1))
+        place = int(drawn() * len(buffer))
+        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        yield buffer.pop()
+    rng.shuffle(buffer)
+    yield from buffer
+
+
+def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
+    """Yield the first *count* samples (None: all).
+
+    >>> list(take("abcd", 2))
+    ['a', 'b']
+    """
+    return islice(samples, count)
+
+
+def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
+    """Yield all but the first *count* samples.
+
+    >>> list(skip("abcd", 2))
+    ['c', 'd']
+    """
+    return islice(samples, count, None)
+
+
+def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
+    """Yield the samples *times* times over, or for ever; in a stream each time is an epoch of its own.
+
+    >>> list(repeat("ab", 2))
+    ['a', 'b', 'a', 'b']
+    """
+    for _ in count_from() if times is None else range(times):
+        empty = True
+        for sample in samples:
+            empty = False
+            yield sample
+        if empty:
+            return
+
+
+def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield pairs of a count and a sample.
+
+    >>> list(enumerate("ab"))
+    [(0, 'a'), (1, 'b')]
+    """
+    return builtins.enumerate(samples, start)
+
+
+def async_map(
+    samples: Iterable[Any],
+    function: Callable[[Any], Any],
+    *,
+    workers: int = 4,
+    executor: Executor | None = None,
+    ordered: bool = True,
+) -> Iterator[Any]:
+    """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless told otherwise.
+
+    At most 2 x *workers* samples are under way. Breaking off cancels what has not begun.
+
+    >>> list(async_map([3, 1, 2], str, workers=2))
+    ['3', '1', '2']
+    """
+    if workers < 1:
+        raise ValueError(f"async_map needs at least 1 worker, not {workers}")
+    return _async_map(samples, function, workers, executor, ordered)
+
+
+def _async_map(
+    samples: Iterable[Any], function: Callable[[Any], Any], workers: int, executor: Executor | None, ordered: bool
+) -> Iterator[Any]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tarshards.parallel import bounded_map
+
+    if executor is not None:
+        yield from bounded_map(function, samples, executor=executor, window=2 * workers, ordered=ordered)
+        return
+    with ThreadPoolExecutor(workers, "tarshards-map") as pool:
+        yield from bounded_map(function, samples, executor=pool, window=2 * workers, ordered=ordered)
+
+
+def progress(samples: Iterable[Any], *, total: int | None = None, description: str | None = None) -> Iterator[Any]:
+    """Show a progress bar on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():  # to import the bar takes longer than many a run
+        yield from samples
+        return
+    from tqdm import tqdm
+
+    with tqdm(samples, total=total, desc=description, unit=" samples") as bar:
+        yield from bar
+
+
+class Rate(NamedTuple):
+    """What ``monitor`` reports: counts since the start, *seconds* since then, rates over the last interval."""
+
+    samples: int
+    bytes: int
+    seconds: float
+    samples_per_second: float
+    bytes_per_second: float
+
+
+def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
+    """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
+    begun = last = time.perf_counter()
+    number = size = last_number = last_size = 0
+    for sample in samples:
+        yield sample
+        number += 1
+        size += _size(sample)
+        now = time.perf_counter()
+        if now - last >= interval:
+            callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last))
+            last, last_number, last_size = now, number, size
+    now = time.perf_counter()
+    callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last))
+
+
+def _rate(samples: int, size: int, seconds: float, new_samples: int, new_bytes: int, interval: float) -> Rate:
+    interval = max(interval, 1e-9)
+    return Rate(samples, size, seconds, new_samples / interval, new_bytes / interval)
+
+
+def _size(value: Any) -> int:
+    """The bytes that *value* holds: of strings their length, of arrays their buffer, of containers their values'."""
+    if isinstance(value, dict):
+        return sum(_size(field) for name, field in value.items() if not is_reserved(str(name)))
+    if isinstance(value, (tuple, list)):
+        return sum(builtins.map(_size, value))
+    return len(value) if isinstance(value, (bytes, str)) else getattr(value, "nbytes", 0)
+
+
+def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
+    """Give every sample the key that *template* makes of ``index`` (counted from 0), ``key`` and ``shard``.
+
+    Raises ValueError for a template that is malformed or has other names.
+
+    >>> samples = [{"__key__": "b", "cls": 1}, {"__key__": "a", "cls": 2}]
+    >>> [sample["__key__"] for sample in rekey(samples, "{index:03d}-{key}")]
+    ['000-b', '001-a']
+    """
+    filled = Template(template, {"index": 0, "key": "", "shard": ""}).fill
+    return (
+        {**sample, "__key__": filled({"index": index, "key": sample["__key__"], "shard": shard_of(sample)})}
+        for index, sample in zip(count_from(), samples)
+    )
+
+
+def add_source(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Add the URL of its shard to every sample, as the field ``source``; raise SampleError where there is one.
+
+    >>> list(add_source([{"__key__": "a", "__url__": "x.tar"}]))
+    [{'__key__': 'a', '__url__': 'x.tar', 'source': 'x.tar'}]
+    """
+    for sample in samples:
+        if "source" in sample:
+            raise SampleError("there is a field of this name already", **place(sample), field="source")
+        yield {**sample, "source": sample["__url__"]}

@@ -1,0 +1,323 @@
+"""A source and its ops: fluent, immutable, picklable, and iterable again and again."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from tarshards.epoch.world import World
+from tarshards.errors import StateError
+from tarshards.samples.ledger import Ledger
+from tarshards.stream import ops
+from tarshards.stream.dask import dask_map
+from tarshards.stream.sources import (
+    VERSION,
+    IterableSource,
+    PlannedSource,
+    Progress,
+    check_order,
+    check_state,
+    open_shards,
+)
+
+if TYPE_CHECKING:
+    from tarshards.epoch.plan import Tail
+
+#: Ops that take no more from upstream than they give, one by one; after any sample the source says where they stand.
+_LAZY = {
+    *(ops.map, ops.filter, ops.map_fields, ops.decode, ops.batched, ops.progress, ops.monitor),
+    *(ops.keep_fields, ops.rename_fields, ops.select_fields, ops.to_tuple),
+}
+#: Ops that give one sample for each that they take.
+_ONE_FOR_ONE = _LAZY - {ops.filter, ops.batched} | {ops.shuffle, ops.enumerate, ops.async_map}
+#: Ops for which it is the same whether they run over a whole stream or over its parts.
+PER_SAMPLE = _LAZY - {ops.batched, ops.progress, ops.monitor} | {ops.async_map}
+
+
+class EpochCounter:
+    """Counts the epochs of one stream."""
+
+    def __init__(self, epoch: int = 0):
+        self.epoch = epoch
+
+    def begin(self, world: World, epoch: int | None = None) -> int:
+        """Return the epoch that now begins: the next, or *epoch*."""
+        if epoch is None:
+            epoch = self.epoch
+        self.epoch = epoch + 1
+        return epoch
+
+    @property
+    def next(self) -> int:
+        """The epoch that would begin now."""
+        return self.epoch
+
+    def set(self, epoch: int) -> None:
+        """Let the next epoch be *epoch*."""
+        self.epoch = epoch
+
+    def copy(self) -> EpochCounter:
+        """Return a counter of its own that goes on from here."""
+        return EpochCounter(self.epoch)
+
+
+class BoundOp(NamedTuple):
+    """An op and its arguments; *context* names those that the stream supplies."""
+
+    function: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    context: tuple[str, ...]
+
+
+def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
+    parameters = inspect.signature(function).parameters
+    context = tuple(name for name in ("epoch", "on_error") if name in parameters)
+
+    @wraps(function)
+    def method(self: Stream, *args: Any, **options: Any) -> Any:
+        inspect.signature(function).bind(None, *args, **options)
+        return self._then(BoundOp(function, args, options, context))
+
+    return method
+
+
+class Stream:
+    """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
+
+    Each iteration begins at the source again and is an epoch further, which reorders what is shuffled. Breaking one
+    off closes what it opened.
+
+    >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
+    [array([ 1,  9, 25]), array([49, 81])]
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
+        self._source: Any = IterableSource(source)
+        self._ops: tuple[BoundOp, ...] = ()
+        self._epochs = EpochCounter()
+        self._world = World()
+        self._begin_state()
+
+    def _begin_state(self) -> None:
+        self._resumed: dict[str, Any] | None = None
+        self._progress: Progress | None = None
+
+    @staticmethod
+    def from_shards(
+        urls: Any,
+        *,
+        index: bool | Literal["auto"] = "auto",
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail | None = None,
+        pool: int | None = None,
+        fields: str | Iterable[str] | None = None,
+        on_error: Callable[[Exception], Any] | None = None,
+        world: World | None = None,
+        allow_pipe: bool = False,
+    ) -> Stream:
+        """Stream the samples of a shard expression, or of a list of them.
+
+        Where all shards have an *index* (True: they must, False: never mind), the epoch is planned: see ``EpochPlan``
+        for *shuffle*, *seed*, *tail* (by default "pad" for more than one rank) and *pool*. Else shards are read one
+        after the other, and *shuffle* permutes them by (*seed*, epoch). *fields* names those that are wanted. Errors
+        of a shard, and of the ops that take ``on_error``, are raised or given to *on_error*. *world* picks the part of
+        one rank and worker (by default all); *allow_pipe* lets ``pipe:`` URLs run their commands.
+
+        Raises UrlError for an expression that stands for nothing, ShardIndexError where only some shards have an index.
+        """
+        stream = Stream(())
+        stream._source = open_shards(
+            urls,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            pool=pool,
+            fields=fields,
+            on_error=on_error,
+            allow_pipe=allow_pipe,
+        )
+        stream._world = world or World()
+        return stream
+
+    map = _op(ops.map)
+    filter = _op(ops.filter)
+    map_fields = _op(ops.map_fields)
+    keep_fields = _op(ops.keep_fields)
+    rename_fields = _op(ops.rename_fields)
+    select_fields = _op(ops.select_fields)
+    to_tuple = _op(ops.to_tuple)
+    decode = _op(ops.decode)
+    batched = _op(ops.batched)
+    flatten = _op(ops.flatten)
+    shuffle = _op(ops.shuffle)
+    take = _op(ops.take)
+    skip = _op(ops.skip)
+    repeat = _op(ops.repeat)
+    enumerate = _op(ops.enumerate)
+    async_map = _op(ops.async_map)
+    dask_map = _op(dask_map)
+    progress = _op(ops.progress)
+    monitor = _op(ops.monitor)
+    rekey = _op(ops.rekey)
+    add_source = _op(ops.add_source)
+
+    def collect(self) -> list[Any]:
+        """Iterate once and return the samples as a list."""
+        return list(self)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of the stream's shards; raises TypeError for a stream that has none."""
+        if self._source.ledger is None:
+            raise TypeError("this stream does not come from shards and keeps no ledger")
+        return self._source.ledger
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be *epoch*; those after it count on."""
+        self._epochs.set(epoch)
+
+    def __len__(self) -> int:
+        """How many samples an epoch delivers to this rank; TypeError where the shards or the ops do not say it."""
+        if not isinstance(self._source, PlannedSource):
+            raise TypeError("only planned epochs have a length; they need indexes, which tarindex makes")
+        for op in (*self._source.ops, *self._ops):
+            if op.function not in _ONE_FOR_ONE:
+                raise TypeError(f"{op.function.__name__} changes the number of samples, so there is no length")
+        world = self._here()
+        size = len(self._source.plan(0, world.world_size))
+        return len(range(world.rank, size, world.world_size))
+
+    def __bool__(self) -> bool:
+        return True  # without a length too
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the iteration begun last stands, for ``load_state_dict`` in the same rank and worker."""
+        if self._resumed is not None:
+            return dict(self._resumed)
+        progress = self._progress or Progress(self._epochs.next, self._here())
+        state = {"version": VERSION, "digest": self._source.digest, "epoch": progress.epoch}
+        state["order"] = list(self._source.order)
+        taken = {"taken": progress.taken} if self._is_lazy() else {"delivered": progress.delivered}
+        place = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
+        return state | taken | {"world": place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where *state* says; raise StateError for the state of another dataset.
+
+        Indexed shards are read on from there, if no op holds samples back; else what was delivered is passed over.
+        """
+        check_state(state, self._source.digest, ("epoch", "world"))
+        check_order(state, self._source.order)
+        if ("taken" if self._is_lazy() else "delivered") not in state:
+            raise StateError("the state is of a stream with other ops")
+        self._resumed = dict(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        world = self._here()
+        state = self._resumed or {}
+        if state:
+            _check_world(state["world"], world)
+        self._resumed = None
+        epoch = self._epochs.begin(world, state.get("epoch"))
+        self._progress = progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
+        return self._run(progress)
+
+    def _is_lazy(self) -> bool:
+        """Whether the source says where the stream stands."""
+        return isinstance(self._source, PlannedSource) and all(op.function in _LAZY for op in self._ops)
+
+    def _here(self) -> World:
+        """The rank and worker to deliver to."""
+        return self._world
+
+    def _run(self, progress: Progress) -> Iterator[Any]:
+        try:
+            samples = self._iterate(len(self._ops), progress)
+            if self._is_lazy():
+                yield from samples
+            else:
+                for sample in islice(samples, progress.delivered, None):
+                    progress.delivered += 1
+                    yield sample
+        finally:
+            for ledger in self._ledgers():
+                ledger.report()
+
+    def _iterate(self, depth: int, progress: Progress) -> Iterator[Any]:
+        """Iterate over the source and the first *depth* ops."""
+        if depth == 0:
+            return self._source.iterate(progress)
+        op = self._ops[depth - 1]
+        if op.function is ops.repeat:
+            times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times") or 1
+            progress = Progress(progress.epoch * times, progress.world)
+        return iter(self._apply(op, _Upstream(self, depth - 1, progress), progress.epoch, self._source.ledger))
+
+    @staticmethod
+    def _apply(op: BoundOp, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
+        supplied = {"epoch": epoch, "on_error": on_error}
+        options = {**{name: supplied[name] for name in op.context}, **op.options}
+        return op.function(samples, *op.args, **options)
+
+    def through_ops(self, samples: Iterable[Any], epoch: int, on_error: Callable[[Exception], Any]) -> Iterable[Any]:
+        """Run all ops over *samples*; *on_error* is for those that name none."""
+        for op in self._ops:
+            samples = self._apply(op, samples, epoch, on_error)
+        return samples
+
+    def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
+        """Add to each sample the *fields* (by default all) of the sample of its key in parallel shards.
+
+        There are as many shards as of this stream, the nth belongs to the nth, and both have indexes (TypeError). A
+        sample without partner, and a field that is there twice, are SampleErrors. It comes before the ops.
+        """
+        if not isinstance(self._source, PlannedSource):
+            raise TypeError("only indexed shards are joined; tarindex makes indexes")
+        if self._ops:
+            raise TypeError("join comes before the ops")
+        return self._over(self._source.joined(urls, fields))
+
+    def _over(self, source: Any) -> Self:
+        """A stream like this one, over another source and without ops."""
+        stream = copy.copy(self)
+        stream._source, stream._ops, stream._epochs = source, (), type(self._epochs)(self._epochs.next)
+        stream._begin_state()
+        return stream
+
+    def _then(self, op: BoundOp) -> Self:
+        stream = copy.copy(self)
+        stream._ops = (*self._ops, op)
+        stream._epochs = self._epochs.copy()
+        stream._begin_state()
+        return stream
+
+    def _ledgers(self) -> list[Ledger]:
+        handlers = [self._source.ledger] + [op.options.get("on_error") for op in self._ops]
+        return [handler for handler in handlers if isinstance(handler, Ledger)]
+
+
+class _Upstream:
+    """What an op is given to iterate over; each iteration of it is one epoch further."""
+
+    def __init__(self, stream: Stream, depth: int, progress: Progress):
+        self.stream, self.depth, self.progress = stream, depth, progress
+
+    def __iter__(self) -> Iterator[Any]:
+        progress, self.progress = self.progress, Progress(self.progress.epoch + 1, self.progress.world)
+        return self.stream._iterate(self.depth, progress)
+
+
+def _check_world(place: list[int], world: World) -> None:
+    here = [world.rank, world.world_size, world.worker, world.num_workers]
+    if list(place) != here:
+        raise StateError(
+            "the state is of rank {} of {}, worker {} of {}, and this is rank {} of {}, worker {} of {}; "
+            "ShardLoader resumes on any number".format(*place, *here)
+        )

@@ -1,0 +1,76 @@
+"""The headers of a plain shard, all in one call: what a check counts of its samples."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import compress, pairwise
+from operator import ne
+from typing import NamedTuple
+
+from tarshards.samples.keys import split_name
+from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
+from tarshards.storage.plain import PlainFile
+from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
+
+LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
+NO_FIELDS = {"__key__", "__url__"}  # which have a meaning of their own in a sample
+
+
+class Headers(NamedTuple):
+    """The samples of a shard: the offset of each one's first header, and its form.
+
+    A form is the places in *fields*, little-endian uint16, of a sample's fields. *sizes* holds for each field the bytes
+    of its members.
+    """
+
+    keys: list[str]
+    offsets: list[int]
+    forms: list[bytes]
+    fields: list[str]
+    sizes: list[list[int]]
+
+    def first_of_each_form(self) -> Iterator[tuple[frozenset[str], int]]:
+        """Yield the fields and the number of each sample that is the first of its form."""
+        count = len(self.forms)
+        first = dict(zip(reversed(self.forms), reversed(range(count))))
+        for number in sorted(first.values()):
+            places = struct.iter_unpack("<H", self.forms[number])
+            yield frozenset(self.fields[place] for (place,) in places), number
+
+
+def read_headers(file: PlainFile) -> Headers | None:
+    """Return what the headers of a plain shard tell; None for any other, which has more to be told.
+
+    A plain shard is sound, not overly large, and its samples and one end of an archive are all that it holds: no other
+    members, no extended headers, and no names that some reader takes for others.
+    """
+    if file.size > LARGEST:
+        return None
+    found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split_name)
+    if found is None or not found[0]:
+        return None
+    keys, fields, arrays = found
+    if NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
+        return None
+    count = len(arrays[0]) // 4
+    samples, places, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
+    # Members overlap nowhere, so that nothing stands between them where they add up to where the last one ends.
+    lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
+    end = offsets[-1] - BLOCK + lengths[-1]
+    if sum(lengths) != end or not is_end(Zeros(end, file.size), 0, file.size):
+        return None
+    if any(file.read(end, file.size - end)):  # other members, behind the last one
+        return None
+    starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
+    forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
+    sizes_of: list[list[int]] = [[] for _ in fields]
+    for place, size in zip(places, sizes):
+        sizes_of[place].append(size)
+    return Headers(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
+
+
+def _is_odd(keys: list[str], fields: list[str]) -> bool:
+    """Say whether any name may be one that DALI misreads."""
+    text = "\0".join(keys + fields)
+    return text.split() != [text] or "" in fields or max(map(len, keys)) + max(map(len, fields)) >= 100

@@ -1,0 +1,181 @@
+"""Plans, folders and lines of text -> samples; every error names the line or the folder it comes from."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tarshards.errors import SampleError
+from tarshards.samples.conditions import Template
+from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.samples.read import Sample
+from tarshards.samples.tree import read_file
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.local import local_path
+from tarshards.storage.opening import open_url
+from tarshards.storage.streams import SCHEME, public
+from tarshards.verbs.table import unescape
+
+Row = tuple[str, list[bytes]]  # its place, and its cells
+
+
+def read_plan(
+    plan: str, *, key: str | None = None, delimiter: str | None = None, folder: str = "", allow_pipe: bool = False
+) -> Iterator[Sample]:
+    """Yield a sample for each row of *plan*, a table whose first row names the fields; it is read once, row by row.
+
+    Cells are the bytes of their fields; those of a column ``@jpg`` are paths (relative to *folder*) or URLs whose
+    content is the field jpg. Keys come from the template *key* over ``record`` (counted from 0) and the columns, or
+    else from the column ``__key__``. *delimiter* is a tab, unless the plan is named .csv; cells between tabs have the
+    escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
+
+    Raises a TarshardsError with the line for a row, key or file that is not as it must be.
+    """
+    if delimiter is None:
+        delimiter = "," if re.search(r"\.csv(\.\w+)?$", plan, re.IGNORECASE) else "\t"
+    lines = numbered_lines(plan, allow_pipe=allow_pipe)
+    rows = _split_tabs(lines) if delimiter == "\t" else _split_quoted(lines, delimiter)
+    return checked(_read_rows(rows, public(plan), key, folder, allow_pipe))
+
+
+def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, allow_pipe: bool) -> Iterator[Sample]:
+    place, header = next(rows, ("", []))
+    if not header:
+        raise SampleError("an empty plan: its first line names the columns", url=name)
+    columns = [_text(cell) for cell in header]
+    columns[0] = columns[0].removeprefix("\ufeff")
+    fields = [column.removeprefix("@") for column in columns]
+    _check_columns(fields, place)
+    with located(place):
+        if key is None and "__key__" not in columns:
+            raise ValueError("no column __key__, and no template for keys")
+        template = Template("{__key__}" if key is None else key, {"record": 0, **dict.fromkeys(fields, "")})
+    for record, (place, cells) in enumerate(rows):
+        with located(place):
+            if len(cells) != len(columns):
+                raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
+            texts = {field: _text(cell) for field, cell in zip(fields, cells)}
+            sample: Sample = {"__key__": template.fill({**texts, "record": record}), "__url__": place}
+            for column, field, cell in zip(columns, fields, cells):
+                if column.startswith("@"):
+                    sample[field] = _content(texts[field], folder, allow_pipe)
+                elif field != "__key__":
+                    sample[field] = cell
+        yield sample
+
+
+def _check_columns(fields: list[str], place: str) -> None:
+    with located(place):
+        for field, count in Counter(fields).items():
+            if count > 1:
+                raise ValueError(f"two columns for {field}")
+            if field == "record":
+                raise ValueError("a column cannot be named record, which counts the rows")
+            if field != "__key__" and not is_field(field):
+                raise ValueError(f"{field!r} cannot name a field")
+
+
+def is_field(name: str) -> bool:
+    """Say whether *name* can name a field that reads back.
+
+    >>> is_field("seg.png"), is_field("PNG"), is_field("__url__")
+    (True, False, False)
+    """
+    return bool(name) and not is_reserved(name) and split_name(f"key.{name}") == ("key", name)
+
+
+def _split_tabs(lines: Iterable[tuple[str, str]]) -> Iterator[Row]:
+    for place, line in lines:
+        with located(place):
+            cells = [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
+        yield place, cells
+
+
+def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[Row]:
+    places: list[str] = []  # of the lines of one row
+
+    def texts() -> Iterator[str]:
+        for place, line in lines:
+            places.append(place)
+            yield line + "\n"
+
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    while True:
+        places.clear()
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise SampleError(str(error), url=places[0]) from error
+        if row is None:
+            return
+        yield places[0], [cell.encode() for cell in row]
+
+
+def read_sources(lines: str, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
+    r"""Yield the samples that *lines*, a URL of lines ``NAME SOURCE``, makes of adjacent names with one key.
+
+    NAME is a member's name; a tab, or else the first space, ends it. SOURCE is a path (relative to *folder*), a URL,
+    ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe* ``pipe:command``.
+    """
+    return checked(_read_sources(lines, folder, allow_pipe))
+
+
+def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]:
+    sample: Sample = {}
+    for place, line in numbered_lines(lines, allow_pipe=allow_pipe):
+        if not line.strip():
+            continue
+        with located(place):
+            name, _, source = line.partition("\t" if "\t" in line else " ")
+            parts = split_name(name)
+            if not source.strip():
+                raise ValueError(f"a line is NAME SOURCE, not {line!r}")
+            if parts is None or not is_field(parts[1]):
+                raise ValueError(f"{name!r} has no key and field")
+            key, field = parts
+            if sample and sample["__key__"] == key and field in sample:
+                raise SampleError("this field comes twice", key=key, field=field)
+            text = source.lstrip().startswith("text:")
+            data = unescape(source.partition(":")[2]) if text else _content(source.strip(), folder, allow_pipe)
+        if sample and sample["__key__"] != key:
+            yield sample
+            sample = {}
+        sample = {**(sample or {"__key__": key, "__url__": place}), field: data}
+    if sample:
+        yield sample
+
+
+def read_text(
+    urls: Any, *, field: str = "txt", key: str = "{record:09d}", allow_pipe: bool = False
+) -> Iterator[Sample]:
+    """Yield a sample with one *field* for each line of the texts *urls*, a shard expression; without its newline.
+
+    *key* is a template over ``record``, which counts all lines from 0. Raises DecodeError for a line that is not UTF-8.
+    """
+    template = Template(key, {"record": 0})
+    lines = (line for url in expand_urls(urls) for line in numbered_lines(url, allow_pipe=allow_pipe))
+    return checked(
+        {"__key__": template.fill({"record": record}), "__url__": place, field: text.encode()}
+        for record, (place, text) in enumerate(lines)
+    )
+
+
+def _content(source: str, folder: str, allow_pipe: bool) -> bytes:
+    """Return the bytes of a path relative to *folder*, or of a URL."""
+    if not source:
+        raise ValueError("an empty path")
+    path = os.path.join(folder, local_path(source))
+    is_url = SCHEME.match(source) and not source.lower().startswith("file:")
+    if not is_url or os.path.lexists(path):
+        return read_file(path)
+    with open_url(source, allow_pipe=allow_pipe) as stream:
+        return stream.read()
+
+
+def _text(cell: bytes) -> str:
+    return cell.decode(errors="surrogateescape")

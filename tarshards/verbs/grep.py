@@ -1,0 +1,186 @@
+"""Some of the samples: those in which a pattern is found, those for which a condition holds, those of given keys."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from tarshards.errors import SampleError, TarshardsError
+from tarshards.samples.codecs import encode_field
+from tarshards.samples.keys import is_reserved
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.lines import located, numbered_lines
+from tarshards.samples.read import Sample, read_shard
+from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.verbs.table import escape, unescape
+
+Reject = Callable[[Sample, TarshardsError], Any]
+
+NAMED = 5  # missing keys, in one error
+
+
+class Pattern:
+    """Whether one of *patterns*, Python's regular expressions, is found in a sample's fields.
+
+    A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at its lines. *fields* are words as
+    ``split_fields`` gives them: of alternatives the first that the sample has, ``__key__`` for its key; by default all
+    fields. *fixed* patterns are texts as they are. Raises ValueError for what is no regular expression.
+
+    A sample that has none of a word's alternatives has nothing to be found there; ``missing`` counts them by the word.
+
+    >>> pattern = Pattern(["^cat"], ignore_case=True)
+    >>> pattern({"__key__": "a", "txt": b"a dog\\nCats"}), pattern({"__key__": "cat", "txt": b"a cat"})
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        patterns: Iterable[str],
+        *,
+        fields: list[list[str]] | None = None,
+        fixed: bool = False,
+        ignore_case: bool = False,
+    ):
+        self.fields = fields
+        self.missing: Counter[str] = Counter()
+        flags = re.MULTILINE | (re.IGNORECASE if ignore_case else 0)
+        self._searches: list[tuple[Any, Any]] = []
+        for pattern in patterns:
+            expression = re.escape(pattern) if fixed else pattern
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # of [[:alpha:]], which means something else here
+                    compiled = re.compile(expression, flags), re.compile(expression.encode(), flags)
+            except (re.error, ValueError, Warning, OverflowError, RecursionError) as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            self._searches.append((compiled[0].search, compiled[1].search))
+
+    def __call__(self, sample: Sample) -> bool:
+        return any(map(self._is_in, self._texts(sample)))
+
+    def _is_in(self, data: bytes) -> bool:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return any(search(data) for _, search in self._searches)
+        return any(search(text) for search, _ in self._searches)
+
+    def _texts(self, sample: Sample) -> Iterator[bytes]:
+        if self.fields is None:
+            yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
+            return
+        for alternatives in self.fields:
+            name = next(filter(sample.__contains__, alternatives), None)
+            if name is None:
+                self.missing[" or ".join(alternatives)] += 1
+            elif is_reserved(name):
+                yield str(sample[name]).encode(errors="surrogateescape")
+            else:
+                yield encode_field(name, sample[name])
+
+
+def matching(
+    samples: Iterable[Sample],
+    predicate: Callable[[Sample], bool],
+    *,
+    invert: bool = False,
+    most: int | None = None,
+    reject: Reject | None = None,
+) -> Iterator[Sample]:
+    """Yield the samples for which *predicate* holds, or with *invert* does not; *most* of them at most.
+
+    Errors are raised, or *reject* is given the sample and the error.
+
+    >>> list(matching([{"cls": 1}, {"cls": 2}], lambda sample: sample["cls"] == 1, invert=True))
+    [{'cls': 2}]
+    """
+
+    def holds(sample: Sample) -> bool:
+        try:
+            return bool(predicate(sample)) != invert
+        except TarshardsError as error:
+            if reject is None:
+                raise
+            reject(sample, error)
+            return False
+
+    return islice(filter(holds, samples), most)
+
+
+def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
+    """Yield the keys in the text *url*, one a line, escaped as in a table; blank lines do not count."""
+    for place, line in numbered_lines(url, allow_pipe=allow_pipe):
+        if line.strip():
+            with located(place):
+                key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")
+            yield key
+
+
+class Keys:
+    """Whether a sample is one of these *keys*, and which of them are ``lacking``: no sample has had them yet.
+
+    >>> keys = Keys(["a", "b"])
+    >>> keys({"__key__": "a"}), keys({"__key__": "c"}), keys.lacking
+    (True, False, {'b': None})
+    """
+
+    def __init__(self, keys: Iterable[str]):
+        self.lacking = dict.fromkeys(keys)
+        self.keys = frozenset(self.lacking)
+
+    def __call__(self, sample: Sample) -> bool:
+        self.lacking.pop(sample["__key__"], None)
+        return sample["__key__"] in self.keys
+
+    def read(
+        self, urls: Any, *, on_error: Callable[[Exception], Any] | None = None, allow_pipe: bool = False
+    ) -> Iterator[Sample]:
+        """Yield the samples in the order of the shards *urls*, of which only they are read if all have an index.
+
+        Raises SampleError in the end for keys that are lacking. Other errors are as in ``read_samples``.
+        """
+        samples = self.candidates(urls, on_error=on_error, allow_pipe=allow_pipe)
+        yield from filter(self, samples)
+        self.check()
+
+    def candidates(self, urls: Any, *, on_error: Any = None, allow_pipe: bool = False) -> Iterator[Sample]:
+        """Yield the samples of these keys where all shards have an index, and else all samples."""
+        from tarshards.index.access import has_index
+
+        shards, ledger = expand_shards(urls), Ledger.of(on_error)
+        if all(has_index([shard.url for shard in shards])):
+            return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)
+        return chain.from_iterable(read_shard(shard.url, ledger=ledger, allow_pipe=allow_pipe) for shard in shards)
+
+    def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
+        import numpy as np
+
+        from tarshards.index.access import IndexedShards
+
+        try:
+            indexed = IndexedShards([shard])
+            numbers = [number for number, key in enumerate(indexed.keys) if key in self.keys]
+            for result in indexed.read_all(np.zeros(len(numbers), np.int64), np.array(numbers, np.int64)):
+                if isinstance(result, dict):
+                    ledger.count(samples=1, members=len(result) - 2)
+                    yield result
+                else:
+                    ledger(result)
+            indexed.verify()
+            ledger.count(shards=1)
+        except TarshardsError as error:
+            ledger(error)
+
+    def check(self, on_error: Callable[[Exception], Any] | None = None) -> None:
+        """Raise SampleError if keys are lacking, or give *on_error* one for each."""
+        if on_error is not None:
+            for key in self.lacking:
+                on_error(SampleError("no sample has this key", key=key))
+        elif self.lacking:
+            names = [escape(key.encode(errors="surrogateescape")) for key in islice(self.lacking, NAMED)]
+            names += ["..."] * (len(self.lacking) > NAMED)
+            raise SampleError(f"no sample has {len(self.lacking)} of {len(self.keys)} keys: {', '.join(names)}")

@@ -1,0 +1,150 @@
+"""Samples <-> lines of JSON, from which text and bytes can be had back as they were.
+
+A line is an object of ``__key__`` and the fields. Those of numbers and of JSON (cls, json and their like) are values,
+those of text (txt, text, transcript) strings, and all others ``{"base64": "..."}``; so is text that is not UTF-8. On
+the way back any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a field
+of JSON is JSON, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tarshards.errors import DecodeError, SampleError, TarshardsError
+from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.fields import parse_selection, place, select
+from tarshards.samples.keys import is_reserved
+from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.samples.read import Sample
+
+JSON = {"json", "jsn"}
+INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
+TEXTS = {"txt", "text", "transcript"}
+
+
+def json_lines(
+    samples: Iterable[Sample],
+    fields: str = "*",
+    *,
+    binary: bool = True,
+    reject: Callable[[Sample, TarshardsError], Any] | None = None,
+) -> Iterator[str]:
+    """Yield a line for each sample: the key and *fields*, as ``select_fields`` has them; *binary* ones or not.
+
+    Raises DecodeError for a field that is not what it should be or that JSON cannot hold (NaN, a name that comes twice
+    in an object), or gives *reject* the sample and the error. ValueError where *fields* are not understood.
+
+    >>> list(json_lines([{"__key__": "a", "cls": b"7", "txt": b"hello", "jpg": b"\\xff"}]))
+    ['{"__key__": "a", "cls": 7, "txt": "hello", "jpg": {"base64": "/w=="}}']
+    """
+    terms = parse_selection(fields)
+    for sample in samples:
+        try:
+            names = select({name: sample[name] if is_reserved(name) else name for name in sample}, terms)
+            items = [f'"__key__": {_dumps(sample["__key__"])}']
+            for name, field in names.items():
+                if is_reserved(name):
+                    continue
+                data = encode_field(field, sample[field])
+                value = _value(sample, field, data)
+                if value is None and binary:
+                    value = _dumps({"base64": b64encode(data).decode()})
+                if value is not None:
+                    items.append(f"{_dumps(name)}: {value}")
+        except TarshardsError as error:
+            if reject is None:
+                raise
+            reject(sample, error)
+        else:
+            yield "{" + ", ".join(items) + "}"
+
+
+def _value(sample: Sample, field: str, data: bytes) -> str | None:
+    """Return *data* as JSON, or None for bytes that only base64 can hold."""
+    kind = field.rpartition(".")[2]
+    try:
+        if kind in JSON:
+            return _dumps(parse_json(data))
+        if kind in INTEGERS:
+            return _dumps(decode_field(field, data))
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise DecodeError(getattr(error, "reason", str(error)), **place(sample), field=field) from error
+    try:
+        return _dumps(data.decode()) if kind in TEXTS else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; raise ValueError for what is none, as NaN is, and for an object that would lose one of its items."""
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    items = dict(pairs)
+    if len(items) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} comes twice in an object")
+    return items
+
+
+def _constant(text: str) -> Any:
+    raise ValueError(f"{text} has no place in JSON")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text} is more than a number can be")
+    return number
+
+
+def read_json_lines(url: str, *, allow_pipe: bool = False) -> Iterator[Sample]:
+    """Yield a sample for each line of *url*, maybe compressed, that is as ``json_lines`` writes them, or is blank.
+
+    Raises SampleError, with the line, for one that is no sample, or whose key came before.
+    """
+    return checked(_read(url, allow_pipe))
+
+
+def _read(url: str, allow_pipe: bool) -> Iterator[Sample]:
+    for where, line in numbered_lines(url, allow_pipe=allow_pipe):
+        if not line.strip():
+            continue
+        with located(where):
+            try:
+                values = parse_json(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"no JSON: {error}") from error
+            if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
+                raise ValueError("a line is an object with a __key__ that is a string")
+            key = values.pop("__key__")
+            data = {field: _data(key, field, value) for field, value in values.items()}
+        yield {"__key__": key, "__url__": where, **data}
+
+
+def _data(key: str, field: str, value: Any) -> bytes:
+    """Return the bytes of a field of this *value*."""
+    kind = field.rpartition(".")[2]
+    if is_reserved(field):
+        raise SampleError("this cannot name a field", key=key, field=field)
+    try:
+        if kind in JSON:
+            return _dumps(value).encode(errors="backslashreplace")
+        if isinstance(value, str):
+            return value.encode()
+        if kind in INTEGERS and type(value) is int:
+            return str(value).encode()
+        if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
+            return b64decode(value["base64"], validate=True)
+    except (TarshardsError, ValueError) as error:
+        raise SampleError(getattr(error, "reason", str(error)), key=key, field=field) from error
+    wanted = 'a number, a string or {"base64": ...}' if kind in INTEGERS else 'a string or {"base64": ...}'
+    raise SampleError(f"this field is {wanted}, not {json.dumps(value)[:30]}", key=key, field=field)

@@ -1,0 +1,187 @@
+"""Several streams of samples -> one, in proportions that hold at every moment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from tarshards.epoch.proportions import Mixture
+from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.lines import located
+from tarshards.samples.read import Sample, read_shard
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.opening import open_url
+from tarshards.storage.streams import public
+from tarshards.stream.ops import rename_fields, shuffle
+
+WEIGHTED = re.compile(r"(.+):([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", re.DOTALL | re.IGNORECASE)
+ENTRIES = {"shards", "weight", "shuffle", "rename"}
+
+
+@dataclass
+class Source:
+    """One of the streams of a mixture: the samples of *shards*, maybe in a buffer that mixes them, maybe renamed.
+
+    *weight* is its share in relation to those of the others. With *shuffle* every pass over the shards has another
+    order, out of a buffer that holds so many samples; *rename* is ``{new: old}``, as for ``rename_fields``.
+    """
+
+    shards: Any
+    weight: float | str = 1
+    shuffle: int | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_sources(texts: Sequence[str]) -> list[Source]:
+    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` of equal weights; raise ValueError where only some have a weight.
+
+    >>> parse_sources(["a.tar:0.7", "b-{0..9}.tar:.3"])[1]
+    Source(shards='b-{0..9}.tar', weight='.3', shuffle=None, rename={})
+    """
+    matches = [WEIGHTED.fullmatch(text) for text in texts]
+    for text, match in zip(texts, matches):
+        if match is None and any(matches):
+            raise ValueError(f"{text} has no weight, and others have: write SHARDS:WEIGHT")
+    return [Source(match[1], match[2]) if match else Source(text) for text, match in zip(texts, matches)]
+
+
+def read_sources(url: str) -> list[Source]:
+    """Read the sources from YAML at *url*: a list of shards, weight, shuffle and rename, under ``sources`` or bare.
+
+    Needs PyYAML, which ``tarshards[yaml]`` brings. Raises SampleError for what is no such list.
+    """
+    from tarshards.samples.codecs.registry import require
+
+    yaml = require("yaml", extra="yaml")
+    with open_url(url) as stream, located(public(url)):
+        try:
+            found = yaml.safe_load(b"".join(iter(lambda: stream.read(1 << 20), b"")))
+        except yaml.YAMLError as error:
+            raise ValueError(f"no YAML: {' '.join(str(error).split())}") from error
+        if isinstance(found, dict) and found.keys() == {"sources"}:
+            found = found["sources"]
+        if not isinstance(found, list) or not found:
+            raise ValueError("a mixture is a list of sources")
+        return [_source(number, entry) for number, entry in enumerate(found, 1)]
+
+
+def _source(number: int, entry: Any) -> Source:
+    if not isinstance(entry, dict) or "shards" not in entry or not entry.keys() <= ENTRIES:
+        raise ValueError(f"source {number} is shards, and maybe weight, shuffle and rename, not {str(entry)[:80]}")
+    source = Source(**entry)
+    listed = source.shards if isinstance(source.shards, list) else [source.shards]
+    if not listed or not all(isinstance(spec, str) for spec in listed):
+        raise ValueError(f"source {number}: shards is an expression or a list of them")
+    if isinstance(source.weight, bool) or not isinstance(source.weight, int | float):
+        raise ValueError(f"source {number}: weight is a number, not {source.weight!r}")
+    if source.shuffle is not None and (type(source.shuffle) is not int or source.shuffle < 1):
+        raise ValueError(f"source {number}: shuffle is a number of samples, not {source.shuffle!r}")
+    pairs = source.rename.items() if isinstance(source.rename, dict) else [(None, None)]
+    if not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise ValueError(f"source {number}: rename is new: old, not {source.rename!r}")
+    return source
+
+
+def mix_streams(
+    sources: Sequence[Source],
+    *,
+    seed: int = 0,
+    until: Literal["first", "last"] | int = "first",
+    on_error: Callable[[Exception], Any] | None = None,
+    allow_pipe: bool = False,
+) -> Iterator[Sample]:
+    """Yield the samples of *sources* by their weights: of any n that have come, each source has its share within one.
+
+    *seed* says who is first among equals, and shuffles. It ends before the first source would begin again (*until*
+    "first"), when the last has been read once ("last"), or after so many samples; sources that end earlier begin again.
+    One sample of each source is held, besides the buffers of those that shuffle.
+
+    Raises OpenError where stdin would have to begin again, and SampleError for a source without samples; other errors
+    are as in ``read_samples``. ValueError for weights that are none.
+    """
+    if isinstance(until, int) and until < 0:
+        raise ValueError(f"until= is a number of samples, not {until}")
+    mixture = Mixture([source.weight for source in sources], seed)
+    ledger = Ledger.of(on_error)
+    streams = [_Stream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
+    if sum(stream.urls.count("-") for stream in streams) > 1:
+        raise UrlError("stdin is read once, by one source", url="-")
+    return _mix(streams, mixture, until)
+
+
+def _mix(streams: list[_Stream], mixture: Mixture, until: Literal["first", "last"] | int) -> Iterator[Sample]:
+    unread = {number for number, stream in enumerate(streams) if Fraction(str(stream.source.weight))}
+    try:
+        for taken, number in enumerate(mixture):
+            stream = streams[number]
+            if taken == until or (until == "first" and stream.has_ended()):
+                return
+            yield stream.take()
+            if until == "last" and stream.has_ended():
+                unread.discard(number)
+                if not unread:
+                    return
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+class _Stream:
+    """The samples of one source, over and over, with a look at whether there is one more."""
+
+    def __init__(self, source: Source, seed: int, ledger: Ledger, allow_pipe: bool):
+        self.source, self.seed, self.ledger, self.allow_pipe = source, seed, ledger, allow_pipe
+        self.urls = expand_urls(source.shards)
+        self.passes = 0
+        self.samples: Iterator[Sample] = iter(())
+        self.opened: Generator[Sample, None, None] | None = None
+        self.next: Sample | None = None
+
+    def has_ended(self) -> bool:
+        """Whether a pass is over; before the first one, none is."""
+        if self.next is None and self.passes:
+            self.next = next(self.samples, None)
+        return self.next is None and self.passes > 0
+
+    def take(self) -> Sample:
+        """Return the next sample, the first of a new pass where one is over."""
+        if self.passes == 0 or self.has_ended():
+            if self.passes and "-" in self.urls:
+                raise OpenError("has ended, and stdin cannot be read again", url="-")
+            self.samples = self.read()
+            self.passes += 1
+            if self.has_ended():
+                raise SampleError("no samples to mix", url=public(self.urls[0]))
+        sample, self.next = self.next, None
+        assert sample is not None
+        return sample
+
+    def read(self) -> Iterator[Sample]:
+        """Read all shards once."""
+        self.opened = self.shards()
+        samples: Iterable[Sample] = self.opened
+        if self.source.shuffle is not None:
+            samples = shuffle(samples, self.source.shuffle, seed=self.seed, epoch=self.passes)
+        return iter(self.renamed(samples) if self.source.rename else samples)
+
+    def shards(self) -> Generator[Sample, None, None]:
+        """Yield the samples of the shards."""
+        for url in self.urls:
+            yield from read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe)
+
+    def renamed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Rename the fields; samples with which that fails go to the ledger."""
+        for sample in samples:
+            try:
+                yield from rename_fields([sample], self.source.rename)
+            except TarshardsError as error:
+                self.ledger(error)
+
+    def close(self) -> None:
+        """Close what is open, at once, also where a traceback still holds it."""
+        if self.opened is not None:
+            self.opened.close()

@@ -1,0 +1,213 @@
+"""Samples for human eyes: listings with previews, pictures in a terminal, and a summary of many."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from typing import Any
+
+from tarshards.samples.codecs import decode_field, image
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.keys import is_reserved
+from tarshards.samples.lines import visible
+from tarshards.samples.read import Sample
+
+TEXTS = frozenset(["txt", "text", "transcript"])
+NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
+OBJECTS = frozenset(["json", "jsn", "mp", "msg", "msgpack", "cbor"])
+ARRAYS = frozenset(["npy", "npz", "ten", "tb", "tenbin"])
+PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # what decodes without running code and without torch
+
+PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
+SMALLEST = 24  # what is smaller is enlarged
+
+
+def list_sample(sample: Sample) -> str:
+    r"""Return a line with the key, then every field with its size in bytes and its preview, separated by tabs.
+
+    >>> list_sample({"__key__": "a", "cls": b"7", "raw": b"123", "txt": b"seven\n"})
+    'a\tcls:1=7\traw:3\ttxt:6="seven\\n"'
+    """
+    columns = [visible(sample["__key__"])]
+    for field, data in fields_of(sample):
+        seen = preview(field, data)
+        columns.append(visible(f"{field}:{len(data)}") + (f"={seen}" if seen else ""))
+    return "\t".join(columns)
+
+
+def fields_of(sample: Sample) -> Iterator[tuple[str, bytes]]:
+    """Yield the fields of *sample* with their bytes, without ``__key__`` and its like."""
+    return ((field, data) for field, data in sample.items() if not is_reserved(field))
+
+
+def preview(field: str, data: bytes, *, limit: int = 60) -> str:
+    """Return in one printable line what *data* are: the value's beginning, an array's dtype and shape, an image's size.
+
+    Empty for a field that is known by its size alone; ``<reason>`` for one that does not decode.
+
+    >>> preview("json", b'{"boxes": [1, 2]}'), preview("cls", b"x"), preview("raw", b"x")
+    ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '')
+    """
+    try:
+        if is_image(field):
+            return _image_size(data)
+        if field.removesuffix(".gz").rpartition(".")[2] in PREVIEWED:
+            return visible(_describe(decode_field(field, data), limit))
+    except Exception as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        return visible(f"<{_shorten(reason, limit)}>")
+    return ""
+
+
+def is_image(field: str) -> bool:
+    """Say whether *field* holds an image.
+
+    >>> is_image("seg.png"), is_image("png.json")
+    (True, False)
+    """
+    return field.rpartition(".")[2] in image.EXTENSIONS
+
+
+def _image_size(data: bytes) -> str:
+    from PIL import Image, UnidentifiedImageError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow's about large images, of which only the header is read
+        try:
+            with Image.open(BytesIO(data), formats=image.FORMATS) as header:
+                return f"{header.width}x{header.height} {header.mode}"
+        except UnidentifiedImageError as error:
+            raise ValueError("not an image") from error
+
+
+def _describe(value: Any, limit: int) -> str:
+    if isinstance(value, str):
+        return json.dumps(value[:limit], ensure_ascii=False) + ("…" if len(value) > limit else "")
+    if hasattr(value, "dtype"):
+        return _brief(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_brief)
+    except (TypeError, ValueError):  # keys that JSON has not
+        text = repr(value)
+    return _shorten(text, limit)
+
+
+def _brief(value: Any) -> str:
+    if hasattr(value, "dtype"):
+        return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
+    return f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
+    """Yield each image of *sample* as colour blocks that rich prints, at most *columns* wide; its reason if damaged."""
+    pixels = require("rich_pixels", extra="show").Pixels
+    for field, data in fields_of(sample):
+        if is_image(field):
+            try:
+                picture = decode_field(field, data, images="pilrgba")
+            except Exception as error:
+                yield visible(f"{field}: {getattr(error, 'reason', error)}")
+            else:
+                yield pixels.from_image(_fit(on_white(picture), columns))
+
+
+def on_white(picture: Any) -> Any:
+    """Return an RGBA image of PIL without its transparency, as RGB."""
+    from PIL import Image
+
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+
+
+def _fit(picture: Any, columns: int) -> Any:
+    """Scale *picture* into the columns and half-rows of a terminal; the smallest are enlarged by a whole factor."""
+    from PIL import Image
+
+    scale = min(columns / picture.width, PICTURE / picture.height)
+    if scale < 1:
+        size = [max(1, round(length * scale)) for length in picture.size]
+        return picture.resize(size, Image.Resampling.LANCZOS)
+    factor = max(1, min(int(scale), SMALLEST // max(picture.size)))
+    return picture.resize([length * factor for length in picture.size], Image.Resampling.NEAREST)
+
+
+class Summary:
+    """What many samples are together: their number, the sizes of their fields, keys that come more than once.
+
+    Keys of up to *max_keys* samples are remembered for that, about 150 bytes each.
+    """
+
+    def __init__(self, *, max_keys: int = 10_000_000):
+        self.max_keys = max_keys
+        self.samples = 0
+        self.duplicates: Counter[str] = Counter()  # how often each key came again
+        self.sizes: dict[str, Counter[int]] = defaultdict(Counter)  # field -> bits of a size -> samples
+        self.totals: Counter[str] = Counter()  # field -> bytes
+        self._keys: set[str] = set()
+
+    def add(self, sample: Sample) -> None:
+        """Count one sample."""
+        self.samples += 1
+        key = sample["__key__"]
+        if key in self._keys:
+            self.duplicates[key] += 1
+        elif len(self._keys) < self.max_keys:
+            self._keys.add(key)
+        for field, data in fields_of(sample):
+            self.sizes[field][len(data).bit_length()] += 1
+            self.totals[field] += len(data)
+
+    def __str__(self) -> str:
+        r"""Return the tables.
+
+        >>> summary = Summary()
+        >>> summary.add({"__key__": "a", "txt": b"hello"})
+        >>> print(summary)
+        samples     1
+        bytes       5
+        duplicates  0
+        <BLANKLINE>
+        field  samples  missing  bytes  mean
+        txt          1        0      5   5.0
+        <BLANKLINE>
+        field  from  to  samples
+        txt       4   7        1  ########################################
+        """
+        head = [f"samples     {self.samples}", f"bytes       {self.totals.total()}", self._told_duplicates()]
+        fields = sorted(self.sizes)
+        if not fields:
+            return "\n".join(head)
+        counts = [("field", "samples", "missing", "bytes", "mean")]
+        bars = [("field", "from", "to", "samples")]
+        most = max(max(sizes.values()) for sizes in self.sizes.values())
+        marks = [""]
+        for field in fields:
+            name, count, total = visible(field), self.sizes[field].total(), self.totals[field]
+            counts.append((name, str(count), str(self.samples - count), str(total), f"{total / count:.1f}"))
+            bits = self.sizes[field]
+            for power in sorted(bits):
+                bars.append((name, str(1 << power >> 1), str((1 << power) - 1), str(bits[power])))
+                marks.append("#" * -(-40 * bits[power] // most))
+        rows = [f"{row}  {mark}".rstrip() for row, mark in zip(_table(bars), marks)]
+        return "\n".join([*head, "", *_table(counts), "", *rows])
+
+    def _told_duplicates(self) -> str:
+        some = ", ".join(f"{visible(key)} ({again + 1} times)" for key, again in self.duplicates.most_common(5))
+        more = ", …" if len(self.duplicates) > 5 else ""
+        known = f" among the first {self.max_keys} keys" if len(self._keys) >= self.max_keys else ""
+        return f"duplicates  {len(self.duplicates)}{known}{some and ': ' + some}{more}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Align the first column left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]

@@ -1,0 +1,354 @@
+"""Samples in another order, however many there are: an external merge sort that keeps within a given memory.
+
+What does not fit is spilled, as sorted runs, to files without a name: they are gone with the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import pickle
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from struct import Struct
+from typing import Any, NamedTuple
+
+from tarshards.epoch.splitmix import splitmix64
+from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.samples.fields import pick_field, place
+from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import KeyRule, Sample
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import public
+from tarshards.tar.read import Member, read_members
+
+GIB = 1 << 30
+SHARE = 6  # a run gets this part of the memory; the rest is for Python, and for the keys of a large shard
+FAN_IN = 64  # runs merged at once, at most
+RECORD = 170  # bytes that Python needs beside a record's own and its sort key's: tuple, list, allocator
+SIZES = Struct("<QQ")  # before each record: the bytes of its pickled sort key and value
+
+Reject = Callable[[Sample, TarshardsError], Any]
+
+
+class SortKey(NamedTuple):
+    """What to sort by: a field, or alternatives like ``jpg;png``, and the kind of its values."""
+
+    field: str
+    kind: str = "text"
+
+
+def parse_sort_key(spec: str) -> SortKey:
+    """Parse ``FIELD[:text|int|float|natural]``; raise ValueError for another kind.
+
+    >>> parse_sort_key("cls:int"), parse_sort_key("txt")
+    (SortKey(field='cls', kind='int'), SortKey(field='txt', kind='text'))
+    """
+    field, colon, kind = spec.partition(":")
+    key = SortKey(field, kind) if colon else SortKey(field)
+    if not all(field.split(";")) or key.kind not in KINDS:
+        raise ValueError(f"{spec!r} is no sort key; write FIELD or FIELD:KIND with a kind of {', '.join(KINDS)}")
+    return key
+
+
+def natural(text: str) -> tuple[Any, ...]:
+    """Split *text* so that the numbers in it compare as numbers.
+
+    >>> sorted(["b10", "b9", "a"], key=natural)
+    ['a', 'b9', 'b10']
+    """
+    parts: list[Any] = re.split("([0-9]+)", text)
+    parts[1::2] = map(int, parts[1::2])
+    return tuple(parts)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if number != number:
+        raise ValueError("nan has no place in an order")
+    return number
+
+
+KINDS: dict[str, Callable[[str], Any]] = {"text": str, "int": int, "float": _float, "natural": natural}
+
+
+def sort_samples(
+    samples: Iterable[Sample],
+    *,
+    keys: Iterable[str] = ("__key__",),
+    reverse: bool = False,
+    unique: str | None = None,
+    memory: int = GIB,
+    tmpdir: str | None = None,
+    reject: Reject | None = None,
+) -> Iterator[Sample]:
+    """Yield *samples* sorted by *keys*, each ``FIELD[:text|int|float|natural]``; what is equal keeps its order.
+
+    Text sorts by code points. A sample without the field, or whose value does not parse, raises SampleError, or is
+    given to *reject* with the error and left out. Of the samples of one ``__key__``, *unique* keeps the "first" or the
+    "last", or raises ("error"). About *memory* bytes are used; what is more is spilled to *tmpdir*.
+
+    >>> [sample["__key__"] for sample in sort_samples([{"__key__": "b"}, {"__key__": "a"}])]
+    ['a', 'b']
+    """
+    parsed = [parse_sort_key(key) for key in keys]
+    pairs: Iterator[tuple[Any, Sample]]
+    if unique is None:
+        pairs = _with_keys(((0, sample) for sample in samples), parsed, 0, reject)
+    else:
+        chosen = _unique(samples, unique, memory, tmpdir)
+        pairs = _with_keys(chosen, parsed, -1 if reverse else 1, reject)
+    return map(itemgetter(1), merge_sort(pairs, reverse=reverse, memory=memory, tmpdir=tmpdir))
+
+
+def shuffle_samples(
+    samples: Iterable[Sample],
+    *,
+    seed: int = 0,
+    unique: str | None = None,
+    memory: int = GIB,
+    tmpdir: str | None = None,
+) -> Iterator[Sample]:
+    """Yield *samples* in a random order, all being equally likely; it follows from *seed* and their number alone.
+
+    *unique*, *memory* and *tmpdir* are as in ``sort_samples``.
+    """
+    if unique is not None:
+        samples = map(itemgetter(1), _unique(samples, unique, memory, tmpdir))
+    start = splitmix64(seed)
+    pairs = ((splitmix64(start + index), sample) for index, sample in enumerate(samples))
+    return map(itemgetter(1), merge_sort(pairs, memory=memory, tmpdir=tmpdir))
+
+
+def regroup_members(
+    members: Iterable[tuple[str, Member]],
+    *,
+    ledger: Ledger | None = None,
+    split: KeyRule = split_name,
+    memory: int = GIB,
+    tmpdir: str | None = None,
+) -> Iterator[Sample]:
+    """Yield one sample for all the members of a key, wherever they stand, in the order of the keys' first members.
+
+    *members* are pairs of a shard's URL and a member. Raises SampleError for a field that comes twice.
+
+    >>> members = [("x.tar", Member(name, b"", 0)) for name in ("b.jpg", "a.jpg", "b.cls")]
+    >>> [(sample["__key__"], len(sample) - 2) for sample in regroup_members(members)]
+    [('b', 2), ('a', 1)]
+    """
+    ledger = Ledger() if ledger is None else ledger
+    by_key = merge_sort(_keyed(members, split, ledger), memory=memory, tmpdir=tmpdir)
+    groups = ([value for _, value in group] for _, group in groupby(by_key, key=itemgetter(0)))
+    firsts = ((group[0][0], _join(group)) for group in groups)
+    for _, sample in merge_sort(firsts, memory=memory, tmpdir=tmpdir):
+        ledger.count(samples=1, members=len(sample) - 2)
+        yield sample
+
+
+def read_loose_members(urls: Any, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[tuple[str, Member]]:
+    """Yield URL and member for each member of all shards; every error is raised, for the rest would miss members."""
+    for url in expand_urls(urls):
+        name = public(url)
+        try:
+            with open_shard(url, allow_pipe=allow_pipe) as stream:
+                for member in read_members(stream, url=name, ledger=ledger):
+                    yield name, member
+        except OSError as error:
+            raise OpenError(error.strerror or str(error), url=name) from error
+        ledger.count(shards=1)
+
+
+def _keyed(
+    members: Iterable[tuple[str, Member]], split: KeyRule, ledger: Ledger
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Pairs of a key, and the place in the input and all else of its member."""
+    for index, (url, member) in enumerate(members):
+        parts = split(member.name)
+        if parts is None:
+            ledger.skip("reserved name" if is_reserved(member.name) else "no extension")
+        else:
+            yield parts[0], (index, url, *parts, member.offset, member.data)
+
+
+def _join(group: list[tuple[Any, ...]]) -> Sample:
+    _, url, key, *_ = group[0]
+    sample: Sample = {"__key__": key, "__url__": url}
+    for _, url, _, field, offset, data in group:
+        if field in sample:
+            raise SampleError("this field comes twice", url=url, offset=offset, key=key, field=field)
+        sample[field] = data
+    return sample
+
+
+def _with_keys(
+    numbered: Iterable[tuple[int, Sample]], keys: list[SortKey], direction: int, reject: Reject | None
+) -> Iterator[tuple[Any, Sample]]:
+    """Pairs of a sort key and a sample; with a *direction* its number breaks ties."""
+    for number, sample in numbered:
+        try:
+            values = [_sort_value(sample, key) for key in keys]
+        except SampleError as error:
+            if reject is None:
+                raise
+            reject(sample, error)
+        else:
+            if direction:
+                values.append(direction * number)
+            yield values[0] if len(values) == 1 else tuple(values), sample
+
+
+def _sort_value(sample: Sample, key: SortKey) -> Any:
+    field = pick_field(sample, key.field.split(";"))
+    value = sample[field]
+    try:
+        return KINDS[key.kind](value.decode() if isinstance(value, bytes) else str(value))
+    except ValueError as error:
+        raise SampleError(f"no {key.kind} to sort by: {error}", **place(sample), field=field) from error
+
+
+def _unique(samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | None) -> Iterator[tuple[int, Sample]]:
+    """The samples with their numbers, by key, one of each key."""
+    if keep not in ("first", "last", "error"):
+        raise ValueError(f'unique is "first", "last" or "error", not {keep!r}')
+    pairs = ((sample["__key__"], (index, sample)) for index, sample in enumerate(samples))
+    for key, group in groupby(merge_sort(pairs, memory=memory, tmpdir=tmpdir), key=itemgetter(0)):
+        chosen: Any = None
+        for _, numbered in group:
+            if chosen is None or keep == "last":
+                chosen = numbered
+            elif keep == "error":
+                raise SampleError("this key comes twice", url=numbered[1].get("__url__"), key=key)
+        yield chosen
+
+
+def merge_sort(
+    pairs: Iterable[tuple[Any, Any]], *, reverse: bool = False, memory: int = GIB, tmpdir: str | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield *pairs* of a sort key and a value in the order of the keys, stable also with *reverse*.
+
+    Values of more than the *memory* are pickled to files in *tmpdir*. Raises OpenError where they find no room.
+
+    >>> list(merge_sort([(2, "b"), (1, "a"), (2, "c")], reverse=True))
+    [(2, 'b'), (2, 'c'), (1, 'a')]
+    """
+    budget = memory // SHARE
+    spill: _Spill | None = None
+    run: list[tuple[Any, bytes]] = []
+    used = 0
+    try:
+        for key, value in pairs:
+            record = _pack(key, value)
+            run.append((key, record))
+            used += len(record) + RECORD + _sizeof(key)
+            if used > budget:
+                spill = spill or _Spill(tmpdir)
+                run.sort(key=itemgetter(0), reverse=reverse)
+                spill.add(run)
+                run, used = [], 0
+        run.sort(key=itemgetter(0), reverse=reverse)
+        if spill is None:
+            run.reverse()
+            while run:  # popped, so that the memory goes as it is used
+                key, record = run.pop()
+                yield key, _value(record)
+            return
+        spill.add(run)
+        del run
+        while len(spill.runs) > (fan_in := max(2, min(FAN_IN, budget // (spill.largest + 1)))):
+            with spill:
+                spill = spill.merged(fan_in, reverse, budget)
+        for key, record in spill.merge(spill.runs, reverse, budget):
+            yield key, _value(record)
+    finally:
+        if spill is not None:
+            spill.close()
+
+
+def _pack(key: Any, value: Any) -> bytes:
+    packed = pickle.dumps(key, 5), pickle.dumps(value, 5)
+    return b"".join([SIZES.pack(*map(len, packed)), *packed])
+
+
+def _value(record: bytes) -> Any:
+    return pickle.loads(memoryview(record)[SIZES.size + SIZES.unpack_from(record)[0] :])
+
+
+def _sizeof(key: Any) -> int:
+    return sys.getsizeof(key) + (sum(map(_sizeof, key)) if isinstance(key, tuple) else 0)
+
+
+class _Spill:
+    """A file of sorted runs, one after the other; *largest* is the size of its largest record."""
+
+    def __init__(self, tmpdir: str | None):
+        self.tmpdir = tmpdir or tempfile.gettempdir()
+        self.runs: list[tuple[int, int]] = []
+        self.largest = self.size = 0
+        try:
+            self.file = tempfile.TemporaryFile(dir=self.tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise OpenError(f"no temporary file: {error.strerror}", url=self.tmpdir) from error
+
+    def add(self, run: Iterable[tuple[Any, bytes]]) -> None:
+        """Append a run of pairs of key and record that are in order."""
+        begin = self.size
+        try:
+            for _, record in run:
+                self.file.write(record)
+                self.size += len(record)
+                self.largest = max(self.largest, len(record))
+            self.file.flush()
+        except OSError as error:
+            raise OpenError(f"cannot write a temporary file: {error.strerror}", url=self.tmpdir) from error
+        if self.size > begin:
+            self.runs.append((begin, self.size))
+
+    def merged(self, fan_in: int, reverse: bool, memory: int) -> _Spill:
+        """Return a spill with one run for every *fan_in* neighbours of this one."""
+        spill = _Spill(self.tmpdir)
+        try:
+            for first in range(0, len(self.runs), fan_in):
+                spill.add(self.merge(self.runs[first : first + fan_in], reverse, memory))
+        except BaseException:
+            spill.close()
+            raise
+        return spill
+
+    def merge(self, runs: list[tuple[int, int]], reverse: bool, memory: int) -> Iterator[tuple[Any, bytes]]:
+        """Yield the pairs of *runs* in one order; where keys are equal, those of the earlier run first."""
+        chunk = min(max(memory // len(runs), 1 << 12), 1 << 18)
+        return heapq.merge(*(self._read(*run, chunk) for run in runs), key=itemgetter(0), reverse=reverse)
+
+    def _read(self, begin: int, end: int, chunk: int) -> Iterator[tuple[Any, bytes]]:
+        wanted = chunk
+        while begin < end:
+            data = os.pread(self.file.fileno(), min(wanted, end - begin), begin)
+            position = 0
+            while len(data) - position >= SIZES.size:
+                key, value = SIZES.unpack_from(data, position)
+                wanted = SIZES.size + key + value
+                if wanted > len(data) - position:
+                    break
+                record = data[position : position + wanted]
+                yield pickle.loads(record[SIZES.size : SIZES.size + key]), record
+                position += wanted
+            begin += position
+            wanted = max(chunk, wanted)
+
+    def close(self) -> None:
+        """Drop the runs."""
+        with suppress(OSError):  # of a full disk, which has been told
+            self.file.close()
+
+    def __enter__(self) -> _Spill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

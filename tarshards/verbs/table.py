@@ -1,0 +1,137 @@
+r"""Samples -> lines of a table, from which every byte can be had back.
+
+Cells are separated by tabs and rows by newlines. Within a cell the backslash is ``\\``, tab, newline and carriage
+return are ``\t``, ``\n`` and ``\r``, and every other control character and byte that is no UTF-8 is ``\xNN``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tarshards.errors import SampleError, TarshardsError
+from tarshards.samples.codecs import encode_field
+from tarshards.samples.fields import Term, parse_selection, pick_field, place
+from tarshards.samples.keys import is_reserved
+from tarshards.samples.read import Sample
+
+_ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
+_PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
+
+
+def escape(data: bytes) -> str:
+    r"""Write *data* as the text of a cell.
+
+    >>> print(escape(b"a\tb\\\xff\0\n"))
+    a\tb\\\xff\x00\n
+    """
+    escaped = re.sub(rb"[\x00-\x1f\x7f\\]", lambda match: _ESCAPES.get(match[0]) or rb"\x%02x" % ord(match[0]), data)
+    return escaped.decode(errors="backslashreplace")
+
+
+def unescape(text: str) -> bytes:
+    r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for what it never writes.
+
+    >>> unescape(r"a\tb\\\xff")
+    b'a\tb\\\xff'
+    """
+
+    def plain(match: re.Match[bytes]) -> bytes:
+        if match[0] in _PLAIN:
+            return _PLAIN[match[0]]
+        if match[1] is None:
+            raise ValueError(f"{match[0].decode(errors='replace')} in {text!r} is no escape")
+        return bytes.fromhex(match[1].decode())
+
+    return re.sub(rb"\\(?:x([0-9a-f]{2})|.|$)", plain, text.encode(), flags=re.DOTALL)
+
+
+def tabulate(
+    samples: Iterable[Sample],
+    fields: str = "*",
+    *,
+    key: bool = True,
+    header: bool = True,
+    missing: str | None = None,
+    reject: Callable[[Sample, Exception], Any] | None = None,
+) -> Iterator[str]:
+    r"""Yield a line of column names, then a line a sample: the key and *fields*, as ``select_fields`` has them.
+
+    ``*`` stands for the other fields of the first sample; a sample with more of them than those has no row. Where a
+    field is missing the cell is *missing*, as it is (``\N`` would be no other cell's text). Raises ValueError for
+    *fields* that name a column twice, SampleError where a field is missing and *missing* is None; or *reject* is given
+    the sample and the error.
+
+    >>> list(tabulate([{"__key__": "a", "cls": b"7", "txt": b"a\tb"}]))
+    ['__key__\tcls\ttxt', 'a\t7\ta\\tb']
+    """
+    if missing is not None and re.search(r"[\t\n\r]", missing):
+        raise ValueError(f"the mark of missing fields is part of a line, not {missing!r}")
+    terms = parse_selection(fields)
+    names = [term.name or ";".join(term.alternatives) for term in terms]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{fields!r} names a column twice")
+    return _tabulate(samples, terms, key, header, missing, reject)
+
+
+def _tabulate(
+    samples: Iterable[Sample],
+    terms: list[Term],
+    key: bool,
+    header: bool,
+    missing: str | None,
+    reject: Callable[[Sample, Exception], Any] | None,
+) -> Iterator[str]:
+    everything = any(term.alternatives == ["*"] for term in terms)
+    heading = header and not everything
+    columns = terms
+    if heading:
+        yield _heading(columns, key)
+    for index, sample in enumerate(samples):
+        if everything and index == 0:
+            columns = _expand(terms, sample)
+            if header:
+                yield _heading(columns, key)
+        try:
+            cells = [_cell(sample, column, missing) for column in columns]
+            if everything:
+                _check_all(sample, columns)
+        except TarshardsError as error:
+            if reject is None:
+                raise
+            reject(sample, error)
+            continue
+        if key:
+            cells.insert(0, escape(sample["__key__"].encode(errors="surrogateescape")))
+        yield "\t".join(cells)
+
+
+def _expand(terms: list[Term], sample: Sample) -> list[Term]:
+    """Put the other fields of *sample* in the place of ``*``."""
+    named = {field for term in terms for field in term.alternatives}
+    others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
+    for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:
+        raise SampleError("two columns would get this name", **place(sample), field=field)
+    return [column for term in terms for column in (others if term.alternatives == ["*"] else [term])]
+
+
+def _heading(columns: list[Term], key: bool) -> str:
+    names = [column.name or ";".join(column.alternatives) for column in columns]
+    cells = [escape(name.encode(errors="surrogateescape")) for name in names]
+    return "\t".join(["__key__", *cells] if key else cells)
+
+
+def _cell(sample: Sample, column: Term, missing: str | None) -> str:
+    if missing is not None and not any(field in sample for field in column.alternatives):
+        return missing
+    field = pick_field(sample, column.alternatives)
+    return escape(encode_field(field, sample[field]))
+
+
+def _check_all(sample: Sample, columns: list[Term]) -> None:
+    taken = {next(filter(sample.__contains__, column.alternatives), None) for column in columns}
+    for field in sample:
+        if field not in taken and not is_reserved(field):
+            reason = "this field has no column, which the first sample decides; name the columns"
+            raise SampleError(reason, **place(sample), field=field)

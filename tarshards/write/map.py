@@ -1,0 +1,255 @@
+"""Shards -> shards by a function, on all cores or a cluster: each written at once, done once, and told in a report."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tarshards.errors import OpError, TarshardsError
+from tarshards.parallel import bounded_map
+from tarshards.samples.ledger import Ledger, Quarantined
+from tarshards.samples.read import Sample, read_shard, sample_members
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.markers import common_name, digest_of, exists, make_folder, read_marker, write_marker
+from tarshards.storage.opening import open_url
+from tarshards.stream.ops import progress as show_progress
+from tarshards.tar.read import END
+from tarshards.write.shards import TarWriter, pack_members, shard_name
+
+AHEAD = 1000  # shards that wait in the executor or are under way
+
+OnError = Callable[[Exception], Any]
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What became of one shard; *failed* counts samples, *bytes* are the output's, *error* is why there is none."""
+
+    input: str
+    output: str
+    samples_in: int = 0
+    samples_out: int = 0
+    failed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    resumed: bool = False
+    error: str | None = None
+
+
+def map_shards(
+    function: Callable[[Any], Any],
+    inputs: Any,
+    outputs: Any,
+    *,
+    executor: Executor | None = None,
+    retries: int = 0,
+    resume: bool = True,
+    on_error: OnError | None = None,
+    progress: bool = True,
+    per_sample: bool = False,
+) -> list[ShardReport]:
+    """Make of every shard of *inputs* the shard of *outputs* in its place, and return a report of each.
+
+    *function* makes an iterator of samples of one, or with *per_sample* a sample (or None: left out) of a sample. It is
+    called by *executor*, any of ``concurrent.futures``; by default a ``ProcessPool`` of all cores. A shard whose call
+    raises, or whose process dies, is tried *retries* times more; then its error is raised, or given to *on_error*, and
+    the others go on. With *on_error* a sample that fails is left out and counted.
+
+    Each output is written at once, then its index and the marker ``OUTPUT.done``, by which a later call with *resume*
+    skips it. The manifest of the outputs, and the report as lines of JSON, ``NAME.report.jsonl``, come last.
+    """
+    urls = expand_urls(inputs)
+    names = output_names(outputs, len(urls))
+    work = _Work(function, per_sample, on_error is not None, resume, _name_of(function))
+    ledger = Ledger.of(on_error)
+    reports: dict[int, ShardReport] = {}
+    with ExitStack() as stack:
+        executor = executor or stack.enter_context(_default_pool())
+        todo = list(enumerate(zip(urls, names)))
+        for left in range(retries, -1, -1):
+            outcomes = run_all(work, todo, executor)
+            todo = []
+            for (number, (url, name)), result, error in show_progress(outcomes) if progress else outcomes:
+                if error is None:
+                    reports[number], quarantined = result
+                    for entry in quarantined:
+                        ledger(_error_of(entry))
+                elif left:
+                    todo.append((number, (url, name)))
+                else:
+                    failure = located(error, url)
+                    reports[number] = ShardReport(url, name, error=str(failure))
+                    ledger(failure)
+    rows = [reports[number] for number in sorted(reports)]
+    write_report(common_name(names) + ".report.jsonl", rows)
+    write_manifests(row for row in rows if row.error is None)
+    return rows
+
+
+def _default_pool() -> Executor:
+    from tarshards.parallel import ProcessPool
+
+    return ProcessPool()
+
+
+def output_names(outputs: Any, count: int) -> list[str]:
+    """Return the *count* URLs that *outputs* names, an expression or a pattern with ``{shard:06d}`` or ``%06d``.
+
+    >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
+    (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
+    """
+    if isinstance(outputs, str) and shard_name(outputs, 0) != shard_name(outputs, 1):
+        names = [shard_name(outputs, number) for number in range(count)]
+    else:
+        names = expand_urls(outputs)
+    if len(names) != count:
+        raise ValueError(f"{count} inputs and {len(names)} outputs: every shard has its own")
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{times} shards would write {name}")
+    return names
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is done with each pair of shards; called in another process or on another machine."""
+
+    function: Callable[[Any], Any]
+    per_sample: bool
+    forgiving: bool
+    resume: bool
+    name: str
+
+    def __call__(self, pair: tuple[int, tuple[str, str]]) -> tuple[ShardReport, list[Quarantined]]:
+        _, (url, output) = pair
+        digest = digest_of(url, output, self.per_sample, self.name)
+        marker = f"{output}.done"
+        if self.resume and (record := read_marker(marker)) and record.get("digest") == digest and exists(output):
+            return ShardReport(**{**record["report"], "resumed": True}), []
+        begun = time.time()
+        failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
+        counted = Ledger()
+        samples = read_shard(url, ledger=counted, allow_pipe=True)
+        results = self._each(samples, failures) if self.per_sample else self.function(samples)
+        count, size = write_shard(results, output)
+        seconds = round(time.time() - begun, 3)
+        report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
+        write_marker(marker, {"digest": digest, "report": asdict(report)})
+        return report, failures.quarantined
+
+    def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
+        for sample in samples:
+            try:
+                result = self.function(sample)
+            except Exception as error:
+                place = {"url": sample["__url__"], "key": sample["__key__"]}
+                failure = OpError(f"{type(error).__name__}: {error}", **place)
+                failure.__cause__ = error
+                failures(failure)
+                continue
+            if result is not None:
+                yield {"__key__": sample["__key__"], **result}
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return what tells a function from others in any process: its name, and the arguments that are bound to it."""
+    try:
+        return digest_of(pickle.dumps(function).hex())
+    except Exception:
+        return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
+    """Write *samples* to a shard, and its index if it is not compressed; return their number and its bytes."""
+    from tarshards.index.members import Members
+
+    make_folder(target)
+    with TarWriter(target, allow_pipe=True) as writer:
+        index = None if writer.is_compressed else Members()
+        for sample in samples:
+            members = sample_members(sample)
+            packed = pack_members(members)
+            before = writer.size - len(END)
+            writer.write_members(sample["__key__"], packed)
+            if index is not None:
+                index.add_written(sample["__key__"], members, packed, before)
+    if index is not None and not target.startswith("pipe:"):
+        index.index(writer.size, target).save(target)
+    return writer.samples, writer.size
+
+
+def write_report(url: str, rows: Iterable[Any]) -> None:
+    """Write *rows*, dataclasses, as lines of JSON."""
+    import json
+
+    with open_url(url, "wb") as stream:
+        stream.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows).encode())
+
+
+def write_manifests(reports: Iterable[ShardReport]) -> None:
+    """Write the manifests of the outputs that *reports* tell of."""
+    from tarshards.index.manifests import update_manifests
+    from tarshards.storage.manifest import Shard
+
+    compressed = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")
+    shards = [
+        Shard(row.output, row.samples_out, None if row.output.endswith(compressed) else row.bytes) for row in reports
+    ]
+    list(update_manifests(shard for shard in shards if not shard.url.startswith("pipe:")))
+
+
+def run_all(
+    function: Callable[[Any], Any], items: Iterable[Any], executor: Executor
+) -> Iterator[tuple[Any, Any, BaseException | None]]:
+    """Yield every item as it is done, with the result of *function* or the error."""
+    return bounded_map(function, items, executor=_Outcomes(executor), window=AHEAD, ordered=False)
+
+
+class _Outcome(Future[Any]):
+    """What became of a call; giving it up gives the call up."""
+
+    call: Future[Any]
+
+    def cancel(self) -> bool:
+        self.call.cancel()
+        return super().cancel()
+
+
+class _Outcomes(Executor):
+    """An executor whose futures never fail: they hold the item, its result and its error."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        (item,) = args
+        outcome = _Outcome()
+        outcome.call = self.executor.submit(function, item)
+
+        def done(call: Future[Any]) -> None:
+            if not call.cancelled() and outcome.set_running_or_notify_cancel():
+                error = call.exception()
+                outcome.set_result((item, None if error else call.result(), error))
+
+        outcome.call.add_done_callback(done)
+        return outcome
+
+
+def located(error: BaseException, url: str) -> Exception:
+    """Return *error* as one that names the shard *url*, keeping its cause."""
+    if isinstance(error, TarshardsError) and error.url is not None:
+        return error
+    reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"
+    failure = OpError(reason, url=url, key=getattr(error, "key", None), field=getattr(error, "field", None))
+    failure.__cause__ = error
+    return failure
+
+
+def _error_of(entry: Quarantined) -> OpError:
+    return OpError(entry.reason, url=entry.shard, key=entry.key, field=entry.field, offset=entry.offset)

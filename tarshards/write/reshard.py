@@ -1,0 +1,317 @@
+"""Shards -> other shards, shuffled as a whole or cut anew, however much larger than memory: in two parallel passes.
+
+The first pass scatters the samples to buckets, by the high bits of the random number that is their place; the second
+writes each new shard from the buckets that it spans. The order follows from the seed and the inputs alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tarshards.epoch.splitmix import splitmix64
+from tarshards.errors import SampleError
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import Sample, read_shard
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.manifest import Shard
+from tarshards.storage.markers import digest_of, exists, local_of, make_folder, read_marker, size_of, write_marker
+from tarshards.stream import ops
+from tarshards.tar.read import END
+from tarshards.write.map import located, run_all
+from tarshards.write.shards import TarWriter, pack_sample, shard_name
+
+MAX_BYTES = 10**9
+BUCKET = 1 << 26  # bytes, about
+MOST_BUCKETS = 1 << 12
+BUFFER = 1 << 24  # bytes that a task of the first pass holds
+SAMPLES = 40  # bits for the number of a sample in its shard
+MASK = (1 << 64) - 1
+NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
+ENTRY = [("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), ("offset", "<u8"), ("size", "<u8")]
+
+
+class Cut(NamedTuple):
+    """Where shards end: one of the three is set."""
+
+    max_bytes: int | None
+    max_samples: int | None
+    shards: int | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What both passes know."""
+
+    inputs: list[str]
+    pattern: str
+    folder: str
+    buckets: int  # a power of two; without a shuffle each input is its own
+    seed: int | None
+    rekey: str | None
+
+    def order(self, shard: int, sample: int) -> int:
+        """Return the place of a sample, which no other has: splitmix64 is one to one."""
+        number = shard << SAMPLES | sample
+        return number if self.seed is None else splitmix64((splitmix64(self.seed) + number) & MASK)
+
+    def bucket(self, shard: int, order: int) -> int:
+        return shard if self.seed is None else order * self.buckets >> 64
+
+    def scattered(self, shard: int, end: str) -> str:
+        return f"{self.folder}/scattered-{shard:06d}.{end}"
+
+
+def reshard(
+    inputs: Any,
+    output_pattern: str,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    max_bytes: int | None = None,
+    max_samples: int | None = None,
+    shards: int | None = None,
+    rekey: str | None = None,
+    executor: Executor | None = None,
+    tmpdir: str | None = None,
+    progress: bool = False,
+) -> list[Shard]:
+    """Write the samples of *inputs* to the shards of *output_pattern* and return them, with an index and a manifest.
+
+    The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. A shard has at most
+    *max_bytes* (default: 1e9; only a single larger sample exceeds it) or *max_samples*, or there are just so many
+    *shards*, equal within one sample. *rekey* is a template for keys over ``index`` (within its input), ``key`` and
+    ``shard``, for inputs that have the same keys. The bytes are the same whatever *executor*, by default a
+    ``ProcessPool`` of all cores.
+
+    Between the passes all samples lie in a folder beside the first output, or in *tmpdir*: as many bytes as the inputs
+    have. It is there that the same call, after one that was broken off, goes on; at the end it is removed.
+    """
+    import numpy as np
+
+    cut = _cut(max_bytes, max_samples, shards)
+    if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
+        raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+    if rekey is not None:
+        ops.rekey([], rekey)  # which refuses what is no template
+    urls = expand_urls(inputs)
+    sizes = [size_of(url) for url in urls]
+    folder = work_folder(output_pattern, tmpdir)
+    buckets = 1
+    while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
+        buckets *= 2
+    plan = _Plan(urls, output_pattern, folder, buckets, seed if shuffle else None, rekey)
+    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut))
+
+    with ExitStack() as stack:
+        if executor is None:
+            from tarshards.parallel import ProcessPool
+
+            executor = stack.enter_context(ProcessPool())
+        _run(_Scatter(plan), list(range(len(urls))), executor, lambda number: urls[number], progress)
+        counts, ends = _ends(plan, cut)
+        bounds = np.concatenate([[0], ends]).tolist()
+        gather = _Gather(plan, np.concatenate([[0], np.cumsum(counts)]).tolist())
+        spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
+        found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
+    made = [Shard(*found[span]) for span in spans]
+    _write_manifest(output_pattern, made)
+    shutil.rmtree(folder)
+    return made
+
+
+def work_folder(pattern: str, tmpdir: str | None = None) -> str:
+    """Return the folder where samples lie between the passes; ValueError where it must be named."""
+    first = local_of(shard_name(pattern, 0))
+    if first is None and tmpdir is None:
+        raise ValueError(f"{pattern} is no local folder: tmpdir says where samples lie between the passes")
+    name = f"{os.path.basename(first or shard_name(pattern, 0))}.reshard"
+    return os.path.join(os.path.dirname(first or "") if tmpdir is None else tmpdir, name)
+
+
+def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> Cut:
+    given = [number for number in (max_bytes, max_samples, shards) if number is not None]
+    if len(given) > 1:
+        raise ValueError("one of max_bytes, max_samples and shards says where shards end")
+    if given and given[0] < 1:
+        raise ValueError(f"a positive number says where shards end, not {given[0]}")
+    return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
+
+
+def _prepare(folder: str, digest: str) -> None:
+    """Make the folder, or keep that of the same call."""
+    marker = read_marker(f"{folder}/reshard.json")
+    if marker is None or marker.get("digest") != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        write_marker(f"{folder}/reshard.json", {"digest": digest})
+
+
+def _run(
+    work: Callable[[Any], Any], items: list[Any], executor: Executor, name: Callable[[Any], str], progress: bool
+) -> dict[Any, Any]:
+    """Return the results of *work*; the first error is raised, with the name of its item."""
+    results = {}
+    outcomes = run_all(work, items, executor)
+    for item, result, error in ops.progress(outcomes, total=len(items)) if progress else outcomes:
+        if error is not None:
+            raise located(error, name(item)) from error
+        results[item] = result
+    return results
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """The first pass: one input, sample by sample, into pieces by bucket."""
+
+    plan: _Plan
+
+    def __call__(self, shard: int) -> None:
+        import numpy as np
+
+        target = self.plan.scattered(shard, "npy")
+        if os.path.exists(target):
+            return
+        entries: list[tuple[int, int, int, int, int]] = []
+        with open(self.plan.scattered(shard, "data"), "wb") as file:
+            for piece in self._pieces(shard):
+                for bucket, order, key, record in piece:
+                    entries.append((bucket, len(key), order, file.tell(), len(record)))
+                    file.write(key)
+                    file.write(record)
+        table = np.array(entries, dtype=ENTRY)
+        with open(f"{target}.{os.getpid()}", "wb") as file:
+            np.save(file, table[np.argsort(table["bucket"], kind="stable")])
+        os.replace(file.name, target)
+
+    def _pieces(self, shard: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+        """Yield what fits into the buffer, the samples of a bucket together."""
+        samples: Iterator[Sample] = read_shard(self.plan.inputs[shard], ledger=Ledger(), allow_pipe=True)
+        if self.plan.rekey is not None:
+            samples = ops.rekey(samples, self.plan.rekey)
+        piece: list[tuple[int, int, bytes, bytes]] = []
+        held = 0
+        for number, sample in enumerate(samples):
+            order = self.plan.order(shard, number)
+            record = b"".join(pack_sample(sample))
+            key = sample["__key__"].encode(errors="surrogateescape")
+            piece.append((self.plan.bucket(shard, order), order, key, record))
+            held += len(record)
+            if held > BUFFER:
+                piece.sort(key=lambda entry: entry[0])
+                yield piece
+                piece, held = [], 0
+        piece.sort(key=lambda entry: entry[0])
+        yield piece
+
+
+def _tables(plan: _Plan) -> list[Any]:
+    import numpy as np
+
+    return [np.load(plan.scattered(shard, "npy"), mmap_mode="r") for shard in range(len(plan.inputs))]
+
+
+def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:
+    """Return the entries of a bucket in their order, and the input that each is of."""
+    import numpy as np
+
+    parts, shards = [], []
+    for shard, table in enumerate(tables):
+        low, high = np.searchsorted(table["bucket"], [bucket, bucket + 1])
+        if high > low:
+            parts.append(np.array(table[low:high]))
+            shards.append(np.full(high - low, shard))
+    if not parts:
+        return np.empty(0, dtype=ENTRY), np.empty(0, dtype=int)
+    entries, inputs = np.concatenate(parts), np.concatenate(shards)
+    order = np.argsort(entries["order"])
+    return entries[order], inputs[order]
+
+
+def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
+    """Return the samples of every bucket, and the places in the whole order where shards end."""
+    import numpy as np
+
+    tables = _tables(plan)
+    buckets = plan.buckets if plan.seed is not None else len(plan.inputs)
+    counts = np.zeros(buckets, dtype=np.int64)
+    for table in tables:
+        counts += np.bincount(table["bucket"], minlength=buckets)
+    total = int(counts.sum())
+    if not total:
+        return counts.tolist(), []
+    if cut.shards is not None:
+        number = min(cut.shards, total)
+        return counts.tolist(), [total * (i + 1) // number for i in range(number)]
+    if cut.max_samples is not None:
+        return counts.tolist(), [*range(cut.max_samples, total, cut.max_samples), total]
+    ends, place, used = [], 0, len(END)
+    for bucket in range(buckets):
+        sizes = np.cumsum(_bucket(tables, bucket)[0]["size"], dtype=np.int64)
+        begin = before = 0
+        while begin < len(sizes):
+            fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
+            if fit == begin and used == len(END):
+                fit += 1  # larger than a shard may be
+            if fit == len(sizes):
+                used += int(sizes[-1]) - before
+                break
+            ends.append(place + fit)
+            begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, len(END)
+        place += len(sizes)
+    return counts.tolist(), [*ends, total] if not ends or ends[-1] < total else ends
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """The second pass: one new shard, from the places *low* to *high* of the whole order."""
+
+    plan: _Plan
+    starts: list[int]  # the place where each bucket begins
+
+    def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
+        number, low, high = span
+        target = shard_name(self.plan.pattern, number)
+        marker = f"{self.plan.folder}/shard-{number:06d}.done"
+        if (done := read_marker(marker)) and exists(target):
+            return tuple(done["shard"])
+        make_folder(target)
+        with ExitStack() as stack, TarWriter(target) as writer:
+            files: dict[int, Any] = {}
+            for shard, entry in self._entries(low, high):
+                if shard not in files:
+                    files[shard] = stack.enter_context(open(self.plan.scattered(shard, "data"), "rb", buffering=0))
+                record = os.pread(files[shard].fileno(), entry["key"] + entry["size"], entry["offset"])
+                key = record[: entry["key"]].decode(errors="surrogateescape")
+                try:
+                    writer.write_members(key, [record[entry["key"] :]])
+                except SampleError as error:
+                    reason = f"{error.reason}, from another input; rekey makes them differ"
+                    raise SampleError(reason, url=target, key=key) from error
+        if not writer.is_compressed:
+            from tarshards.index.build import build_index
+
+            build_index(target).save(target)
+        made = target, writer.samples, None if writer.is_compressed else writer.size
+        write_marker(marker, {"shard": made})
+        return made
+
+    def _entries(self, low: int, high: int) -> Iterator[tuple[int, Any]]:
+        tables = _tables(self.plan)
+        for bucket, (begin, end) in enumerate(pairwise(self.starts)):
+            if begin < high and low < end:
+                entries, inputs = _bucket(tables, bucket)
+                chosen = slice(max(low - begin, 0), min(high, end) - begin)
+                yield from zip(inputs[chosen].tolist(), entries[chosen])
+
+
+def _write_manifest(pattern: str, shards: list[Shard]) -> None:
+    from tarshards.index.manifests import manifest_url, write_manifest
+
+    write_manifest(manifest_url(NUMBER.sub("\0", pattern)), shards)

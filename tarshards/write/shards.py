@@ -1,0 +1,268 @@
+"""Samples -> shards and their indexes, atomically: what has its final name is whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tarshards.errors import SampleError
+from tarshards.samples.read import Sample, sample_members
+from tarshards.storage.compression import compressed
+from tarshards.storage.manifest import Shard
+from tarshards.storage.opening import open_url
+from tarshards.tar.read import BLOCK, END, pack_header
+
+if TYPE_CHECKING:
+    from tarshards.index.members import Members
+
+ZEROS = bytes(BLOCK)
+DUPLICATE_KEY = "this key is in the shard already"
+LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
+
+
+class _Writer:
+    """What both writers share: leaving by an exception discards what is not finished."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class TarWriter(_Writer):
+    """Write samples to one shard: a path, any URL that can be written, ``-`` for stdout.
+
+    Time, owner and mode are fixed and fields sorted, so that the same samples give the same bytes. The shard appears
+    under its name when ``close`` has succeeded; ``abort``, or leaving the ``with`` block by an exception, leaves none.
+    """
+
+    def __init__(self, target: str, *, allow_pipe: bool = False):
+        self.target = str(target)
+        self.samples = 0
+        self.size = len(END)  # bytes of the finished archive, before compression
+        self._keys: set[str] = set()
+        stream: Any = open_url(self.target, "wb", allow_pipe=allow_pipe)
+        self._stream: Any = compressed(stream)
+        self.is_compressed = self._stream is not stream
+
+    def write(self, sample: Sample) -> None:
+        """Append one sample.
+
+        Raises SampleError for a key that was written before or that would not read back and EncodeError for a value
+        that does not encode; nothing of such a sample is written.
+        """
+        packed = pack_sample(sample)
+        self.write_members(sample["__key__"], packed)
+
+    def write_members(self, key: str, packed: list[bytes]) -> None:
+        """Append the members of one sample as ``pack_sample`` returned them."""
+        if key in self._keys:
+            raise SampleError(DUPLICATE_KEY, url=self.target, key=key)
+        self._keys.add(key)
+        size = sum(map(len, packed))
+        if size < LARGE or max(map(len, packed)) < LARGE:
+            self._send(b"".join(packed))
+        else:
+            for part in packed:
+                self._send(part)
+        self.size += size
+        self.samples += 1
+
+    def close(self) -> None:
+        """Finish the archive and give it its name; further calls do nothing."""
+        if not self._stream.closed:
+            self._send(END)
+            self._stream.close()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+        except BaseException:
+            self.abort()  # half a sample may be out
+            raise
+
+    def abort(self) -> None:
+        """Discard the archive."""
+        self._stream.abort()
+
+
+class ShardWriter(_Writer):
+    """Write samples to numbered shards, beginning a new one when *max_samples* or *max_bytes* would be exceeded.
+
+    *pattern* holds the shard's number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
+    before compression; only a single larger sample exceeds it. No shard is empty: without samples there is none.
+    ``shards`` lists the finished ones, which stay when a later one is aborted.
+
+    With *index* every shard that has random access gets its sidecar ``<shard>.index`` when it is finished. At the end,
+    and after a failure never, the manifest is written that names them all with their samples and bytes, after the
+    pattern: ``train-{shard:06d}.tar`` gives ``train.shards.json``. With *start* above 0 it keeps the shards that it
+    names already, and takes in those below *start* that have an index. Pipes get neither.
+
+    *values* are filled into the pattern too, by their names. *open_writer* opens each shard by its name, in place of
+    ``TarWriter``; *on_finish* is called with the name of each finished shard and its writer.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        max_samples: int | None = None,
+        max_bytes: int | None = None,
+        start: int = 0,
+        index: bool = True,
+        allow_pipe: bool = False,
+        values: Mapping[str, str] | None = None,
+        open_writer: Callable[[str], TarWriter] | None = None,
+        on_finish: Callable[[str, TarWriter], Any] | None = None,
+    ):
+        if max_samples is not None and max_samples < 1:
+            raise ValueError(f"a shard holds at least 1 sample, not max_samples={max_samples}")
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes must be positive, not {max_bytes}")
+        self.pattern = str(pattern)
+        if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
+            raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+        self.max_samples, self.max_bytes = max_samples, max_bytes
+        self._values = values or {}
+        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe)
+        self._on_finish = on_finish
+        self.shards: list[str] = []
+        self.samples = 0
+        self._start = self._number = start
+        self._writer: TarWriter | None = None
+        self._index = index and not self.pattern.startswith("pipe:")
+        self._members: Members | None = None
+        self._entries: dict[str, Shard] = {}
+
+    def write(self, sample: Sample) -> None:
+        """Append one sample; raises as ``TarWriter.write`` does."""
+        members = sample_members(sample)
+        packed = pack_members(members)
+        if self._writer is not None and self._is_full(packed):
+            self._finish_shard()
+        if self._writer is None:
+            self._writer = self._begin_shard()
+        before = self._writer.size - len(END)
+        self._writer.write_members(sample["__key__"], packed)
+        self.samples += 1
+        if self._members is not None:
+            self._members.add_written(sample["__key__"], members, packed, before)
+
+    def _is_full(self, packed: list[bytes]) -> bool:
+        assert self._writer is not None
+        if self.max_samples is not None and self._writer.samples >= self.max_samples:
+            return True
+        return self.max_bytes is not None and self._writer.size + sum(map(len, packed)) > self.max_bytes
+
+    def _name(self) -> str:
+        return shard_name(self.pattern, self._number, self._values)
+
+    def _begin_shard(self) -> TarWriter:
+        writer = self._open_writer(self._name())
+        self._members = None
+        if self._index and not writer.is_compressed:
+            from tarshards.index.members import Members
+
+            self._members = Members()
+        return writer
+
+    def _finish_shard(self) -> None:
+        if self._writer is None:
+            return
+        if self._index and not self.shards:
+            self._entries = self._earlier_entries()
+        self._writer.close()
+        name, writer, self._writer = self._name(), self._writer, None
+        if self._members is not None:
+            self._members.index(writer.size, writer.target).save(writer.target)
+        self._entries[name] = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
+        self.shards.append(name)
+        self._number += 1
+        if self._on_finish is not None:
+            self._on_finish(name, writer)
+
+    def _earlier_entries(self) -> dict[str, Shard]:
+        from tarshards.index.manifests import earlier_shards, remove_manifest
+
+        if not self._start:
+            remove_manifest(self._manifest())  # which tells of shards that are replaced from now on
+            return {}
+        below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
+        return {shard.url: shard for shard in earlier_shards(self._manifest(), below)}
+
+    def _manifest(self) -> str:
+        from tarshards.index.manifests import manifest_url
+
+        return manifest_url(_fill(self.pattern, lambda width: "\0", self._values))
+
+    def close(self) -> None:
+        """Finish the last shard, and the manifest; further calls do nothing."""
+        self._finish_shard()
+        if self._index and self._entries:
+            from tarshards.index.manifests import write_manifest
+
+            write_manifest(self._manifest(), self._entries.values())
+            self._entries = {}
+
+    def abort(self) -> None:
+        """Discard the shard that is being written."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+
+
+def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = False) -> int:
+    """Write *samples* to one shard and return how many there were."""
+    with TarWriter(target, allow_pipe=allow_pipe) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer.samples
+
+
+def pack_sample(sample: Sample) -> list[bytes]:
+    """Encode a sample as the blocks of its members: headers, data and padding in turn."""
+    return pack_members(sample_members(sample))
+
+
+def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
+    """Return for each member, a name and its data, three blocks: header, data and padding."""
+    packed = []
+    for name, data in members:
+        size = len(data)
+        packed += [pack_header(name, size), data, ZEROS[: -size % BLOCK]]
+    return packed
+
+
+def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None) -> str:
+    """Fill the shard's number, and *values* by their names, into *pattern*; what it does not know stays.
+
+    >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
+    ('a-007.tar', 'a-000007.tar', '%d-7.tar')
+    """
+    return _fill(pattern, lambda width: format(shard, f"{width}d"), values)
+
+
+def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:
+    """Fill *values*, and the text that *number* makes of a width, into *pattern*."""
+
+    def fill(match: re.Match[str]) -> str:
+        variable, width, percent_width = match.groups()
+        if variable is None:
+            return number(percent_width)
+        if variable == "shard":
+            return number(width or "")
+        return match[0] if width is not None else (values or {}).get(variable, match[0])
+
+    return re.sub(r"\{([^{}:]+)(?::(0?\d*)d?)?\}|%(0?\d*)d", fill, pattern)

@@ -1,0 +1,214 @@
+"""Samples -> shards of a size, in series by a field or by ratios, with a command for each finished shard."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from itertools import accumulate
+from shlex import quote
+from typing import Any, NamedTuple
+
+from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
+from tarshards.samples.fields import place
+from tarshards.samples.read import Sample
+from tarshards.storage.local import local_path
+from tarshards.storage.pipe import ending, kill, start
+from tarshards.write.shards import ShardWriter, TarWriter
+
+MAX_SERIES = 500  # each has a file open
+
+Route = Callable[[Sample], str]
+
+
+class Shard(NamedTuple):
+    """A shard that was written, or would be; *bytes* before compression."""
+
+    name: str
+    samples: int
+    bytes: int
+
+
+def split_samples(
+    samples: Iterable[Sample],
+    pattern: str,
+    *,
+    max_samples: int | None = None,
+    max_bytes: int | None = None,
+    first: int = 0,
+    max_shards: float = float("inf"),
+    routes: Mapping[str, Route] | None = None,
+    index: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    on_finish: Callable[[str], Any] | None = None,
+    reject: Callable[[Sample, TarshardsError], Any] | None = None,
+) -> list[Shard]:
+    """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return what was written.
+
+    Each of *routes* gives a variable of the pattern its value for a sample; every combination of values is a series of
+    shards, numbered from *first*, which *index* gives indexes and a manifest. A SampleError of a route is raised, or
+    given to *reject*. Reading stops where one more than *max_shards* would be begun. *on_finish* is called with the
+    name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for one that two
+    series would write.
+    """
+    shards: list[Shard] = []
+    begun: set[str] = set()
+    series: dict[tuple[str, ...], ShardWriter] = {}
+    routes = routes or {}
+
+    def open_writer(name: str) -> TarWriter:
+        if len(begun) >= max_shards:
+            raise _EnoughError
+        if name in begun:
+            raise OpenError("two series would write this shard", url=name)
+        if not overwrite and os.path.isfile(local_path(name)):
+            raise OpenError("the file exists; --overwrite replaces it", url=name)
+        begun.add(name)
+        return TarWriter(os.devnull if dry_run else name, allow_pipe=True)
+
+    def finish(name: str, writer: TarWriter) -> None:
+        shards.append(Shard(name, writer.samples, writer.size))
+        if on_finish is not None and not dry_run:
+            on_finish(name)
+
+    def open_series(values: tuple[str, ...]) -> ShardWriter:
+        if len(series) >= MAX_SERIES:
+            raise OpenError(f"more than {MAX_SERIES} series of shards at once", url=pattern)
+        return ShardWriter(
+            pattern,
+            max_samples=max_samples,
+            max_bytes=max_bytes,
+            start=first,
+            index=index and not dry_run,
+            values=dict(zip(routes, values)),
+            open_writer=open_writer,
+            on_finish=finish,
+        )
+
+    try:
+        for sample in samples:
+            try:
+                values = tuple([route(sample) for route in routes.values()])
+            except SampleError as error:
+                if reject is None:
+                    raise
+                reject(sample, error)
+                continue
+            if values not in series:
+                series[values] = open_series(values)
+            try:
+                series[values].write(sample)
+            except _EnoughError:
+                break
+        for writer in series.values():
+            writer.close()
+    finally:
+        for writer in series.values():
+            writer.abort()
+    return shards
+
+
+class _EnoughError(Exception):
+    """One shard more than asked for would be begun."""
+
+
+def route_by_field(field: str) -> Route:
+    """Return a route by the text of *field*; SampleError refuses what is not safe as a part of a file's name.
+
+    >>> route_by_field("cls")({"__key__": "a", "cls": b"7"})
+    '7'
+    """
+
+    def route(sample: Sample) -> str:
+        where: dict[str, Any] = {**place(sample), "field": field}
+        if field not in sample:
+            raise SampleError("no such field to split by", **where)
+        value = sample[field]
+        try:
+            text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
+        except ValueError as error:
+            raise SampleError(f"no text to split by: {error}", **where) from error
+        if not is_safe(text):
+            raise SampleError(f"{text[:50]!r} is not safe in a file's name", **where)
+        return text
+
+    return route
+
+
+def is_safe(text: str) -> bool:
+    """Say whether *text* can be a part of a file's name, and no more than that: no folder, no URL, no hidden file.
+
+    >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe("")
+    (True, False, False, False)
+    """
+    return bool(text) and text[0] not in ".-@" and text.isprintable() and not re.search(r"[/\\:*?\[\]{}]", text)
+
+
+def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
+    """Return a route that gives each name its ratio of the samples, by a hash of *seed* and the key alone.
+
+    >>> route_by_ratios({"train": 0.9, "val": 0.1})({"__key__": "a"})
+    'train'
+    """
+    names = list(ratios)
+    if not names or not (min(ratios.values()) > 0 and abs(sum(ratios.values()) - 1) < 1e-9):
+        raise ValueError("ratios are positive and their sum is 1")
+    bounds = list(accumulate(ratios.values()))[:-1]
+
+    def route(sample: Sample) -> str:
+        digest = blake2b(f"{seed}/{sample['__key__']}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        return names[bisect_right(bounds, int.from_bytes(digest, "big") / 2**64)]
+
+    return route
+
+
+class ShardCommand:
+    """Run a bash *command* for each shard it is called with, at most *jobs* at a time.
+
+    The command finds the shard's name in ``$TAR_SHARD`` and, quoted, in place of each ``{}``. Where it succeeds and
+    *delete* is set the shard is removed; where it fails the next call, or ``close``, raises OpError.
+    """
+
+    def __init__(self, command: str, *, jobs: int = 1, delete: bool = False):
+        self.command, self.jobs, self.delete = command, jobs, delete
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def __call__(self, shard: str) -> None:
+        while len(self._running) >= self.jobs:
+            self._wait()
+        command = self.command.replace("{}", quote(shard))
+        environment = {**os.environ, "TAR_SHARD": shard}
+        process = start(f"pipe:{command}", env=environment, stdin=subprocess.DEVNULL, stdout=2)
+        self._running.append((shard, process))
+
+    def _wait(self) -> None:
+        shard, process = self._running[0]
+        status = process.wait()
+        del self._running[0]
+        if status:
+            raise OpError(f"the command for this shard {ending(status)}; the shard is kept", url=shard)
+        if self.delete:
+            try:
+                os.unlink(local_path(shard))
+            except OSError as error:
+                raise OpenError(f"cannot delete: {error.strerror}", url=shard) from error
+
+    def close(self) -> None:
+        """Wait for all commands; raise OpError for the first that failed."""
+        while self._running:
+            self._wait()
+
+    def __enter__(self) -> ShardCommand:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            for _shard, process in self._running:
+                kill(process)

@@ -1,0 +1,27 @@
+"""The golden shell pipes: cases/<tool>/<case>/cmd prints expout, and experr on stderr (no file: nothing)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).with_name("cases")
+BIN = Path(__file__).parents[2] / "bin"
+
+
+@pytest.mark.parametrize("case", sorted(CASES.glob("*/*")), ids=lambda case: str(case.relative_to(CASES)))
+def test_case(case, tmp_path, path_with_tools):
+    environment = {**os.environ, "PATH": path_with_tools, "LC_ALL": "C.UTF-8"}
+    command = ["bash", "-euo", "pipefail", str(case / "cmd")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, stdin=subprocess.DEVNULL)
+    expected = [(case / name).read_bytes() if (case / name).exists() else b"" for name in ("expout", "experr")]
+    assert [done.stdout, done.stderr] == expected
+    assert done.returncode == 0, "a failing tool is written as: tool ... || echo $?"
+
+
+@pytest.mark.parametrize("tool", sorted(tool.name for tool in BIN.iterdir()))
+def test_every_tool_has_cases(tool):
+    assert len(list((CASES / tool).iterdir())) >= 6

@@ -1,0 +1,196 @@
+"""What all tools have in common: manners, and damage that never passes silently."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarshards import read_samples, write_samples
+from tarshards.cli._common import Size, Slice
+
+SAMPLES = [{"__key__": f"s{i}", "cls": i, "txt": f"text {i}\n"} for i in range(8)]
+
+READERS = {
+    "tarcat": "tarcat {tar} -o {out}/a.tar",
+    "tarscat": "tarscat {tar} -o {out}/a.tar",
+    "tarcat --shuffle": "tarcat --shuffle 100 {tar} -o {out}/a.tar",
+    "tarcat --interleave": "tarcat --interleave 2 {tar} -o {out}/a.tar",
+    "tarpcat": "tarpcat {tar} -o {out}/a.tar",
+    "tarpcat -k": "tarpcat -k -j 2 {tar} -o {out}/a.tar",
+    "tarproc": "tarproc -c true {tar} -o {out}/a.tar",
+    "tarsort": "tarsort {tar} -o {out}/a.tar",
+    "tarsort --shuffle": "tarsort --shuffle {tar} -o {out}/a.tar",
+    "tarshow": "tarshow {tar}",
+    "tarshow -s": "tarshow -s {tar}",
+    "tarshow --html": "tarshow --html {out}/a.html {tar}",
+    "tarfirst": "tarfirst -f txt --where 'cls > 100' {tar}",
+    "tar2tsv": "tar2tsv {tar}",
+    "tar2json": "tar2json {tar} -o {out}/a.json",
+    "targrep": "targrep . {tar} -o {out}/a.tar",
+    "targrep -l": "targrep -l -v nothing {tar}",
+}
+ALL_OR_NOTHING = {
+    "tarsplit": "tarsplit -n 100 {tar} -o {out}/a-%06d.tar",
+    "targrep --keys": "printf 's%d\\n' 0 7 | targrep --keys - {tar} -o {out}/a.tar",
+    "tarmix": "tarmix {tar} -o {out}/a.tar",
+    "tarmerge": "tarmerge {tar} {tar} --conflict first -o {out}/a.tar",
+}
+
+
+@pytest.fixture
+def shell(tmp_path, path_with_tools):
+    """Return a function that runs a line of bash in tmp_path."""
+
+    def run(line: str, **options) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "PATH": path_with_tools}
+        command = ["bash", "-uo", "pipefail", "-c", line]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, **options)
+
+    return run
+
+
+def damaged(kind: str, path: Path) -> None:
+    write_samples(SAMPLES, str(path))
+    data = bytearray(path.read_bytes())
+    if kind == "truncated":
+        del data[len(data) // 2 + 100 :]
+    elif kind == "cut between members":
+        del data[8 * 1024 :]
+    elif kind == "flipped":
+        data[6 * 1024 + 3] ^= 1
+    elif kind == "interleaved":
+        data[:] = data[0:1024] + data[2048:3072] + data[1024:2048] + data[3072:]
+    elif kind == "field twice":
+        data[:] = data[0:1024] + data[0:1024] + data[1024:]
+    else:
+        data[:] = b"this is no tar\n" * 200
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("tool", [*READERS, *ALL_OR_NOTHING])
+@pytest.mark.parametrize(
+    "kind", ["truncated", "cut between members", "flipped", "interleaved", "field twice", "no tar at all"]
+)
+def test_damage_never_passes_silently(shell, tmp_path, tool, kind):
+    damaged(kind, tmp_path / "bad.tar")
+    (tmp_path / "out").mkdir()
+    done = shell({**READERS, **ALL_OR_NOTHING}[tool].format(tar="bad.tar", out="out"))
+    assert done.returncode == 1
+    assert "bad.tar" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("tool", [name for name in READERS if name != "tarfirst"])
+def test_damage_skipped_is_told(shell, tmp_path, tool):
+    damaged("flipped", tmp_path / "bad.tar")
+    write_samples([{**sample, "__key__": f"good{i}"} for i, sample in enumerate(SAMPLES)], str(tmp_path / "good.tar"))
+    (tmp_path / "out").mkdir()
+    line = READERS[tool].format(tar="bad.tar good.tar", out="out")
+    done = shell(f"{line} --on-error skip")
+    assert done.returncode == 1
+    assert "quarantined      1" in done.stderr
+    assert "bad.tar: offset 6144: bad header checksum" in done.stderr
+    if (tmp_path / "out/a.tar").exists():
+        kept = {sample["__key__"] for sample in read_samples(tmp_path / "out/a.tar")}
+        assert {f"good{i}" for i in range(8)} <= kept
+    assert shell(f"{line} --on-error skip --max-errors 0 --overwrite".replace("tarshow", "tarshow")).returncode != 0
+
+
+@pytest.mark.parametrize("line", ["tarcat all.tar", "tarshow all.tar", "tar2tsv all.tar", "tarpcat all.tar"])
+def test_a_closed_pipe_ends_quietly(shell, tmp_path, line):
+    write_samples([{"__key__": f"{i:06d}", "txt": "x" * 1000} for i in range(3000)], str(tmp_path / "all.tar"))
+    done = shell(f"{line} | head -c 1 >first; echo ${{PIPESTATUS[0]}}")
+    assert done.stderr == ""
+    assert done.stdout == "141\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("tool", ["tarcat", "tarsort", "tarpcat", "tarproc -c cat"])
+def test_interrupted_tools_leave_nothing(tmp_path, interrupt, tool, number):
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    interrupt(f"{tool} a.tar never.tar -o out.tar", number)
+
+
+def test_slices_and_counts(shell, tmp_path):
+    write_samples(SAMPLES, str(tmp_path / "all.tar"))
+    for options, expected in (
+        ("--slice 2:5", "s2 s3 s4"),
+        ("--slice ::3", "s0 s3 s6"),
+        ("--slice 6:", "s6 s7"),
+        ("--slice 2:7 -c 2", "s2 s3"),
+        ("-c 0", ""),
+    ):
+        assert shell(f"tarshow all.tar {options} | cut -f 1").stdout.split() == expected.split()
+
+
+def test_lists_of_shards(shell, tmp_path):
+    for i in range(3):
+        write_samples(SAMPLES[i : i + 1], str(tmp_path / f"{i}.tar"))
+    (tmp_path / "list").write_text("1.tar\n\n# a comment\n2.tar\n")
+    assert shell("tarshow 0.tar -T list | cut -f 1").stdout.split() == ["s0", "s1", "s2"]
+
+
+def test_selections_of_fields(shell, tmp_path):
+    write_samples(SAMPLES[:1], str(tmp_path / "all.tar"))
+    assert shell("tarcat -f 'text:txt *' all.tar | tar -tf -").stdout.split() == ["s0.cls", "s0.text"]
+    assert shell("tarcat -f 'a:b:' all.tar").returncode == 2
+
+
+def test_quarantine_keeps_the_samples_that_fail(shell, tmp_path):
+    samples = [*SAMPLES, {"__key__": "odd", "jpg": b"x"}]
+    write_samples(samples, str(tmp_path / "all.tar"))
+    done = shell("tarcat -f txt all.tar -o out.tar --on-error quarantine=bad.tar")
+    assert done.returncode == 1
+    assert "all.tar: odd: no field txt" in done.stderr
+    assert [sample["__key__"] for sample in read_samples(tmp_path / "bad.tar")] == ["odd"]
+    assert len(list(read_samples(tmp_path / "out.tar"))) == 8
+
+
+@pytest.mark.parametrize("options", ["--on-error nonsense", "--on-error quarantine", "--max-errors 3", "--slice 1"])
+def test_wrong_options(shell, options):
+    done = shell(f"tarcat {options} a.tar")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_existing_outputs_are_refused(shell, tmp_path):
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    (tmp_path / "out.tar").write_text("precious")
+    assert shell("tarcat a.tar -o out.tar").returncode == 2
+    assert (tmp_path / "out.tar").read_text() == "precious"
+    assert shell("tarcat a.tar -o out.tar --overwrite").returncode == 0
+    assert len(list(read_samples(tmp_path / "out.tar"))) == 8
+
+
+def test_no_tar_onto_a_terminal(shell, tmp_path):
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    done = shell("script -qec 'tarcat a.tar' /dev/null")
+    assert "stdout is a terminal" in done.stdout
+    assert "ustar" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("1e9", 10**9), ("10MB", 10**7), ("10m", 10**7), ("1GiB", 2**30), ("1.5KiB", 1536)]
+)
+def test_sizes(text, size):
+    assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1xb", "1e", "nan", "1ib"])
+def test_wrong_sizes(text):
+    with pytest.raises(click.BadParameter):
+        Size().convert(text, None, None)
+
+
+@given(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9), st.none() | st.integers(1, 4))
+def test_slices_are_pythons(low, high, step):
+    text = ":".join("" if number is None else str(number) for number in (low, high, step))
+    assert list(range(9))[Slice().convert(text, None, None)] == list(range(9))[low:high:step]

@@ -1,0 +1,62 @@
+"""Which rank and worker this process is."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch.distributed
+
+from tarshards.epoch.world import World
+from tarshards.errors import WorldError
+
+
+def test_alone(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert World.detect() == World(0, 1, 0, 1)
+
+
+def test_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert World.detect() == World(2, 4)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("-1", "2"), (None, "2"), ("0", "0"), ("0", "")])
+def test_nonsense_in_the_environment(monkeypatch, rank, size):
+    if rank is None:
+        monkeypatch.delenv("RANK", raising=False)
+    else:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(WorldError):
+        World.detect()
+
+
+def test_process_group_goes_before_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        assert World.detect() == World(0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("place", [(1, 1, 0, 1), (0, 1, 2, 2), (-1, 1, 0, 1)])
+def test_impossible_places(place):
+    with pytest.raises(WorldError):
+        World(*place)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_shares_are_a_partition(world_size, num_workers):
+    items = list(range(17))
+    shares = [
+        World(rank, world_size, worker, num_workers).share(items)
+        for rank in range(world_size)
+        for worker in range(num_workers)
+    ]
+    assert sorted(chain(*shares)) == items

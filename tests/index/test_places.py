@@ -1,0 +1,100 @@
+"""Where fields lie: mapped and read alike, with what is missing, changed or not to be opened named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from tarshards import ShardWriter
+from tarshards.errors import OpenError, SampleError
+from tarshards.index.access import IndexedShards
+from tarshards.index.places import Keys, MappedPlaces, find_in_bytes
+from tarshards.samples.fields import parse_selection
+
+TERMS = parse_selection("picture:png;jpg cls")
+
+
+@pytest.fixture
+def shards(tmp_path) -> IndexedShards:
+    """Thirty samples in three shards: the even ones have png, those that 3 divides jpg, all but 17 cls."""
+    with ShardWriter(str(tmp_path / "set-%d.tar"), max_samples=10) as writer:
+        for i in range(30):
+            fields = {"png": b"p" * i} if i % 2 == 0 else {}
+            fields |= {"jpg": b"j" * i} if i % 3 == 0 else {}
+            fields |= {"cls": i} if i != 17 else {"txt": "none"}
+            writer.write({"__key__": f"{i:02d}"} | fields)
+    return IndexedShards(str(tmp_path / "set-{0..2}.tar"))
+
+
+@pytest.fixture(params=["mapped", "read"])
+def find(request, shards):
+    if request.param == "read":
+        return lambda s, i: find_in_bytes(list(shards.read_all(s, i)), TERMS)
+    return MappedPlaces.of(shards, TERMS).find
+
+
+NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
+
+
+def test_the_first_alternative_that_is_there_is_found(find):
+    found = find(NUMBERS // 10, NUMBERS % 10)
+    assert found.keys == [f"{i:02d}" for i in NUMBERS]
+    assert {place: str(error) for place, error in found.failures.items()}.keys() == {0, 2, 5}
+    assert all(
+        isinstance(error, SampleError) and "no field png or jpg" in str(error) for error in found.failures.values()
+    )
+    assert found.failures[2].key == "17"
+    good = found.keep(np.array([1, 3, 4, 6]))
+    assert [bytes(data) for data in good.payloads[0]] == [b"", b"pppp", b"jjjjjjjjj", b"pppp"]
+    assert [bytes(data) for data in good.payloads[1]] == [b"0", b"4", b"9", b"4"]
+    part = found.part(2, 6)
+    assert part.failures.keys() == {0, 3}
+    assert part.keys == ["17", "04", "09", "05"]
+    assert bytes(part.payloads[0][2]) == b"jjjjjjjjj"
+
+
+@pytest.mark.parametrize("change", ["written to", "removed"])
+def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, change):
+    path = tmp_path / "set-1.tar"
+    if change == "removed":
+        path.unlink()
+    places = MappedPlaces.of(shards, TERMS)
+    if change == "written to":
+        os.utime(path, ns=(0, 0))
+    numbers = np.array([4, 14, 24, 18])
+    failures = places.find(numbers // 10, numbers % 10).failures
+    assert failures.keys() == {1, 3}
+    assert all(isinstance(error, OpenError) and "set-1.tar" in str(error) for error in failures.values())
+    assert len(list(places.changes())) == (change == "written to")
+
+
+def test_only_local_shards_are_mapped(shards, monkeypatch):
+    monkeypatch.setattr(IndexedShards, "is_remote", lambda self: True)
+    assert MappedPlaces.of(shards, TERMS) is None
+
+
+def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
+    from tarshards.storage import _mapped_py, ranges
+
+    monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
+    assert MappedPlaces.of(shards, TERMS) is None
+
+
+def test_keys_are_like_a_list():
+    keys = Keys(np.array(["a", "b", "c"], object), np.array([2, 0, 0]))
+    assert keys == ["c", "a", "a"]
+    assert keys == Keys(np.array(["c", "a"], object), np.array([0, 1, 1]))
+    assert keys != ["c", "a"]
+    assert (keys[0], keys[-1], keys[1:], list(keys), "a" in keys, "b" in keys) == (
+        "c",
+        "a",
+        ["a", "a"],
+        [*"caa"],
+        True,
+        False,
+    )
+    assert repr(keys) == "['c', 'a', 'a']"
+    assert type(pickle.loads(pickle.dumps(keys))) is list

@@ -1,0 +1,73 @@
+"""What the tests of the readers share: the twins, images that have everything in them, and how a loader reads."""
+
+import io
+import os
+from importlib import import_module
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.readers.draws import draws_of
+
+TWINS = ["native", "python"]
+KERNELS = ["find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
+
+
+def load_twin(name):
+    modules = {"native": ("_rows", "_pixels"), "python": ("_rows_py", "_pixels_py")}[name]
+    functions = {}
+    for module in modules:
+        try:
+            functions |= vars(import_module(f"tarshards.index.{module}"))
+        except ImportError:
+            if os.environ.get("CI") == "true":
+                pytest.fail(f"{module} is missing")
+            pytest.skip(f"{module} is missing")
+    return SimpleNamespace(**{kernel: functions[kernel] for kernel in KERNELS})
+
+
+def picture(height, width, seed=0):
+    """Smooth colours, edges and noise: uint8 of shape (height, width, 3)."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    pixels = np.array(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = rng.integers(0, 256, 3)
+    return (pixels.astype(np.int64) + rng.integers(-9, 10, pixels.shape)).clip(0, 255).astype(np.uint8)
+
+
+def saved(pixels, format="JPEG", **options):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format, **options)
+    return stream.getvalue()
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def read(reader, datas, *, field="bin", seed=0, epoch=0, parts=1, samples=None):
+    """Return the batch, and what failed, that a loader with so many threads makes of *datas*."""
+    payloads = Payloads.of(datas)
+    samples = np.arange(len(datas)) if samples is None else samples
+    draws = draws_of(seed, epoch, samples)
+    opened = reader.open(field, payloads[0])
+    batch = opened.make(len(datas))
+    failed = {}
+    bounds = np.linspace(0, len(datas), parts + 1).astype(int).tolist()
+    for first, end in pairwise(bounds):
+        part = opened.read(batch, first, payloads[first:end], draws[first:end])
+        failed.update({first + i: error for i, error in part.items()})
+    return opened.join(batch), failed
+
+
+def whole(reader, datas, **options):
+    """Return the batch, of which nothing failed."""
+    batch, failed = read(reader, datas, **options)
+    assert not failed, failed
+    return batch

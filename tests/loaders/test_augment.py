@@ -1,0 +1,155 @@
+"""Augmentations: laws that they keep, loops over single images as oracles, and batches that stay as they were."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tarshards.loaders.arrays.augment import cutout, flip, mixup, normalize, replace_label, to_chw, translate
+
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]))
+IMAGES = st.one_of(hnp.arrays(np.uint8, SHAPES), hnp.arrays(np.float32, SHAPES, elements=st.floats(-4, 4, width=32)))
+SEEDS = st.integers(0, 1000)
+
+
+def apply(transform, images, seed=0, **options):
+    return transform({"jpg": images}, np.random.default_rng(seed), field="jpg", **options)["jpg"]
+
+
+@given(IMAGES, SEEDS)
+def test_flipped_twice_is_as_before(images, seed):
+    once = apply(flip, images, seed, probability=1)
+    np.testing.assert_array_equal(once, images[:, :, ::-1])
+    np.testing.assert_array_equal(apply(flip, once, seed, probability=1), images)
+    np.testing.assert_array_equal(apply(flip, images, seed, probability=0), images)
+
+
+def test_as_many_as_the_probability_says_are_flipped():
+    images = np.arange(2)[None, None, :, None].repeat(4000, axis=0)
+    assert 700 < apply(flip, images, probability=0.2)[:, 0, 0, 0].sum() < 900
+
+
+@given(IMAGES, SEEDS, st.data())
+def test_cutout_fills_one_square_of_each_image(images, seed, data):
+    size = data.draw(st.integers(1, min(images.shape[1:3])))
+    images[images == 77] = 0
+    cut = apply(cutout, images, seed, size=size, fill=77)
+    assert cut.dtype == images.dtype
+    for before, after in zip(images, cut):
+        rows, columns = np.nonzero((before != after).all(axis=2))
+        assert len(rows) == size * size
+        assert np.ptp(rows) == np.ptp(columns) == size - 1
+        assert (after[rows, columns] == 77).all()
+
+
+def test_cutout_reaches_every_place_and_takes_a_colour():
+    cut = apply(cutout, np.zeros((500, 4, 4, 3), np.uint8), size=2, fill=(1, 2, 3))
+    assert (cut.any(axis=0)).all()
+    assert np.unique(cut.reshape(-1, 3), axis=0).tolist() == [[0, 0, 0], [1, 2, 3]]
+    for size in 0, 5:
+        with pytest.raises(ValueError, match=f"a square of {size} pixels in images of 4 x 6"):
+            apply(cutout, np.zeros((1, 4, 6, 3)), size=size)
+
+
+@given(IMAGES, SEEDS, st.integers(0, 4))
+def test_translate_is_one_of_the_shifts(images, seed, most):
+    moved = apply(translate, images, seed, most=most, fill=9)
+    _, height, width, channels = images.shape
+    for before, after in zip(images, moved):
+        padded = np.full((height + 2 * most, width + 2 * most, channels), 9, images.dtype)
+        padded[most : most + height, most : most + width] = before
+        places = range(2 * most + 1)
+        assert any((padded[y : y + height, x : x + width] == after).all() for y in places for x in places)
+
+
+def test_translate_reaches_every_shift():
+    image = np.arange(1, 26).reshape(1, 5, 5, 1)
+    moved = apply(translate, image.repeat(300, axis=0), most=1)
+    assert len(np.unique(moved.reshape(300, -1), axis=0)) == 9
+
+
+@given(IMAGES, SEEDS, st.floats(0.1, 10))
+def test_mixup_mixes_images_and_labels_in_one_share(images, seed, alpha):
+    count = len(images)
+    labels = np.arange(count)
+    batch = {"jpg": images, "cls": labels}
+    mixed = mixup(batch, np.random.default_rng(seed), field="jpg", label="cls", classes=7, alpha=alpha)
+    shares = mixed["cls"]
+    assert shares.shape == (count, 7)
+    assert shares.dtype == mixed["jpg"].dtype == np.float32
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
+    # The labels name the samples, so they say of what the images must be made.
+    wanted = np.tensordot(shares[:, :count], images.astype(np.float64), 1)
+    np.testing.assert_allclose(mixed["jpg"], wanted, atol=1e-3)
+
+
+def test_mixed_labels_can_be_mixed_again():
+    rng = np.random.default_rng(0)
+    mix = partial(mixup, field="jpg", label="cls", classes=3)
+    batch = mix(mix({"jpg": np.zeros((4, 1, 1, 1)), "cls": np.array([0, 1, 2, 0])}, rng), rng)
+    np.testing.assert_allclose(batch["cls"].sum(axis=1), 1, rtol=1e-5)
+    with pytest.raises(ValueError, match="labels from 0 to 3 in 3 classes"):
+        mix({"jpg": np.zeros((2, 1, 1, 1)), "cls": np.array([0, 3])}, rng)
+
+
+@given(IMAGES)
+def test_normalize_is_the_formula(images):
+    channels = images.shape[3]
+    mean, std = np.arange(channels) + 0.5, np.arange(channels) + 2.0
+    wanted = (images.astype(np.float64) - mean) / std
+    normal = apply(normalize, images, mean=mean, std=std)
+    assert normal.dtype == np.float32
+    np.testing.assert_allclose(normal, wanted, rtol=1e-5, atol=1e-5)
+    assert apply(normalize, images, mean=0, std=1, dtype="float16").dtype == np.float16
+
+
+@given(IMAGES)
+def test_to_chw_moves_the_channels(images):
+    moved = apply(to_chw, images)
+    assert moved.flags.c_contiguous
+    np.testing.assert_array_equal(moved, np.moveaxis(images, 3, 1))
+
+
+def test_replace_label_goes_by_key():
+    batch = {"__key__": ["a", "b", "c"], "cls": np.array([1, 2, 3])}
+    new = replace_label(batch, np.random.default_rng(0), field="cls", labels={"c": 9, "a": 8, "z": 7})
+    assert new["cls"].tolist() == [8, 2, 9]
+
+
+TRANSFORMS = {
+    "flip": partial(flip, field="jpg"),
+    "cutout": partial(cutout, field="jpg", size=2),
+    "translate": partial(translate, field="jpg", most=2),
+    "mixup": partial(mixup, field="jpg", label="cls", classes=5),
+    "normalize": partial(normalize, field="jpg", mean=1, std=2),
+    "to_chw": partial(to_chw, field="jpg"),
+    "replace_label": partial(replace_label, field="cls", labels={"a": 3}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_new_batch_by_the_seed_alone_and_the_old_one_as_it_was(name):
+    rng = np.random.default_rng(3)
+    images, labels = rng.integers(0, 256, (4, 6, 5, 3), dtype=np.uint8), np.arange(4)
+    for array in images, labels:
+        array.flags.writeable = False
+    batch = {"jpg": images, "cls": labels, "__key__": ["a", "b", "c", "d"], "txt": ["w", "x", "y", "z"]}
+    before = dict(batch)
+    one, two = (TRANSFORMS[name](batch, np.random.default_rng(7)) for _ in range(2))
+    assert batch.keys() == before.keys() == one.keys()
+    assert all(batch[field] is before[field] for field in batch)
+    assert one["txt"] is batch["txt"]
+    for field in "jpg", "cls":
+        np.testing.assert_array_equal(one[field], two[field])
+    changed = one["cls" if name == "replace_label" else "jpg"]
+    assert changed.flags.writeable
+    assert not any(np.shares_memory(changed, array) for array in (images, labels))
+
+
+@pytest.mark.parametrize("images", [np.zeros((2, 3, 4)), [np.zeros((3, 4, 3))]], ids=["grey", "ragged"])
+def test_what_is_no_batch_of_images_is_refused(images):
+    with pytest.raises(ValueError, match="jpg: images of shape"):
+        apply(flip, images)

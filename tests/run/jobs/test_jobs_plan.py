@@ -1,0 +1,149 @@
+"""Items, placeholders, markers and tasks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarshards.errors import StateError, UrlError
+from tarshards.run.jobs.plan import Item, Plan, fill, group_tasks, make_plan
+
+SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
+
+
+def commands(plan: Plan) -> list[str]:
+    return [" ".join(plan.arguments(item)) for item in plan.items]
+
+
+def test_the_line_of_the_seed():
+    plan = make_plan(SEED, ["{0000..0999}"])
+    assert len(plan.tasks) == 1000
+    assert plan.arguments(plan.items[7]) == [
+        *("tarproc", "-p", "16", "-c", "run-ocr *.png"),
+        *("gs://g1000/scanned-0007.tar", "-o", "gs://g1000/ocr-0007.tar"),
+    ]
+    assert plan.marker(plan.items[7]) == "gs://g1000/ocr-0007.tar.done"
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{}", "d/a.b.tar.gz"),
+        ("{.}", "d/a.b"),
+        ("{/}", "a.b.tar.gz"),
+        ("{#}", "8"),
+        ("{1}{2}", "d/a.b.tar.gzx.y/z"),
+        ("{2.}{2/}", "x.y/zz"),
+        ("{{}}", "{d/a.b.tar.gz}"),
+        ("%06d {shard:06d} {a,b} ${x} {3}x"[:-5], "%06d {shard:06d} {a,b} ${x}"),
+    ],
+)
+def test_placeholders(word, filled):
+    assert fill(word, Item(7, ("d/a.b.tar.gz", "x.y/z"))) == filled
+
+
+def test_lists_from_files_and_products_and_pairs(tmp_path):
+    (tmp_path / "list").write_text("b\n# no\n\nc\n")
+    sources = ["a", f"@{tmp_path}/list"], ["{1..2}", "{3..4}"]
+    plan = make_plan(["cat", "{1}{2}"], [list(sources[0]), "{1..2}"], state="s")
+    assert commands(plan) == ["cat a1", "cat a2", "cat b1", "cat b2", "cat c1", "cat c2"]
+    plan = make_plan(["cat", "{1}{2}"], sources[1], zipped=True, state="s")
+    assert commands(plan) == ["cat 13", "cat 24"]
+
+
+def test_inputs_and_outputs_are_pairs():
+    plan = make_plan(["cp", "{1}", "{2}"], inputs="in-{0..1}.tar", outputs="s3://b/out-{0..1}.tar")
+    assert commands(plan) == ["cp in-0.tar s3://b/out-0.tar", "cp in-1.tar s3://b/out-1.tar"]
+    assert [plan.marker(item) for item in plan.items] == ["s3://b/out-0.tar.done", "s3://b/out-1.tar.done"]
+
+
+def test_a_line_of_bash_gets_quoted_items():
+    plan = make_plan(["cat {} | wc -c"], [["a b", "c"]], state="s")
+    assert [plan.arguments(item) for item in plan.items] == [
+        ["bash", "-c", "cat 'a b' | wc -c"],
+        ["bash", "-c", "cat c | wc -c"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        (["x", "{}", "-o", "out-{}"], "out-{}"),
+        (["x", "{}", "--output=out-{}"], "out-{}"),
+        (["x", "{}", "--output", "out-{}"], "out-{}"),
+        (["x", "{}", "-o", "out"], None),
+        (["x", "{}", "-o", "out-{}-%06d.tar"], None),
+        (["x", "{}", "-o", "out-{}-{shard:06d}.tar"], None),
+        (["x", "{}"], None),
+    ],
+)
+def test_outputs_are_seen_in_the_command(command, output):
+    assert make_plan(command, ["{0..3}"]).output == output
+    assert make_plan(command, ["{0..3}"], state="s").output is None
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ([], {"sources": ["a"]}, "no command"),
+        (["x"], {"sources": ["a"]}, "the command has no {}"),
+        (["x", "{2}"], {"sources": ["a"]}, "there are 1 lists"),
+        (["x", "{}"], {}, "the items are"),
+        (["x", "{}"], {"sources": ["a"], "inputs": "a", "outputs": "b"}, "the items are"),
+        (["x", "{}"], {"inputs": "{0..2}", "outputs": "{0..1}"}, "3 and 2 items"),
+        (["x", "{}"], {"sources": ["{0..1}", "{0..2}"], "zipped": True}, "2 and 3 items"),
+        (["x", "{1}", "-o", "{1}"], {"sources": ["{0..1}", "{0..2}"]}, "3 items would write 0"),
+        (["x", "{}"], {"sources": ["{a,a}"], "state": "s"}, "2 items have the same command"),
+        (["x", "{}"], {"sources": ["a"], "name": "Not_a_name"}, "is no name"),
+    ],
+)
+def test_what_makes_no_sense(command, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(command, options.pop("sources", ()), **options)
+
+
+def test_markers_are_of_item_and_command():
+    first, second = (make_plan(["cat", word], ["{a,b}"], state="s/") for word in ("{}", "x{}"))
+    markers = [plan.marker(item) for plan in (first, second) for item in plan.items]
+    assert len(set(markers)) == 4
+    assert markers[0].startswith("s/")
+    assert markers[0].endswith(".done")
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=5), st.integers(1, 3))
+def test_plans_read_back(values, count):
+    plan = Plan("n", ("cat", "{}"), None, "s", tuple((Item(i, pair),) for i, pair in enumerate(values)))
+    plan = group_tasks(plan, count=count)
+    assert Plan.loads(plan.dumps()) == plan
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "tarjob-plan", "version": 9, "tasks": []}', "null"])
+def test_other_files_are_no_plans(text):
+    with pytest.raises(StateError, match=r"x\.json: no plan of tarjob's"):
+        Plan.loads(text, url="x.json")
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 7))
+def test_groups_of_a_number_hold_every_item_once(sizes, count):
+    plan = make_plan(["cat", "{}"], [[str(i) for i in range(len(sizes))]], state="s")
+    for known in (sizes, []):
+        tasks = group_tasks(plan, count=count, sizes=known).tasks
+        assert sorted(item for task in tasks for item in task) == plan.items
+        assert max(map(len, tasks)) <= count
+        assert len(tasks) == -(-len(sizes) // count)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 500))
+def test_groups_of_a_size_are_balanced(sizes, size):
+    plan = make_plan(["cat", "{}"], [[str(i) for i in range(len(sizes))]], state="s")
+    tasks = group_tasks(plan, size=size, sizes=sizes).tasks
+    assert sorted(item for task in tasks for item in task) == plan.items
+    weights = [sum(sizes[item.number] for item in task) for task in tasks]
+    assert max(weights) - min(weights) <= max(sizes)
+
+
+def test_groups_of_a_size_need_sizes():
+    plan = make_plan(["cat", "{}"], ["{a,b}"], state="s")
+    with pytest.raises(UrlError, match="sizes of the items are not known"):
+        group_tasks(plan, size=10, sizes=[1, None])

@@ -1,0 +1,245 @@
+"""Jobs on Kubernetes: submitted, watched, read and cancelled through the official client, whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from api_server import ApiServer
+
+from tarshards.errors import OpenError, StateError
+from tarshards.run.jobs import kubernetes as backend
+from tarshards.run.jobs.engine import submit, wait
+from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.kubernetes import Kubernetes
+from tarshards.run.jobs.options import Options
+from tarshards.run.jobs.plan import Plan, make_plan
+from tarshards.run.jobs.status import survey
+
+OPTIONS = Options(image="me/image:1", retries=2)
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: test
+contexts: [{{name: test, context: {{cluster: test, user: test, namespace: mine}}}}]
+clusters: [{{name: test, cluster: {{server: "{url}"}}}}]
+users: [{{name: test, user: {{}}}}]
+"""
+
+
+@pytest.fixture
+def server(folder, path_with_tools, monkeypatch):
+    place = folder / "cluster"
+    place.mkdir()
+    server = ApiServer(place, path_with_tools)
+    (place / "config").write_text(KUBECONFIG.format(url=server.url))
+    monkeypatch.setenv("KUBECONFIG", str(place / "config"))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(place / "config"))
+    monkeypatch.setattr(backend, "WATCH", 1)
+    monkeypatch.setattr(backend, "PATIENCE", (0.05, 0.1, 0.2))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def plan(folder) -> Plan:
+    return make_plan(["echo {} >>ran; echo hello {}; test {} != 3"], ["{0..5}"], state="state", name="words")
+
+
+def run(plan: Plan, **options) -> tuple[Plan, object, list[str]]:
+    submit(plan, Folder(plan.name), "kubernetes", OPTIONS, **options)
+    return wait(Folder(plan.name), lambda status: None)
+
+
+def test_submit_watch_status_and_logs(server, plan, tarjob):
+    _, status, notes = run(plan)
+    assert (sorted(status.done), sorted(status.failed), status.ended) == ([0, 1, 2, 4, 5], [3], True)
+    assert notes == ["words-1-0: FailedIndexes: Job has failed indexes"]
+    assert Path("ran").read_text().split() == ["0", "1", "2", "3", "3", "3", "4", "5"]
+    (config,) = server.objects["configmaps"].values()
+    (job,) = server.objects["jobs"].values()
+    assert config["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert Plan.loads(config["data"]["plan.json"]) == plan
+    code, out, _ = tarjob("status", "words")
+    assert code == 1
+    assert "done     5\nrunning  0\nfailed   1\n" in out
+    assert "  3 3: status 1: hello 3\n" in out
+    assert tarjob("logs", "words", "4")[1] == "hello 4\n"
+    assert tarjob("logs", "words")[1].splitlines().count("hello 3") == 3  # one of each try
+
+
+def test_a_resumed_job_has_only_the_rest(server, plan):
+    run(plan)
+    Path("ran").unlink()
+    fixed = make_plan(["echo {} >>ran; echo hello {}; test {} != 3"], ["{0..5}"], state="state", name="words")
+    run(fixed)
+    assert set(Path("ran").read_text().split()) == {"3"}
+    assert server.objects["jobs"]["words-2-0"]["spec"]["completions"] == 1
+
+
+def test_nothing_is_submitted_when_all_is_done(server, folder):
+    plan = make_plan(["true {}"], ["{0..2}"], state="state", name="words")
+    run(plan)
+    before = list(server.requests)
+    status = submit(plan, Folder("words"), "kubernetes", OPTIONS)
+    assert status.complete
+    assert [request for request in server.requests[len(before) :] if request.startswith("POST")] == []
+
+
+def test_42_fails_an_index_for_good(server, folder):
+    plan = make_plan(["echo {} >>ran; test {} = 0 || exit 42"], ["{0..1}"], state="state", name="words")
+    run(plan)
+    assert Path("ran").read_text().split() == ["0", "1"]
+    run(plan)
+    assert Path("ran").read_text().split() == ["0", "1"]
+    run(plan, again=True)
+    assert Path("ran").read_text().split() == ["0", "1", "1"]
+
+
+def test_posts_are_repeated_after_429_and_lost_answers(server, plan):
+    server.plan_fault("POST configmaps", 429, 503, "lost")
+    server.plan_fault("POST jobs", "lost", 429)
+    server.plan_fault("PATCH configmaps", 429)
+    _, status, _ = run(plan)
+    assert len(status.done) == 5
+    assert server.requests.count("POST configmaps") == 4
+    assert server.requests.count("POST jobs") == 3
+    assert list(server.objects["jobs"]) == ["words-1-0"]
+
+
+def test_an_object_of_somebody_else_is_a_conflict(server, plan):
+    other = make_plan(["false {}"], ["{0..5}"], state="state", name="words")
+    list(Kubernetes(OPTIONS).submit(other, 1))
+    with pytest.raises(StateError, match="the cluster has another ConfigMap words-1-0 already"):
+        list(Kubernetes(OPTIONS).submit(plan, 1))
+
+
+def test_dropped_watches_go_on_and_old_ones_list_anew(server, plan):
+    server.plan_fault("WATCH jobs", "dropped", 503, "dropped", 410)
+    engine = Kubernetes(OPTIONS)
+    parts = list(engine.submit(plan, 1))
+    seen = set()
+    lists = server.requests.count("GET jobs")
+    for turn in range(200):
+        poll = engine.poll(parts)
+        seen.add(tuple(sorted(poll.done)))
+        if poll.ended:
+            break
+        if turn == 2:
+            server.compact()
+        engine.wait(parts)
+    assert poll.ended
+    assert sorted(poll.done) == [0, 1, 2, 4, 5]
+    assert poll.failed == {3}
+    assert server.requests.count("WATCH jobs") >= 4
+    assert 3 <= server.requests.count("GET jobs") - lists <= 6  # at first, and after each 410 and 503
+    assert len(survey(plan).done) == 5
+
+
+def test_a_drop_alone_lists_nothing_anew(server, plan):
+    server.plan_fault("WATCH jobs", "dropped", "dropped", "dropped")
+    engine = Kubernetes(OPTIONS)
+    parts = list(engine.submit(plan, 1))
+    while not engine.poll(parts).ended:
+        engine.wait(parts)
+    assert server.requests.count("GET jobs") == 1
+
+
+def test_lists_are_repeated_after_429(server, plan):
+    server.plan_fault("GET jobs", 429, 500)
+    engine = Kubernetes(OPTIONS)
+    assert engine.poll(list(engine.submit(plan, 1))).done is not None
+
+
+def test_what_does_not_pass_is_an_error(server, plan):
+    server.plan_fault("POST configmaps", 403)
+    with pytest.raises(OpenError, match="Kubernetes: 403: planned"):
+        list(Kubernetes(OPTIONS).submit(plan, 1))
+    server.plan_fault("POST configmaps", *[429] * 9)
+    with pytest.raises(OpenError, match="Kubernetes: 429: planned"):
+        Kubernetes(OPTIONS, pause=lambda seconds: None).submit(plan, 1).__next__()
+
+
+def test_a_server_that_is_not_there(server, plan):
+    engine = Kubernetes(OPTIONS)
+    engine._api()
+    asyncio.run_coroutine_threadsafe(server.runner.cleanup(), server.loop).result(60)
+    with pytest.raises(OpenError, match="no answer from the cluster"):
+        list(engine.submit(plan, 1))
+
+
+def test_cancel_deletes_the_jobs_and_their_items(server, tarjob):
+    slow = make_plan(["echo {} >>ran; sleep 0.2"], ["{0..40}"], state="state", name="words")
+    submit(slow, Folder("words"), "kubernetes", OPTIONS)
+    assert tarjob("status", "words")[0] == 3
+    with pytest.raises(StateError, match="words is running already"):
+        submit(slow, Folder("words"), "kubernetes", OPTIONS)
+    assert "words: cancelled" in tarjob("cancel", "words")[2]
+    assert server.objects["jobs"] == server.objects["configmaps"] == {}
+    code, out, _ = tarjob("status", "words")
+    assert code == 1
+    assert "not run" in out
+    assert "nothing was running" in tarjob("cancel", "words")[2]
+
+
+def test_pods_that_are_killed_say_why(server, folder):
+    plan = make_plan(["test {} != 1 || kill -9 $PPID"], ["{0..2}"], state="state", name="words")
+    _, status, notes = run(plan)
+    assert sorted(status.done) == [0, 2]
+    assert notes == ["words-1-0: FailedIndexes: Job has failed indexes", "items 1: OOMKilled"]
+
+
+def test_kujob_waits_and_shows_what_failed(server, tarjob):
+    command = "echo hello {}; test {} != 1"
+    code, out, errors = tarjob(
+        *(
+            "-b",
+            "kubernetes",
+            "--image",
+            "x",
+            "-s",
+            "{0..2}",
+            "--state",
+            "state",
+            "--retries",
+            0,
+            "--wait",
+            "--",
+            command,
+        )
+    )
+    assert (code, out) == (1, "")
+    assert "  1 1: status 1: hello 1\n" in errors
+
+
+def test_no_place_for_markers_and_no_image(tarjob):
+    code, _, errors = tarjob("-b", "kubernetes", "--image", "x", "-s", "{0..2}", "--", "echo {}")
+    assert (code, "markers need a place" in errors) == (2, True)
+    code, _, errors = tarjob("-b", "kubernetes", "-s", "{0..2}", "--state", "/shared", "--", "echo {}")
+    assert (code, "Kubernetes needs --image" in errors) == (2, True)
+
+
+def test_no_cluster(tarjob, folder):
+    code, _, errors = tarjob(
+        *("-b", "kubernetes", "--image", "x", "-s", "a", "--state", "s", "--", "echo {}"),
+        KUBECONFIG="/nowhere",
+        HOME="/nowhere",
+    )
+    assert code == 1
+    assert "no cluster: neither a kubeconfig nor a service account" in errors
+
+
+def test_the_record_holds_no_secret(server, folder):
+    options = Options(image="x", secret_env=("TOKEN=vault:token",), secret_volume=("vault:/secrets",))
+    plan = make_plan(["true {}"], ["{0..1}"], state="state", name="words")
+    submit(plan, Folder("words"), "kubernetes", options)
+    wait(Folder("words"), lambda status: None)
+    record = json.loads(Path(".tarjob/words/job.json").read_text())
+    assert record["options"]["secret_env"] == ["TOKEN=vault:token"]
+    (job,) = server.objects["jobs"].values()
+    assert os.environ.get("TOKEN") is None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "token"}}}]

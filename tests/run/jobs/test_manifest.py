@@ -1,0 +1,256 @@
+"""Manifests: what the schemas of all versions accept, and what a server would refuse beyond them."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.kinds import is_label_key, parse_quantity
+from tarshards.run.jobs.kubernetes import Kubernetes
+from tarshards.run.jobs.manifest import make_manifests, split_plan
+from tarshards.run.jobs.manifest_checks import check_manifest
+from tarshards.run.jobs.options import Options
+from tarshards.run.jobs.plan import Plan, group_tasks, make_plan
+
+GOLDEN = Path(__file__).with_name("seed.yaml")
+SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+FULL = Options(
+    parallelism=50,
+    retries=5,
+    max_failed=10,
+    deadline=86400,
+    cpu="16",
+    memory="32Gi",
+    storage="100Gi",
+    gpu=1,
+    image="registry.example.com/ocr:1",
+    namespace="books",
+    service_account="reader",
+    secret_env=("hub", "TOKEN=vault:token"),
+    secret_volume=("gcs:/var/secrets/gcs",),
+    node_selector=("cloud.google.com/gke-nodepool=big",),
+    toleration=("spot", "team=ocr:NoSchedule", "nvidia.com/gpu:NoExecute"),
+    priority_class="batch-low",
+    label=("example.com/team=ocr", "cost=books"),
+    ttl=3600,
+)
+
+
+def manifests(options: Options = FULL, count: int = 1000) -> list[dict]:
+    plan = make_plan(SEED, [f"{{0000..{count - 1:04d}}}"])
+    return [manifest for pair in make_manifests(plan, options) for manifest in pair]
+
+
+def test_the_line_of_the_seed_is_this_manifest(tarjob):
+    code, out, errors = tarjob("-b", "kubernetes", "--image", "me/ocr:1", "--print", "-s", "{0000..0999}", "--", *SEED)
+    assert (code, errors) == (0, "")
+    assert out == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("options", [FULL, Options(image="x")], ids=["full", "least"])
+def test_the_schema_of_every_version_accepts_them(version, options):
+    for manifest in manifests(options, 10):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_validator_accepts_the_golden_manifest_and_sees_what_is_none(folder):
+    program = [Path(sys.executable).with_name("kubernetes-validate"), "-k", "1.37", "--strict"]
+    done = subprocess.run([*program, GOLDEN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    Path("bad.yaml").write_text(GOLDEN.read_text().replace("completionMode", "completionmode"))
+    assert subprocess.run([*program, "bad.yaml"], capture_output=True).returncode != 0
+
+
+def test_every_option_has_its_place():
+    config, job = manifests()
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert job["metadata"]["namespace"] == config["metadata"]["namespace"] == "books"
+    assert {"example.com/team": "ocr", "cost": "books"}.items() <= job["metadata"]["labels"].items()
+    assert {key: spec[key] for key in ("completions", "parallelism", "backoffLimitPerIndex", "maxFailedIndexes")} == {
+        "completions": 1000,
+        "parallelism": 50,
+        "backoffLimitPerIndex": 5,
+        "maxFailedIndexes": 10,
+    }
+    assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"]) == (3600, 86400)
+    asked = {"cpu": "16", "memory": "32Gi", "ephemeral-storage": "100Gi", "nvidia.com/gpu": "1"}
+    assert container["resources"] == {"requests": asked, "limits": asked}
+    assert container["env"] == [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "token"}}}]
+    assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert pod["volumes"][1] == {"name": "secret-0", "secret": {"secretName": "gcs"}}
+    assert container["volumeMounts"][1]["mountPath"] == "/var/secrets/gcs"
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("reader", "batch-low")
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-nodepool": "big"}
+    assert pod["tolerations"] == [
+        {"key": "spot", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "ocr", "effect": "NoSchedule"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"},
+    ]
+    for manifest in (config, job):
+        check_manifest(manifest)
+
+
+def test_no_secret_and_no_item_is_in_the_command():
+    _, job = manifests()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["tarjob", "worker", "/etc/tarjob/plan.json"]
+    assert "args" not in container
+
+
+def test_a_hundred_thousand_items_are_several_jobs():
+    plan = make_plan(["tarproc", "-c", "true", "s3://b/in-{}.tar", "-o", "s3://b/out-{}.tar"], ["{000000..119999}"])
+    pairs = make_manifests(plan, Options(image="x"))
+    assert len(pairs) > 1
+    plans = []
+    for config, job in pairs:
+        check_manifest(config)
+        check_manifest(job)
+        assert len(config["data"]["plan.json"].encode()) <= 1 << 20
+        plans.append(Plan.loads(config["data"]["plan.json"]))
+        assert job["spec"]["completions"] == len(plans[-1].tasks) <= 100_000
+        assert job["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
+    assert [task for plan in plans for task in plan.tasks] == list(plan.tasks)
+    assert len({job["metadata"]["name"] for _, job in pairs}) == len(pairs)
+
+
+def test_chunks_are_cut_by_number_and_by_size():
+    plan = make_plan(["cat", "{}"], ["{000..099}"], state="s")
+    assert [len(chunk.tasks) for chunk in split_plan(plan, max_tasks=40)] == [40, 40, 20]
+    for size in (300, 500, 1000):
+        chunks = list(split_plan(plan, max_bytes=size))
+        assert [task for chunk in chunks for task in chunk.tasks] == list(plan.tasks)
+        assert all(len(chunk.dumps()) <= size for chunk in chunks)
+    grouped = group_tasks(plan, count=7)
+    assert sum((chunk.tasks for chunk in split_plan(grouped, max_bytes=300)), ()) == grouped.tasks
+
+
+def job(spec: dict | None = None, pod: dict | None = None, container: dict | None = None, **metadata) -> dict:
+    made = copy.deepcopy(manifests()[1])
+    made["metadata"].update(metadata)
+    made["spec"].update(spec or {})
+    template = made["spec"]["template"]["spec"]
+    template.update(pod or {})
+    template["containers"][0].update(container or {})
+    return made
+
+
+def resources(**amounts: str) -> dict:
+    return {"resources": {"requests": amounts}}
+
+
+MANY = {"completions": 100_001, "maxFailedIndexes": 10}
+RULES = "podFailurePolicy"
+EXIT = {"operator": "In", "values": [42]}
+REFUSED = [
+    (job(name="Upper"), "the name 'Upper' is no DNS name"),
+    (job(name="a" * 60), "the name and an index are more than 63 characters"),
+    (job(name="under_score"), "no DNS name"),
+    (job(namespace="a.b"), "the namespace 'a.b' is no DNS label"),
+    (job(labels={"a b": "c"}), "the label 'a b' is no qualified name"),
+    (job(labels={"a": "b c"}), "the label a has the value 'b c'"),
+    (job(labels={"a": "x" * 64}), "at most 63"),
+    (job(annotations={"a b": ""}), "the annotation 'a b'"),
+    (job({"parallelism": -1}), "parallelism is negative"),
+    (job({"activeDeadlineSeconds": 0}), "activeDeadlineSeconds is not positive"),
+    (job({"ttlSecondsAfterFinished": -1}), "ttlSecondsAfterFinished is negative"),
+    (job({"parallelism": 100_001}), "parallelism is more than 100000"),
+    (job({"completionMode": "NonIndexed"}), "backoffLimitPerIndex needs completionMode Indexed"),
+    (job({"backoffLimitPerIndex": None}), "maxFailedIndexes needs backoffLimitPerIndex"),
+    (job({"backoffLimitPerIndex": None}), "the action FailIndex needs backoffLimitPerIndex"),
+    (job({"maxFailedIndexes": 1001}), "maxFailedIndexes is more than completions"),
+    (job({**MANY, "maxFailedIndexes": 100_001}), "maxFailedIndexes is more than 100000"),
+    (job({**MANY, "maxFailedIndexes": 10_001}), "maxFailedIndexes of at most 10000"),
+    (job({**MANY, "maxFailedIndexes": None}), "maxFailedIndexes of at most 10000"),
+    (job({**MANY, "parallelism": 10_001}), "parallelism of at most 10000"),
+    (job(pod={"restartPolicy": "Always"}), "restartPolicy Always: a Job has Never or OnFailure"),
+    (job(pod={"restartPolicy": "OnFailure"}), "backoffLimitPerIndex needs restartPolicy Never"),
+    (job(pod={"restartPolicy": "OnFailure"}), "podFailurePolicy needs restartPolicy Never"),
+    (job({RULES: {"rules": [{"action": "Ignore"}]}}), "has one of onExitCodes and onPodConditions"),
+    (job({RULES: {"rules": [{"action": "FailJob", "onExitCodes": {**EXIT, "values": [0]}}]}}), "exit code of 0"),
+    (job({RULES: {"rules": [{"action": "FailJob", "onExitCodes": {**EXIT, "containerName": "x"}}]}}), "no container x"),
+    (job(pod={"serviceAccountName": "A"}), "serviceAccountName 'A' is no DNS name"),
+    (job(pod={"priorityClassName": "A"}), "priorityClassName 'A' is no DNS name"),
+    (job(pod={"nodeSelector": {"a": "b/c"}}), "the node selector a has the value"),
+    (job(pod={"tolerations": [{"key": "a", "effect": "Never"}]}), "the effect 'Never'"),
+    (job(pod={"tolerations": [{"key": "a b"}]}), "the toleration 'a b'"),
+    (job(pod={"volumes": [{"name": "Plan"}]}), "the volume 'Plan' is no DNS label"),
+    (job(pod={"volumes": [{"name": "plan", "secret": {"secretName": "A"}}]}), "the secret 'A' is no DNS name"),
+    (job(container={"name": "Tarjob"}), "the container 'Tarjob' is no DNS label"),
+    (job(container={"image": ""}), "'' is no image"),
+    (job(container={"image": "a b"}), "'a b' is no image"),
+    (job(container={"volumeMounts": [{"name": "x", "mountPath": "/x"}]}), "there is no volume x"),
+    (job(container={"volumeMounts": [{"name": "plan", "mountPath": "/x"}] * 2}), "two volumes have one mountPath"),
+    (job(container={"volumeMounts": [{"name": "plan", "mountPath": "/x:y"}]}), "has a colon"),
+    (
+        job(container={"env": [{"name": "1x", "valueFrom": {"secretKeyRef": {"name": "a"}}}]}),
+        "'1x' is no name of a var",
+    ),
+    (job(container={"envFrom": [{"secretRef": {"name": "A"}}]}), "the secret 'A' is no DNS name"),
+    (job(container=resources(cpu="two")), "cpu: 'two' is no quantity"),
+    (job(container=resources(memory="4gi")), "memory: '4gi' is no quantity"),
+    (job(container={"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}), "more than its limit"),
+    (job(container=resources(**{"nvidia.com/gpu": "1"})), "nvidia.com/gpu is not overcommitted"),
+    ({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20 | 1)}}, "1048577 bytes of data"),
+    ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job or a ConfigMap, not Pod"),
+]
+
+
+@pytest.mark.parametrize(("manifest", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_a_server_would_refuse_is_refused(manifest, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        check_manifest(manifest)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"secret_env": ("TOKEN=secret-value",)}, "values have no place here"),
+        ({"secret_env": ("A B=x:y",)}, "NAME=SECRET:KEY"),
+        ({"secret_volume": ("a",)}, "SECRET:/PATH"),
+        ({"secret_volume": ("a:b",)}, "SECRET:/PATH"),
+        ({"label": ("a",)}, "--label a: write KEY=VALUE"),
+        ({"node_selector": ("a",)}, "--node-selector a: write KEY=VALUE"),
+        ({"image": None}, "Kubernetes needs --image"),
+    ],
+)
+def test_options_that_say_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        manifests(Options(**{"image": "x", **options}))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", 0), ("1.5", 1.5), ("250m", 0.25), ("1Ki", 1024), ("2G", 2e9), ("1Pi", 2**50)]
+)
+def test_quantities(text, value):
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1g", "x", "1e", "1.", "GiB"])
+def test_what_is_no_quantity(text):
+    with pytest.raises(ValueError, match="is no quantity"):
+        parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "sound"), [("a", True), ("a.b/c_d", True), ("/a", False), ("a/", False), ("A/b", False), ("", False)]
+)
+def test_label_keys(key, sound):
+    assert is_label_key(key) is sound
+
+
+def test_the_preview_is_yaml_that_reads_back():
+    plan = make_plan(SEED, ["{0000..0019}"])
+    engine = Kubernetes(FULL, Folder("x"))
+    assert list(yaml.safe_load_all(engine.preview(plan))) == [
+        manifest for pair in engine.manifests(plan) for manifest in pair
+    ]

@@ -1,0 +1,126 @@
+"""What an engine starts for each index: killed anywhere and started twice, it comes to the bytes of a serial run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import TARJOB, upper
+
+from tarshards.run.jobs.manifest import WORKER
+from tarshards.run.jobs.plan import make_plan
+
+COMMAND = ["tarproc", "-q", "-c", "tr a-z A-Z <sample.txt >sample.up", "in-{}.tar", "--overwrite", "-o", "out-{}.tar"]
+
+
+@pytest.fixture
+def plan(folder):
+    plan = make_plan(COMMAND, ["{00..49}"])
+    Path("plan.json").write_text(plan.dumps())
+    return plan
+
+
+def pod(index: int, path: str) -> subprocess.Popen:
+    """Start the container of one index: the command of the manifest, with the plan where it is mounted."""
+    assert WORKER[:2] == ["tarjob", "worker"]
+    environment = {**os.environ, "PATH": path, "JOB_COMPLETION_INDEX": str(index)}
+    return subprocess.Popen(
+        [*TARJOB, "worker", "plan.json"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+
+
+def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_tools):
+    shards(50)
+    rng = random.Random(7)
+    todo = [(index, True) for index in range(50) for _ in range(1 + (index % 7 == 0))]  # some run twice at once
+    running: dict[subprocess.Popen, tuple[int, float]] = {}
+    kills = 0
+    deadline = time.monotonic() + 100
+    while todo or running:
+        assert time.monotonic() < deadline
+        while todo and len(running) < 4:
+            index, mortal = todo.pop(0)
+            life = rng.uniform(0.05, 0.6) if mortal and rng.random() < 0.5 else 1e9
+            running[pod(index, path_with_tools)] = index, time.monotonic() + life
+        for process, (index, end) in list(running.items()):
+            if process.poll() is not None:
+                del running[process]
+                _, errors = process.communicate()
+                assert process.returncode in (0, -9), errors
+                if process.returncode:
+                    kills += 1
+                    todo.insert(0, (index, rng.random() < 0.3))  # as the Job does, until it succeeds
+            elif time.monotonic() > end:
+                os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+    assert kills >= 8
+    made = {path.name: path.read_bytes() for path in Path().glob("out-*.tar")}
+    assert len(made) == len(list(Path().glob("*.done"))) == 50
+    for item in plan.items:
+        assert made[f"out-{item.values[0]}.tar"] == upper(f"in-{item.values[0]}.tar")
+
+
+def worker(tarjob, index: int) -> tuple[int, str, str]:
+    return tarjob("worker", "plan.json", JOB_COMPLETION_INDEX=str(index))
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1), (7, 1), (42, 42)])
+def test_exit_codes(tarjob, status, code):
+    plan = make_plan([f"echo {{}}; exit {status}"], ["{a,b}"], state="state")
+    Path("plan.json").write_text(plan.dumps())
+    exit_code, out, errors = worker(tarjob, 1)
+    assert (exit_code, out) == (code, "b\n")
+    kind = "done" if status == 0 else "failed"
+    record = json.loads(Path(plan.marker(plan.items[1], kind)).read_text())
+    assert record["item"] == ["b"]
+    if status:
+        assert (record["status"], record["line"]) == (status, "b")
+        assert f"tarjob: b: status {status}: b" in errors
+    assert len(list(Path("state").iterdir())) == 1
+
+
+def test_a_group_goes_on_after_a_failure_and_is_not_for_good_unless_all_are(tarjob):
+    plan = make_plan(["echo {} >>ran; exit {}"], [["1", "42", "0"]], state="state")
+    Path("plan.json").write_text(plan._replace(tasks=(tuple(plan.items),)).dumps())
+    assert worker(tarjob, 0)[0] == 1
+    assert worker(tarjob, 0)[0] == 1
+    assert Path("ran").read_text().split() == ["1", "42", "0", "1", "42"]
+
+
+def test_slurm_names_the_task_too(tarjob, plan, shards):
+    shards(2)
+    assert tarjob("worker", "plan.json", SLURM_ARRAY_TASK_ID="1")[0] == 0
+    assert Path("out-01.tar.done").exists()
+    command = [sys.executable, "-m", "tarshards.run.jobs", "worker", "plan.json"]
+    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "1"}
+    assert subprocess.run(command, env=environment).returncode == 0
+
+
+def test_no_task(tarjob, plan):
+    assert "no task is named" in tarjob("worker", "plan.json")[2]
+    assert "there is no task 50: the plan has 50" in worker(tarjob, 50)[2]
+    assert worker(tarjob, 50)[0] == 1
+    assert "No such file" in tarjob("worker", "nothing.json", JOB_COMPLETION_INDEX="0")[2]
+
+
+def test_sigterm_ends_the_command(folder, path_with_tools):
+    Path("plan.json").write_text(make_plan(["echo $$ >pid; sleep 100; : {}"], ["a"], state="state").dumps())
+    process = pod(0, path_with_tools)
+    while not Path("pid").exists() or not Path("pid").read_text():
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert not Path(f"/proc/{Path('pid').read_text().strip()}").exists()
+    assert not Path("state").exists()

@@ -1,0 +1,138 @@
+"""The command line of tarproc: exit codes, options, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tarshards import read_samples, write_samples
+from tarshards.samples.codecs import decode_field
+
+
+@pytest.mark.parametrize(("failing", "code"), [(0, 0), (1, 1), (7, 7), (100, 100), (101, 101), (120, 101)])
+def test_the_exit_code_counts_failures(make_tar, tarproc, tmp_path, failing, code):
+    status, errors = tarproc(
+        "-e", "skip", "-p", 4, "-c", f"test $TAR_INDEX -ge {failing}", make_tar(125), "-o", "out.tar"
+    )
+    assert status == code
+    assert len(errors.splitlines()) == (failing + 1 if failing else 0)
+    assert len(list(read_samples(tmp_path / "out.tar"))) == 125 - failing
+
+
+def test_abort_is_the_default(make_tar, tarproc, tmp_path):
+    status, errors = tarproc("-c", "test $TAR_INDEX != 3", make_tar(9), "-o", "out.tar")
+    assert (status, errors) == (1, "tarproc: " + f"{tmp_path}/in.tar: 0003: the command ended with status 1\n")
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_halting_exits_with_the_failures(make_tar, tarproc, tmp_path):
+    status, errors = tarproc("--halt", "soon,fail=4", "-c", "exit 1", make_tar(50), "-o", "out.tar")
+    assert status == 4
+    assert "halted because 4 samples have failed" in errors
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_failing_samples_go_to_quarantine(make_tar, tarproc, tmp_path):
+    line = ("-e", "skip", "--on-error", "quarantine=bad.tar", "-c", "test $TAR_INDEX != 3")
+    status, errors = tarproc(*line, make_tar(9), "-o", "out.tar")
+    assert status == 1
+    assert "quarantined      1" in errors
+    assert [sample["__key__"] for sample in read_samples(tmp_path / "bad.tar")] == ["0003"]
+
+
+def test_failed_ones_are_resumed(make_tar, tarproc, tmp_path):
+    line = ("-e", "skip", "-c", f"test $TAR_INDEX != 3 -o -e {tmp_path}/cured", make_tar(9), "-o", "out.tar")
+    assert tarproc(*line, "--resume")[0] == 1
+    assert (tmp_path / "out.tar.tarproc").exists(), "kept while something failed"
+    (tmp_path / "cured").touch()
+    assert tarproc(*line, "--resume", "--overwrite")[0] == 1
+    assert tarproc(*line, "--resume-failed", "--overwrite") == (0, "")
+    assert len(list(read_samples(tmp_path / "out.tar"))) == 9
+    assert not (tmp_path / "out.tar.tarproc").exists()
+
+
+def test_nothing_is_written_beside_the_target(make_tar, tarproc, tmp_path):
+    assert tarproc("-c", "true", make_tar(3), "-o", "out.tar") == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["in.tar", "out.tar", "scratch"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "-c true -s /etc/passwd",
+        "-c true --halt never",
+        "-c true --halt now,fail=1 -e abort",
+        "-c true --resume",
+        "-c true --state x",
+        "-c true --timeout 0",
+        "-c true -p -1",
+        "--server cat --add-log log",
+        "--python nothing",
+        "-c true -o in.tar",
+    ],
+)
+def test_wrong_command_lines(make_tar, tarproc, tmp_path, options):
+    status, errors = tarproc(*options.split(), make_tar(1))
+    assert status == 2, errors
+    assert "Traceback" not in errors
+    assert sorted(os.listdir(tmp_path)) == ["in.tar", "scratch"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 KB, and on it a folder."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk]).returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--resume --state disk/state", "disk/state: No space left on device"),
+        ("--joblog disk/log", "disk/log: No space left on device"),
+        ("--joblog disk/none/log", "disk/none/log: No such file or directory"),
+        ("--resume --state disk/none/state", "disk/none/state: No such file or directory"),
+        ("--tmpdir disk", "{}/in.tar: 0000: scratch directory: [Errno 28] No space left on device"),
+        ("--tmpdir /proc", "/proc: no scratch directory can be made here: No such file or directory"),
+    ],
+)
+def test_a_full_disk_is_an_error_of_one_line(make_tar, tarproc, tmp_path, small_disk, options, message):
+    if "/proc" not in options:
+        (small_disk / "ballast").write_bytes(bytes(48 << 10))
+    line = (
+        f"{options} -p 2 --python zeros:of -o out.tar" if "tmpdir" not in options else f"{options} -c true -o out.tar"
+    )
+    (tmp_path / "zeros.py").write_text("def of(sample):\n    return {**sample, 'zeros.bin': bytes(2000)}\n")
+    if options == "--tmpdir disk":
+        write_samples([{"__key__": "0000", "bin": bytes(1 << 16)}], str(tmp_path / "in.tar"))
+    tar = tmp_path / "in.tar" if options == "--tmpdir disk" else make_tar(400)
+    assert tarproc(*line.split(), tar) == (1, f"tarproc: {message.format(tmp_path)}\n")
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_the_line_of_the_slides(tmp_path, path_with_tools):
+    if shutil.which("gm") is None:
+        assert os.environ.get("CI") != "true", "apt-get install graphicsmagick"
+        pytest.skip("needs GraphicsMagick")
+    import numpy as np
+
+    image = np.zeros((300, 400, 3), np.uint8)
+    write_samples(({"__key__": f"{i}", "jpg": image, "cls": i} for i in range(6)), str(tmp_path / "small.tar"))
+    line = "tarproc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar"
+    environment = {**os.environ, "PATH": path_with_tools}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "sample.cls\nsample.jpg\n" * 6
+    resized = line.replace("*.jpg -resize 256x256", "-resize 256x256 *.jpg").replace("out.tar", "resized.tar")
+    subprocess.run(["bash", "-c", resized], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    for name, shape in (("out.tar", (300, 400, 3)), ("resized.tar", (192, 256, 3))):  # gm heeds what precedes a file
+        images = [decode_field("jpg", sample["jpg"], images="rgb8") for sample in read_samples(tmp_path / name)]
+        assert [image.shape for image in images] == [shape] * 6

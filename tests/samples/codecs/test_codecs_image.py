@@ -1,0 +1,262 @@
+"""Images: WebDataset's imagespecs as the oracle, lossless encoders, and damage that is never half a picture."""
+
+import io
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from webdataset.autodecode import ImageHandler
+
+from tarshards.errors import DecodeError, EncodeError
+from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs.image import IMAGESPECS
+
+RNG = np.random.default_rng(0)
+BLOCKS = np.kron(RNG.integers(0, 236, (5, 7, 3)), np.ones((8, 8, 1))) + RNG.integers(0, 20, (40, 56, 3))
+RGB = Image.fromarray(BLOCKS.astype(np.uint8)[:37, :53])
+RGBA = Image.merge("RGBA", [*RGB.split(), RGB.convert("L").transpose(Image.Transpose.FLIP_LEFT_RIGHT)])
+
+
+def saved(image, format, **options):
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+FILES = {
+    "jpg": saved(RGB, "JPEG"),
+    "444.jpg": saved(RGB, "JPEG", quality=100, subsampling=0),
+    "422.jpg": saved(RGB, "JPEG", subsampling=1),
+    "progressive.jpg": saved(RGB, "JPEG", progressive=True),
+    "grey.jpg": saved(RGB.convert("L"), "JPEG"),
+    "rgb.jpg": saved(RGB, "JPEG", keep_rgb=True),
+    "cmyk.jpg": saved(RGB.convert("CMYK"), "JPEG"),
+    "turned.jpeg": saved(RGB, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
+    "png": saved(RGB, "PNG"),
+    "rgba.png": saved(RGBA, "PNG"),
+    "la.png": saved(RGBA.convert("LA"), "PNG"),
+    "grey.png": saved(RGB.convert("L"), "PNG"),
+    "bilevel.png": saved(RGB.convert("1"), "PNG"),
+    "palette.png": saved(RGB.convert("P"), "PNG"),
+    "transparent.png": saved(RGB.convert("P"), "PNG", transparency=bytes(range(256))),
+    "cut.png": saved(RGB, "PNG", transparency=RGB.getpixel((0, 0))),
+    "ppm": saved(RGB, "PPM"),
+    "pnm": saved(RGB, "PPM"),
+    "pgm": saved(RGB.convert("L"), "PPM"),
+    "pbm": saved(RGB.convert("1"), "PPM"),
+    "webp": saved(RGB, "WEBP"),
+    "rgba.webp": saved(RGBA, "WEBP", lossless=True),
+    "gif": saved(RGB, "GIF"),
+    "transparent.gif": saved(RGB.convert("P"), "GIF", transparency=3),
+    "bmp": saved(RGB, "BMP"),
+    "tif": saved(RGB, "TIFF"),
+    "rgba.tiff": saved(RGBA, "TIFF", compression="tiff_deflate"),
+    "cmyk.tiff": saved(RGB.convert("CMYK"), "TIFF"),
+    "png_named.jpg": saved(RGB, "PNG"),
+    "jpg_named.png": saved(RGB, "JPEG"),
+}
+WITHOUT = [pytest.param(True, id="simplejpeg"), pytest.param(False, id="Pillow")]
+
+
+@pytest.fixture
+def simplejpeg(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setitem(sys.modules, "simplejpeg", None)
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+@pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
+@pytest.mark.parametrize("field", FILES)
+def test_imagespecs_give_what_webdataset_gives(field, simplejpeg):
+    for imagespec in IMAGESPECS:
+        wanted = ImageHandler(imagespec)(f".{field}", FILES[field])
+        got = decode_field(field, FILES[field], images=imagespec)
+        if isinstance(wanted, Image.Image):
+            assert (got.mode, got.size, got.tobytes()) == (wanted.mode, wanted.size, wanted.tobytes()), imagespec
+        else:
+            assert type(got) is type(wanted)
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+            assert np.array_equal(got, wanted), imagespec
+
+
+@pytest.mark.parametrize("field", FILES)
+def test_decoding_warns_of_nothing_and_gives_arrays_of_their_own(field):
+    for imagespec in IMAGESPECS:
+        got = decode_field(field, FILES[field], images=imagespec)
+        if isinstance(got, np.ndarray):
+            assert got.flags.writeable
+            torch.from_numpy(got)
+        if isinstance(got, torch.Tensor):
+            assert got.is_contiguous()
+
+
+def test_shapes_and_ranges():
+    assert decode_field("png", FILES["png"], images="l8").shape == (37, 53)
+    assert decode_field("png", FILES["png"], images="rgba").shape == (37, 53, 4)
+    assert decode_field("png", FILES["png"], images="torchrgb").shape == (3, 37, 53)
+    white = encode_field("png", np.full((2, 3, 3), 255, np.uint8))
+    assert decode_field("png", white, images="rgb").tolist() == [[[1.0] * 3] * 3] * 2
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_16_bit_grey_keeps_its_upper_bits_where_webdataset_clips(format):
+    grey = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
+    field = {"PNG": "png", "TIFF": "tif", "PPM": "pgm"}[format]
+    assert np.array_equal(decode_field(field, saved(Image.fromarray(grey), format), images="l8"), grey >> 8)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_pixels_of_32_bits_are_refused_where_webdataset_clips(dtype):
+    data = saved(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
+    with pytest.raises(DecodeError, match="pixels of 32 bits"):
+        decode_field("tif", data, images="l8")
+
+
+@pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
+@pytest.mark.parametrize("field", FILES)
+def test_truncated_images_are_errors_never_half_a_picture(field, simplejpeg):
+    data = FILES[field]
+    whole = decode_field(field, data, images="rgba8")
+    for length in sorted({*range(64), *range(64, len(data), 41), *range(len(data) - 64, len(data))}):
+        if data.startswith((b"\x89PNG", b"GIF", b"BM")) and length >= len(data) - 4:  # where there is no more picture
+            with suppress(DecodeError):
+                assert np.array_equal(decode_field(field, data[:length], images="rgba8"), whole)
+            continue
+        with pytest.raises(DecodeError) as error:
+            decode_field(field, data[:length], images="rgba8")
+        assert error.value.field == field
+        assert "0x" not in error.value.reason, "no addresses of Python objects"
+
+
+@pytest.mark.parametrize("imagespec", ["l8", "rgb", "torchrgb8", "pil"])
+def test_truncated_images_are_errors_for_every_kind_of_imagespec(imagespec):
+    for field in "jpg", "cmyk.jpg", "png":
+        for length in range(0, len(FILES[field]) - 4, 17):
+            with pytest.raises(DecodeError):
+                decode_field(field, FILES[field][:length], images=imagespec)
+
+
+def test_damaged_png_is_an_error_at_every_byte_before_its_empty_last_chunk():
+    data = FILES["grey.png"]
+    for place in range(len(data) - 12):
+        with pytest.raises(DecodeError):
+            decode_field("png", data[:place] + bytes([data[place] ^ 0x21]) + data[place + 1 :], images="l8")
+
+
+def test_jpeg_that_libjpeg_calls_corrupt_is_an_error():
+    data = FILES["jpg"]
+    start = data.index(b"\xff\xda") + 20
+    for place in range(start, start + 30):
+        with pytest.raises(DecodeError, match="Corrupt JPEG data"):
+            decode_field("jpg", data[:place] + data[place + 40 :], images="rgb8")
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\xff\xd8\xff", b"\x89PNG", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\0" * 1000])
+def test_what_is_no_image(data):
+    with pytest.raises(DecodeError, match="not a whole image in any of JPEG PNG"):
+        decode_field("png", data, images="rgb8")
+
+
+@pytest.mark.parametrize("field", ["jpg", "png", "gif"])
+def test_decompression_bombs(field, monkeypatch):
+    for limit in 37 * 53 - 1, 37:  # where Pillow warns, and where it raises
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(DecodeError, match="decompression bomb"):
+            decode_field(field, FILES[field], images="rgb8")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 37 * 53)
+    assert decode_field(field, FILES[field], images="rgb8").shape == (37, 53, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_decompression_bombs_are_errors_also_where_warnings_are_not(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 37 * 53 - 1)
+    with pytest.raises(DecodeError, match="decompression bomb"):
+        decode_field("png", FILES["png"], images="rgb8")
+
+
+pixels = st.sampled_from([(), (1,), (3,), (4,)]).flatmap(
+    lambda channels: hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda hw: hw + channels))
+)
+LOSSLESS = {
+    "l8": ["png", "ppm", "pnm", "pgm", "webp", "gif", "bmp", "tif", "tiff"],
+    "rgb8": ["png", "ppm", "pnm", "webp", "bmp", "tif", "tiff"],
+    "rgba8": ["png", "webp", "tif", "tiff"],
+}
+
+
+@settings(deadline=None)
+@given(pixels)
+def test_lossless_round_trips(array):
+    imagespec = {2: "l8", 3: {1: "l8", 3: "rgb8", 4: "rgba8"}.get(array.shape[-1])}[array.ndim]
+    wanted = array[:, :, 0] if array.shape[2:] == (1,) else array
+    for field in LOSSLESS[imagespec]:
+        data = encode_field(field, array)
+        assert np.array_equal(decode_field(field, data, images=imagespec), wanted), field
+        assert encode_field(field, Image.fromarray(wanted)) == data == encode_field(field, np.asfortranarray(array))
+
+
+@pytest.mark.parametrize("imagespec", ["l", "rgb", "rgba"])
+def test_floats_round_trip(imagespec):
+    floats = decode_field("png", FILES["rgba.png"], images=imagespec)
+    assert np.array_equal(decode_field("png", encode_field("png", floats), images=imagespec), floats)
+    every = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for dtype in np.float16, np.float32, np.float64:
+        assert np.array_equal(decode_field("png", encode_field("png", (every / 255).astype(dtype)), images="l8"), every)
+
+
+@pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
+@pytest.mark.parametrize("field", ["jpg", "jpeg"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_jpeg_round_trips_within_rounding(field, mode, simplejpeg):
+    image = RGB.convert(mode)
+    data = encode_field(field, np.asarray(image))
+    assert data == encode_field(field, image)
+    got = decode_field(field, data, images="l8" if mode == "L" else "rgb8")
+    assert got.shape == np.asarray(image).shape
+    assert np.abs(got.astype(int) - np.asarray(image)).max() <= 4
+
+
+def test_pil_images_of_other_modes():
+    for field, mode in [("pbm", "1"), ("gif", "P"), ("png", "P"), ("tif", "CMYK"), ("png", "LA"), ("bmp", "1")]:
+        image = RGBA.convert("RGB").convert(mode)
+        with Image.open(io.BytesIO(encode_field(field, image))) as got:
+            assert np.array_equal(got.convert("RGB"), image.convert("RGB")), (field, mode)
+    depth = Image.fromarray(np.arange(100, dtype=np.uint16).reshape(10, 10) * 600)
+    for field in "png", "pgm", "tif":
+        with Image.open(io.BytesIO(encode_field(field, depth))) as got:
+            assert np.array_equal(np.asarray(got), np.asarray(depth))
+    assert decode_field("jpg", encode_field("jpg", RGB.convert("CMYK")), images="pil").size == RGB.size
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("jpg", RGBA, "mode RGBA does not fit; modes that do: L RGB CMYK"),
+        ("ppm", np.asarray(RGBA), "mode RGBA does not fit"),
+        ("bmp", RGBA, "mode RGBA does not fit"),
+        ("gif", RGB, "mode RGB does not fit"),
+        ("pgm", RGB, "mode RGB does not fit"),
+        ("pbm", RGB.convert("L"), "mode L does not fit"),
+        ("png", np.zeros((3, 4, 2), np.uint8), r"shape \(3, 4, 2\)"),
+        ("png", np.zeros(3, np.uint8), r"shape \(3,\)"),
+        ("png", np.zeros((0, 3), np.uint8), r"shape \(0, 3\)"),
+        ("png", np.zeros((3, 8, 8), np.uint8), r"shape \(3, 8, 8\)"),
+        ("png", np.zeros((3, 3), np.int64), "pixels of int64"),
+        ("png", np.zeros((3, 3), bool), "pixels of bool"),
+        ("png", np.full((3, 3), 1.1), "must lie in"),
+        ("png", np.full((3, 3), -0.1), "must lie in"),
+        ("png", np.full((3, 3), np.nan), "must lie in"),
+        ("png", torch.zeros(3, 4, 4), r"not Tensor; of a CHW tensor pass tensor.permute\(1, 2, 0\).numpy\(\)"),
+        ("jpg", [[1, 2]], "not list"),
+    ],
+)
+def test_what_does_not_fit_is_refused(field, value, reason):
+    with pytest.raises(EncodeError, match=reason) as error:
+        encode_field(f"a.{field}", value)
+    assert error.value.field == f"a.{field}"

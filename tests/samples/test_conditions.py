@@ -1,0 +1,184 @@
+"""Conditions and templates that a person types: what they say, and what they cannot do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tarshards import decoder
+from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.samples.conditions import Condition, Template, shard_of
+
+SAMPLE = {
+    "__key__": "a/b",
+    "__url__": "http://host/train-07.tar.gz",
+    "cls": b"7",
+    "json": b'{"ok": true, "boxes": [{"score": 0.5}, {"score": 0.9}]}',
+    "txt": b"seven",
+    "seg.cls": b"3",
+    "key": b"a field",
+    "bad.json": b"{",
+}
+
+LIKE = {"index": 0, "key": "", "shard": ""}
+
+
+@pytest.mark.parametrize(
+    ("expression", "holds"),
+    [
+        ('cls > 3 and json["ok"]', True),
+        ("3 < cls <= 6", False),
+        ("not cls % 7", True),
+        ("cls in (1, 7) or cls in [2]", True),
+        ('fields["seg.cls"] == 3', True),
+        ('key == "a/b" and shard == "train-07"', True),
+        ('fields["key"] == b"a field"', True),
+        ('txt.startswith("sev") and txt.upper() == "SEVEN"', True),
+        ('any(box["score"] > .8 for box in json["boxes"])', True),
+        ('len([box for box in json["boxes"] if box["score"] < .1])', False),
+        ('has("png")', False),
+        ('has("__key__")', False),
+        ('has("cls") and cls - 1 == 6', True),
+        ('has("png") and png == 1', False),
+        ('json.get("none", 5) == 5', True),
+        ("txt[0] == 's' if cls else False", True),
+        (" -cls < 0 ", True),
+    ],
+)
+def test_conditions(expression, holds):
+    assert Condition(expression)(SAMPLE) is holds
+
+
+def test_only_the_fields_that_are_come_to_are_decoded():
+    decoded = []
+
+    @decoder("spied")
+    def decode_spied(data):
+        decoded.append(data)
+        return data
+
+    condition = Condition("cls == 7 or fields['x.spied']")
+    assert condition({**SAMPLE, "x.spied": b"1"})
+    assert decoded == []
+    assert condition({**SAMPLE, "cls": b"8", "x.spied": b"1", "y.spied": b"2"})
+    assert decoded == [b"1"]
+
+
+def test_a_missing_field_is_an_error_that_names_the_place():
+    with pytest.raises(SampleError, match=r"train-07.*a/b.*no field png; there are cls, json.*has\('png'\)"):
+        Condition("png == 1")(SAMPLE)
+
+
+def test_a_field_that_does_not_decode():
+    with pytest.raises(DecodeError, match=r"a/b\.bad\.json"):
+        Condition('fields["bad.json"]')(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    "expression", ["cls > 'a'", "json['none']", "cls / 0", "txt[9]", "int(txt)", "fields > 1", "cls.upper()"]
+)
+def test_an_expression_that_fails(expression):
+    with pytest.raises(OpError, match=r"a/b.*fails"):
+        Condition(expression)(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "cls >",
+        "cls = 3",
+        "import os",
+        "cls; txt",
+        "cls.__class__",
+        "().__class__.__bases__[0].__subclasses__()",
+        "__import__('os').system('true')",
+        "open('/etc/passwd')",
+        "eval('1')",
+        "getattr(cls, 'real')",
+        "txt.format(cls)",
+        "'{0.__class__}'.format(cls)",
+        "json.ok",
+        "json.update({})",
+        "txt.join(txt)",
+        "txt.ljust(10**9)",
+        "9 ** 9 ** 9",
+        "1 << 999999",
+        "f'{cls:999999999}'",
+        "lambda: 1",
+        "(x := 1)",
+        "[*txt]",
+        "{**json}",
+        "max(txt, key=len)",
+        "(lambda: 1)()",
+        "1" + " + 1" * 1000,
+        "-" * 5000 + "1",
+        "(" * 500 + "1" + ")" * 500,
+        "\0",
+    ],
+)
+def test_what_is_refused_before_any_sample_is_read(expression):
+    with pytest.raises(ValueError, match=r"expression|not allowed|no (name|function|attribute)|plain arguments"):
+        Condition(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'x' * 999999999",
+        "[[0] * 99999] * 99999",
+        "'%999999999d' % 1",
+        "len([a for a in json for b in json for c in json for d in json for e in json])",
+        "-" * 990 + "cls",
+    ],
+)
+def test_what_would_take_for_ever_or_all_memory_fails_at_once(expression):
+    sample = {**SAMPLE, "json": str(list(range(100))).encode()}
+    begun = time.monotonic()
+    with pytest.raises(OpError):
+        Condition(expression)(sample)
+    assert time.monotonic() - begun < 5
+
+
+def test_template():
+    template = Template("{{{shard}}}/{index:04d}-{key:>5}", LIKE)
+    assert template.fill({"key": "a", "shard": "y", "index": 12}) == "{y}/0012-    a"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{}",
+        "{0}",
+        "{cls}",
+        "{key.__class__}",
+        "{key[0]}",
+        "{key!r}",
+        "{index:{key}}",
+        "{key",
+        "}",
+        "{key:d}",
+        "{index:s}",
+    ],
+)
+def test_bad_templates(template):
+    with pytest.raises(ValueError, match=r"^'"):
+        Template(template, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("url", "shard"),
+    [
+        ("a.tar", "a"),
+        ("d.x/a.b.tar.xz", "a.b"),
+        ("a.tgz", "a"),
+        ("a.gz", "a"),
+        ("s3://bucket/d/a-000.tar.zst", "a-000"),
+        ("https://host/a.tar?x=b/c.tar#d", "a"),
+        ("file:a.tar", "a"),
+        ("-", "stdin"),
+    ],
+)
+def test_shards(url, shard):
+    assert shard_of({"__url__": url}) == shard

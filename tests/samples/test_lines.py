@@ -1,0 +1,53 @@
+"""Lines come with their places, through compression, and errors about them name these."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from tarshards.errors import DecodeError, OpenError, SampleError
+from tarshards.samples.lines import checked, located, numbered_lines
+
+
+def test_every_line_has_its_place(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("one\n\nthrée\u2028still three\r\nlast".encode()))
+    assert list(numbered_lines(str(path))) == [
+        (f"{path}: line 1", "one"),
+        (f"{path}: line 2", ""),
+        (f"{path}: line 3", "thrée\u2028still three\r"),
+        (f"{path}: line 4", "last"),
+    ]
+
+
+def test_what_is_no_text_is_told_with_its_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\xff\n")
+    lines = numbered_lines(str(tmp_path / "a.txt"))
+    assert next(lines)[1] == "one"
+    with pytest.raises(DecodeError, match=r"a\.txt: line 2: not UTF-8"):
+        next(lines)
+    with pytest.raises(OpenError):
+        next(numbered_lines(str(tmp_path / "none")))
+
+
+def test_errors_name_the_place_first():
+    with pytest.raises(SampleError, match=r"^a: line 7: not 1$"), located("a: line 7"):
+        raise ValueError("not 1")
+    with pytest.raises(OpenError, match=r"^a: line 7: b\.jpg: gone$"), located("a: line 7"):
+        raise OpenError("gone", url="b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        ({"__key__": "a"}, "line 2: a: no field but the key"),
+        ({"__key__": "a.b", "txt": b""}, r"line 2: a\.b\.txt: the name 'a\.b\.txt' would read back as"),
+        ({"__key__": "first", "txt": b""}, "line 2: first: this key came before"),
+    ],
+)
+def test_what_is_no_sample_is_told_with_its_line(sample, reason):
+    samples = checked([{"__key__": "first", "__url__": "line 1", "txt": b""}, {**sample, "__url__": "line 2"}])
+    assert next(samples)["__key__"] == "first"
+    with pytest.raises(SampleError, match=reason):
+        next(samples)

@@ -1,0 +1,204 @@
+"""Members <-> samples, and shards that fail."""
+
+from __future__ import annotations
+
+import gc
+import io
+import tarfile
+
+import pytest
+import webdataset
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tarshards import Ledger, Member, group_members, read_samples
+from tarshards.errors import OpenError, SampleError, TarError
+from tarshards.samples.keys import is_reserved, join_name
+from tarshards.samples.read import sample_members
+
+
+def members(*names: str) -> list[Member]:
+    return [Member(name, name.encode(), 512 * i) for i, name in enumerate(names)]
+
+
+def group(*names: str, ledger: Ledger | None = None) -> list[dict]:
+    return list(group_members(members(*names), url="x.tar", ledger=ledger))
+
+
+def test_grouping():
+    assert group("a.jpg", "a.CLS", "d/a.jpg") == [
+        {"__key__": "a", "__url__": "x.tar", "jpg": b"a.jpg", "cls": b"a.CLS"},
+        {"__key__": "d/a", "__url__": "x.tar", "jpg": b"d/a.jpg"},
+    ]
+
+
+def test_no_members_no_samples():
+    assert group() == []
+
+
+def test_members_without_key_are_counted():
+    ledger = Ledger()
+    assert len(group("a.jpg", "README", ".hidden", "__meta__/x.json", "a.cls", ledger=ledger)) == 1
+    assert ledger.skipped == {"no extension": 2, "reserved name": 1}
+    assert (ledger.samples, ledger.members) == (1, 2)
+
+
+@pytest.mark.parametrize("names", ["b.x a.x b.y", "a.x b.x a.y", "a.x b.x a.x", "c.x b.x a.x b.x", "a.x c.x b.x a.x"])
+def test_a_key_that_comes_back(names):
+    names = names.split()
+    with pytest.raises(SampleError, match="not adjacent") as caught:
+        group(*names)
+    assert caught.value.key == names[-1].split(".")[0]
+    assert caught.value.offset == 512 * (len(names) - 1)
+    assert caught.value.url == "x.tar"
+
+
+@pytest.mark.parametrize("names", [("a.jpg", "a.jpg"), ("a.jpg", "a.JPG"), ("a.__key__",), ("a.x", "a.__url__")])
+def test_a_field_that_comes_twice(names):
+    with pytest.raises(SampleError, match="twice"):
+        group(*names)
+
+
+@given(st.lists(st.integers(0, 12), max_size=30))
+def test_keys_come_back_in_any_order(keys):
+    """Whatever the order, a key that stands in two runs is an error, and else every key is one sample."""
+    runs = [key for i, key in enumerate(keys) if i == 0 or keys[i - 1] != key]
+    names = [f"{key}.{i}" for i, key in enumerate(keys)]
+    if len(set(runs)) == len(runs):
+        assert [sample["__key__"] for sample in group(*names)] == [str(key) for key in runs]
+    else:
+        with pytest.raises(SampleError, match="not adjacent"):
+            group(*names)
+
+
+def test_a_half_read_sample_is_not_delivered():
+    def broken():
+        yield from members("a.x", "a.y", "b.x")
+        raise TarError("bad", url="x.tar", offset=5)
+
+    ledger = Ledger()
+    samples = group_members(broken(), url="x.tar", ledger=ledger)
+    assert next(samples)["__key__"] == "a"
+    with pytest.raises(TarError):
+        next(samples)
+    assert (ledger.samples, ledger.members) == (1, 2)
+
+
+def test_another_key_rule():
+    pairs = group_members(members("1-jpg", "1-cls"), split=lambda name: tuple(name.split("-")))
+    assert [sample["__key__"] for sample in pairs] == ["1"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # theirs
+def test_same_samples_as_webdataset(make_shards):
+    def fields(samples):
+        return [
+            {name: value for name, value in sample.items() if name in ("__key__", "cls", "txt")} for sample in samples
+        ]
+
+    urls = make_shards(3, 5)
+    theirs = fields(webdataset.WebDataset(urls, shardshuffle=False))
+    gc.collect()
+    assert fields(read_samples(urls)) == theirs
+
+
+def test_first_error_is_raised(make_shards, tmp_path):
+    urls = make_shards(3)
+    (tmp_path / "set-0001.tar").write_bytes(b"this is no tar" * 100)
+    seen = []
+    with pytest.raises(TarError, match=r"set-0001\.tar: offset 0: not a tar archive"):
+        seen.extend(read_samples(urls))  # what came before the error is kept by extend
+    assert len(seen) == 3
+
+
+def test_errors_go_to_the_ledger_and_reading_goes_on(make_shards, tmp_path):
+    urls = make_shards(4)
+    (tmp_path / "set-0001.tar").unlink()
+    whole = (tmp_path / "set-0002.tar").read_bytes()
+    (tmp_path / "set-0002.tar").write_bytes(whole[:3000])
+    ledger = Ledger(max_errors=2)
+    samples = list(read_samples(urls, on_error=ledger))
+    assert [sample["cls"] for sample in samples] == [b"0", b"1", b"2", b"6", b"9", b"10", b"11"]
+    assert ledger.shards == 2
+    missing, truncated = ledger.quarantined
+    assert missing.shard.endswith("set-0001.tar")
+    assert "No such file" in missing.reason
+    assert truncated.offset is not None
+    assert "truncated" in truncated.reason
+
+
+def test_missing_shard_is_named(make_shards, tmp_path):
+    urls = make_shards(3)
+    (tmp_path / "set-0001.tar").unlink()
+    with pytest.raises(OpenError, match=r"set-0001\.tar: No such file"):
+        list(read_samples(urls))
+
+
+def test_breaking_off_closes_the_shard_and_is_unaudited(make_shards, open_files):
+    before = open_files()
+    ledger = Ledger()
+    samples = read_samples(make_shards(2, 50), on_error=ledger)
+    next(samples)
+    assert open_files() != before
+    samples.close()
+    assert open_files() == before
+    assert ledger.unaudited
+    assert (ledger.samples, ledger.shards) == (1, 0)
+
+
+def test_directories_and_links_are_counted(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, kind in (("d", tarfile.DIRTYPE), ("d/l.jpg", tarfile.SYMTYPE), ("d/h.jpg", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            info.linkname = "elsewhere"
+            tar.addfile(info)
+        info = tarfile.TarInfo("d/a.txt")
+        info.size = 5
+        tar.addfile(info, io.BytesIO(b"hello"))
+    ledger = Ledger()
+    assert [sample["txt"] for sample in read_samples(tmp_path / "a.tar", on_error=ledger)] == [b"hello"]
+    assert ledger.skipped == {"directory": 1, "symbolic link": 1, "hard link": 1}
+
+
+def test_sample_members_are_sorted_and_encoded():
+    sample = {"__key__": "k", "__url__": "x", "txt": "hi", "cls": 3, "__source__": "y", "bin": b"\0"}
+    assert sample_members(sample) == [("k.bin", b"\0"), ("k.cls", b"3"), ("k.txt", b"hi")]
+
+
+PARTS = st.lists(st.sampled_from(["a", "A", "_", "__", ".", "/", "\0", "é"]), max_size=6).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    key=PARTS.filter(bool), fields=st.sets(PARTS.filter(lambda field: not is_reserved(field)), min_size=1, max_size=3)
+)
+@example(key="__/a", fields={"a"})
+@example(key="__", fields={"a__"})
+@example(key="a", fields={"a__"})
+def test_the_members_of_a_sample_have_the_names_that_read_back(key, fields):
+    def outcome(names):
+        try:
+            return names()
+        except SampleError as error:
+            return str(error)
+
+    expected = outcome(lambda: [join_name(key, field) for field in sorted(fields)])
+    sample = {"__key__": key, **dict.fromkeys(fields, b"")}
+    assert outcome(lambda: [name for name, _ in sample_members(sample)]) == expected
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"x": b""},
+        {"__key__": 3, "x": b""},
+        {"__key__": "", "x": b""},
+        {"__key__": "a"},
+        {"__key__": "a", "__url__": "u"},
+        {"__key__": "a.b", "x": b""},
+    ],
+)
+def test_samples_that_cannot_be_written(sample):
+    with pytest.raises(SampleError):
+        sample_members(sample)

@@ -1,0 +1,265 @@
+"""Compression: found by its first bytes, checked to its end, bounded, and the same bytes every time."""
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+import shutil
+import subprocess
+import tracemalloc
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tarshards.errors import OpenError
+from tarshards.storage.opening import open_shard
+
+PROGRAMS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
+SMALL = b"".join(b"%d bottles of beer\n" % number for number in range(60)) + os.urandom(40)
+LARGE = random.Random(0).randbytes(1_000_000) + SMALL * 3_000 + bytes(100_000)
+
+python = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+def program(suffix: str):
+    """Return what compresses by the external program, or skip; CI has all of them."""
+    name = PROGRAMS[suffix]
+    if not shutil.which(name):
+        assert not os.environ.get("CI"), f"{name} is missing"
+        pytest.skip(f"{name} is not installed")
+    return lambda data: subprocess.run([name, "-c"], input=data, capture_output=True, check=True).stdout
+
+
+def read(path, size: int = -1, **options) -> bytes:
+    with open_shard(str(path), **options) as stream:
+        return stream.read() if size < 0 else b"".join(iter(lambda: stream.read(size), b""))
+
+
+def read_bytes(tmp_path, data: bytes, **options) -> bytes:
+    (tmp_path / "shard").write_bytes(data)
+    return read(tmp_path / "shard", **options)
+
+
+@pytest.fixture(params=PROGRAMS)
+def suffix(request) -> str:
+    return request.param
+
+
+def test_what_the_programs_make(tmp_path, suffix):
+    compress = program(suffix)
+    for data in b"", b"x", SMALL, LARGE:
+        # The name says nothing, or the wrong thing.
+        (tmp_path / "shard.bz2").write_bytes(compress(data))
+        assert read(tmp_path / "shard.bz2") == data
+        assert read(tmp_path / "shard.bz2", size=100_000) == data
+
+
+def test_what_python_makes(tmp_path, suffix):
+    for data in b"", b"x", SMALL, LARGE:
+        assert read_bytes(tmp_path, python[suffix](data)) == data
+
+
+def test_members_one_after_the_other(tmp_path, suffix):
+    compress, other = program(suffix), python[suffix]
+    joined = compress(SMALL) + other(b"") + other(LARGE) + compress(b"x") + compress(b"")
+    assert read_bytes(tmp_path, joined) == SMALL + LARGE + b"x"
+    assert read_bytes(tmp_path, other(b"a") * 500) == b"a" * 500
+
+
+def test_streams_that_cannot_be_rewound(tmp_path, suffix):
+    for data in python[suffix](LARGE), LARGE, b"", b"BZ", b"\x1f":
+        (tmp_path / "shard").write_bytes(data)
+        url = f"pipe:cat {tmp_path}/shard"
+        expected = LARGE if len(data) > 2 else data
+        assert read(url, allow_pipe=True) == expected
+        assert read(url, size=9_999, allow_pipe=True) == expected
+    with pytest.raises(OpenError, match="status 3"):
+        read(f"pipe:cat {tmp_path}/shard; exit 3", allow_pipe=True)
+
+
+def test_bytes_that_drip(tmp_path, suffix):
+    url = (
+        f'pipe:exec python3 -uc \'import os; [os.write(1, bytes([b])) for b in open("{tmp_path}/shard", "rb").read()]\''
+    )
+    (tmp_path / "shard").write_bytes(python[suffix](SMALL) * 2)
+    assert read(url, allow_pipe=True) == SMALL * 2
+
+
+def test_every_truncation_is_found(tmp_path, suffix):
+    whole = python[suffix](SMALL)
+    # What is shorter than its magic is handed on as it is, for the tar reader to refuse.
+    magic = {"gz": 2, "bz2": 4, "xz": 6, "zst": 4}[suffix]
+    for length in range(magic):
+        assert read_bytes(tmp_path, whole[:length]) == whole[:length]
+    for length in range(magic, len(whole)):
+        with pytest.raises(OpenError, match=f"truncated {PROGRAMS[suffix]} data") as caught:
+            read_bytes(tmp_path, whole[:length])
+        assert caught.value.offset == length
+        assert caught.value.url == str(tmp_path / "shard")
+
+
+def test_truncations_of_the_second_member_are_found(tmp_path, suffix):
+    whole = python[suffix](SMALL)
+    for length in range(len(whole) + 1, 2 * len(whole), 7):
+        with pytest.raises(OpenError, match=r"truncated|junk"):
+            read_bytes(tmp_path, (whole * 2)[:length])
+
+
+def test_no_flipped_bit_gives_other_data(tmp_path, suffix):
+    data = SMALL[:300]
+    whole = python[suffix](data)
+    # With its magic damaged it is plain data, whole and untouched, which no tar begins with.
+    magic = {"gz": 2, "bz2": 10, "xz": 6, "zst": 4}[suffix]
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytes([*whole[:place], whole[place] ^ 1 << bit, *whole[place + 1 :]])
+            try:
+                assert read_bytes(tmp_path, damaged) in ([data, damaged] if place < magic else [data])
+            except OpenError as exc:
+                error = str(exc)
+            else:
+                continue
+            assert f"{PROGRAMS[suffix]} data" in error
+            assert ": offset " in error
+
+
+def test_junk_after_the_last_member(tmp_path, suffix):
+    whole = python[suffix](SMALL)
+    for junk in b"junk", b"x" * 100_000, whole[:1], python["gz" if suffix == "xz" else "xz"](SMALL):
+        with pytest.raises(OpenError, match=f"offset {len(whole)}: junk after the {PROGRAMS[suffix]} data"):
+            read_bytes(tmp_path, whole + junk)
+
+
+@pytest.mark.parametrize("zeros", [4, 512, 300_000])
+def test_zeros_after_gzip_and_xz_are_padding(tmp_path, suffix, zeros):
+    padded = python[suffix](SMALL) + bytes(zeros)
+    if suffix in ("gz", "xz"):
+        assert read_bytes(tmp_path, padded) == SMALL
+        assert read_bytes(tmp_path, padded + python[suffix](b"x")) == SMALL + b"x"
+    else:
+        with pytest.raises(OpenError, match="junk after"):
+            read_bytes(tmp_path, padded)
+
+
+def test_bombs_are_refused_before_they_go_off(tmp_path, suffix):
+    bomb = python[suffix](bytes(50_000_000))
+    (tmp_path / "shard").write_bytes(bomb)
+    pieces = []
+    with open_shard(str(tmp_path / "shard")) as stream, pytest.raises(OpenError, match="more than 200 times"):
+        pieces.extend(iter(lambda: stream.read(1 << 20), b""))
+    assert sum(map(len, pieces)) <= (1 << 20) + 200 * len(bomb)
+    assert read(tmp_path / "shard", max_ratio=1e6) == bytes(50_000_000)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
+def test_a_bomb_never_unfolds_in_memory(tmp_path, suffix):
+    (tmp_path / "shard").write_bytes(python[suffix](bytes(200_000_000)))
+    tracemalloc.start()
+    with open_shard(str(tmp_path / "shard")) as stream, pytest.raises(OpenError, match="more than 200 times"):
+        stream.read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 80_000_000
+
+
+def test_the_ratio_is_free_for_the_first_mebibyte(tmp_path, suffix):
+    assert read_bytes(tmp_path, python[suffix](bytes(1 << 20))) == bytes(1 << 20)
+
+
+def test_windows_that_are_too_large_are_refused(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=28)
+    encoder = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = encoder.compress(SMALL) + encoder.flush()
+    with pytest.raises(OpenError, match=r"bad zstd data: .*memory"):
+        read_bytes(tmp_path, frame)
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
+    dictionary = lzma.compress(SMALL, filters=filters)
+    with pytest.raises(OpenError, match="bad xz data: Memory"):
+        read_bytes(tmp_path, dictionary)
+
+
+def test_skippable_frames_of_zstd(tmp_path):
+    skippable = b"\x5a\x2a\x4d\x18\x04\0\0\0abcd"
+    frame = python["zst"](SMALL)
+    assert read_bytes(tmp_path, skippable + frame + skippable + frame + skippable) == SMALL * 2
+
+
+def test_a_tar_whose_first_name_looks_like_bzip2(tmp_path):
+    tar = b"BZh9.jpg".ljust(1024, b"\0")
+    assert read_bytes(tmp_path, tar) == tar
+
+
+@pytest.mark.parametrize(
+    ("name", "program_"),
+    [
+        ("a.tar.gz", "gzip"),
+        ("a.TGZ", "gzip"),
+        ("a.tar.bz2", "bzip2"),
+        ("a.tbz2", "bzip2"),
+        ("a.tar.xz", "xz"),
+        ("a.txz", "xz"),
+        ("a.tar.zst", "zstd"),
+    ],
+)
+def test_writing_compresses_by_the_suffix(tmp_path, name, program_):
+    files = []
+    for _ in range(2):
+        with open_shard(str(tmp_path / name), "wb") as stream:
+            for start in range(0, len(LARGE), 99_999):
+                stream.write(memoryview(LARGE)[start : start + 99_999])
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert len(files[0]) < len(LARGE)
+    assert read(tmp_path / name) == LARGE
+    if shutil.which(program_):
+        done = subprocess.run([program_, "-dc"], input=files[0], capture_output=True, check=True)
+        assert done.stdout == LARGE
+
+
+def test_an_empty_compressed_file_is_whole(tmp_path, suffix):
+    open_shard(str(tmp_path / f"a.{suffix}"), "wb").close()
+    assert (tmp_path / f"a.{suffix}").stat().st_size
+    assert read(tmp_path / f"a.{suffix}") == b""
+
+
+def test_other_suffixes_stay_plain(tmp_path):
+    with open_shard(str(tmp_path / "a.gz.tar"), "wb") as stream:
+        stream.write(SMALL)
+    assert (tmp_path / "a.gz.tar").read_bytes() == SMALL
+
+
+def test_commands_compress_for_themselves(tmp_path):
+    with open_shard(f"pipe:cat > {tmp_path}/a.gz", "wb", allow_pipe=True) as stream:
+        stream.write(SMALL)
+    assert (tmp_path / "a.gz").read_bytes() == SMALL
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([b"", b"a", SMALL, bytes(70_000)]), st.integers(1, 3)), min_size=1, max_size=4),
+    st.sampled_from(sorted(PROGRAMS)),
+    st.integers(1, 100_000),
+)
+def test_any_members_read_by_any_size(tmp_path_factory, parts, suffix, size):
+    path = tmp_path_factory.getbasetemp() / f"members.{suffix}"
+    path.write_bytes(b"".join(python[suffix](data * times) for data, times in parts))
+    assert read(path, size=size if size > 50 else 1000 * size) == b"".join(data * times for data, times in parts)
+
+
+def test_closing_closes_what_lies_below(tmp_path):
+    (tmp_path / "a").write_bytes(python["gz"](LARGE))
+    before = len(os.listdir("/proc/self/fd"))
+    stream = open_shard(str(tmp_path / "a"))
+    stream.read(10)
+    stream.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ValueError, match="closed"):
+        stream.read(1)

@@ -1,0 +1,348 @@
+"""http: the right bytes or an OpenError, whatever the server and the network do."""
+
+import base64
+import random
+import time
+
+import pytest
+from faulty_server import Answer, Server, serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage import http
+from tarshards.storage.opening import open_shard, open_url
+
+BODY = random.Random(0).randbytes(200_000)
+HEADERS = 200  # bytes of headers, at most
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_pauses():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http, "PAUSE", 0.001)
+        patch.setenv("no_proxy", "*")
+        yield
+
+
+def fetch(url: str, **options) -> bytes:
+    with open_url(url, **({"timeout": 5} | options)) as stream:
+        return stream.read()
+
+
+def ranges(server: Server) -> list[str | None]:
+    return [headers.get("range") for _, _, headers, _ in server.requests]
+
+
+def test_a_body_of_known_length(server):
+    assert fetch(server.play(body=BODY)) == BODY
+    assert server.requests[0][2]["accept-encoding"] == "identity"
+
+
+def test_an_empty_body(server):
+    assert fetch(server.play(body=b"")) == b""
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_what_breaks_off_goes_on_at_the_exact_byte(server, end):
+    cuts = [Answer(cut=50_000, end=end), Answer(cut=70_000, end=end)]
+    url = server.play(*cuts, body=BODY)
+    assert fetch(url) == BODY
+    first, *resumed = ranges(server)
+    assert first is None
+    assert resumed
+    assert all(each.startswith("bytes=") for each in resumed)
+    assert server.requests[-1][2]["if-range"] == '"v1"'
+
+
+def test_the_time_of_the_last_change_serves_where_there_is_no_strong_etag(server):
+    morning, noon = "Sat, 21 Nov 2026 08:00:00 GMT", "Sat, 21 Nov 2026 12:00:00 GMT"
+    cut, whole = Answer(etag='W/"1"', modified=morning, cut=50_000), Answer(etag='W/"1"', modified=morning)
+    assert fetch(server.play(cut, body=BODY, default=whole)) == BODY
+    assert server.requests[-1][2]["if-range"] == morning
+    with pytest.raises(OpenError, match="changed while it was read"):
+        fetch(server.play(cut, body=BODY, default=Answer(etag='W/"1"', modified=noon)))
+
+
+def test_a_stall_is_a_break(server):
+    assert fetch(server.play(Answer(cut=50_000, end="stall"), body=BODY), timeout=0.2) == BODY
+
+
+def test_a_server_that_always_stalls(server):
+    url = server.play(body=BODY, default=Answer(cut=0, end="stall"))
+    with pytest.raises(OpenError, match=r"timed out \(attempt 3\)"):
+        fetch(url, timeout=0.1, retries=2)
+
+
+def test_retries_count_failures_in_a_row_without_progress(server):
+    drips = [Answer(cut=HEADERS + 9_000, end="reset")] * 20
+    assert fetch(server.play(*drips, body=BODY), retries=1) == BODY
+    url = server.play(Answer(cut=50_000), *[Answer(cut=0)] * 3, body=BODY)
+    with pytest.raises(OpenError, match=r"offset \d+: .*attempt 3") as caught:
+        fetch(url, retries=2)
+    assert 0 < caught.value.offset < 50_000
+    assert caught.value.url == url
+
+
+def test_a_changed_body_is_not_spliced(server):
+    url = server.play(Answer(cut=50_000), body=BODY, default=Answer(etag='"v2"'))
+    with pytest.raises(OpenError, match="changed while it was read"):
+        fetch(url)
+
+
+def test_a_range_of_a_changed_body_is_not_spliced_either(server):
+    # A server that heeds no If-Range: the ETag of its 206 tells.
+    lying = Answer(etag='"v2"', status="206 Partial Content", body=BODY[1000:])
+    with pytest.raises(OpenError, match="changed while it was read"):
+        fetch(server.play(Answer(cut=50_000), lying, body=BODY))
+
+
+@pytest.mark.parametrize("answer", [Answer(shift=1), Answer(shift=-1), Answer(body=BODY + b"x")])
+def test_a_wrong_content_range(server, answer):
+    with pytest.raises(OpenError, match="wrong Content-Range 'bytes"):
+        fetch(server.play(Answer(cut=50_000), answer, body=BODY))
+
+
+def test_a_range_without_content_range(server):
+    bare = Answer(status="206 Partial Content", body=BODY[10_000:])
+    with pytest.raises(OpenError, match="wrong Content-Range ''"):
+        fetch(server.play(Answer(cut=50_000), bare, body=BODY))
+
+
+def test_a_server_without_ranges_sends_everything_again(server):
+    whole = Answer(ranges=False)
+    assert fetch(server.play(Answer(cut=50_000, end="reset"), Answer(cut=20_000), body=BODY, default=whole)) == BODY
+    with pytest.raises(OpenError, match="changed while it was read"):
+        fetch(server.play(Answer(cut=50_000), body=BODY, default=Answer(ranges=False, body=BODY[:-1])))
+
+
+def test_without_a_validator_nothing_is_resumed(server):
+    url = server.play(Answer(etag=None, cut=50_000), body=BODY, default=Answer(etag=None))
+    with pytest.raises(OpenError, match=r"offset \d+: broke off, and cannot be resumed: the server sent no ETag"):
+        fetch(url)
+
+
+def test_what_breaks_before_its_first_byte_just_starts_again(server):
+    url = server.play(Answer(etag=None, cut=10), Answer(etag=None, cut=0, end="reset"), body=BODY)
+    assert fetch(url) == BODY
+
+
+def test_chunks(server):
+    chunked = Answer(framing="chunked")
+    assert fetch(server.play(body=BODY, default=chunked)) == BODY
+    cut = Answer(framing="chunked", cut=50_000)
+    assert fetch(server.play(cut, body=BODY)) == BODY
+    assert fetch(server.play(cut, body=BODY, default=chunked)) == BODY
+    with pytest.raises(OpenError, match="cannot be resumed"):
+        fetch(server.play(Answer(framing="chunked", cut=50_000, etag=None), body=BODY))
+
+
+def test_a_body_that_ends_with_its_connection(server):
+    assert fetch(server.play(body=BODY, default=Answer(framing="none"))) == BODY
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "401 Unauthorized", "410 Gone"])
+def test_lasting_statuses_fail_at_once(server, status):
+    url = server.play(body=BODY, default=Answer(status=status))
+    with pytest.raises(OpenError) as caught:
+        fetch(url)
+    assert str(caught.value) == f"{url}: {status}"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "203 Non-Authoritative Information"])
+def test_an_unexpected_success_is_none(server, status):
+    with pytest.raises(OpenError, match="unexpected status"):
+        fetch(server.play(body=BODY, default=Answer(status=status)))
+
+
+@pytest.mark.parametrize("status", ["500 Oops", "502 Bad Gateway", "503 Busy", "504 Late", "429 Slow Down"])
+def test_passing_statuses_are_tried_again(server, status):
+    assert fetch(server.play(Answer(status=status), Answer(cut=50_000), Answer(status=status), body=BODY)) == BODY
+    with pytest.raises(OpenError, match=status[:3]):
+        fetch(server.play(body=BODY, default=Answer(status=status)), retries=2)
+    assert len(server.requests) == 3
+
+
+def test_retry_after_is_heeded(server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(http, "sleep", pauses.append)
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
+    waits = [("Retry-After", "7")], [("Retry-After", date)], [("Retry-After", "86400")], [("Retry-After", "soon")]
+    busy = [Answer(status="503 Busy", headers=tuple(headers)) for headers in waits]
+    assert fetch(server.play(*busy, body=BODY)) == BODY
+    assert pauses[0] == 7
+    assert 15 < pauses[1] <= 20
+    assert pauses[2] == http.LONGEST_PAUSE
+    assert pauses[3] < 1
+
+
+def test_pauses_grow(server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(http, "sleep", pauses.append)
+    monkeypatch.setattr(http, "PAUSE", 1.0)
+    with pytest.raises(OpenError):
+        fetch(server.play(body=BODY, default=Answer(cut=0)), retries=9)
+    assert all(0.5 * 2**n <= pause <= 2**n for n, pause in enumerate(pauses[:6]))
+    assert pauses[-1] == http.LONGEST_PAUSE
+
+
+def test_nobody_listens():
+    with pytest.raises(OpenError, match=r"Connection refused \(attempt 2\)"):
+        fetch("http://127.0.0.1:1/a.tar", retries=1)
+
+
+def test_content_encoding_is_refused(server):
+    answer = Answer(headers=(("Content-Encoding", "gzip"),))
+    with pytest.raises(OpenError, match="Content-Encoding gzip"):
+        fetch(server.play(body=BODY, default=answer))
+
+
+def test_redirects_are_followed_also_when_resuming(server):
+    moved = Answer(status="302 Found", headers=(("Location", "/elsewhere.tar"),))
+    url = server.play(moved, Answer(cut=50_000), moved, body=BODY)
+    assert fetch(url) == BODY
+    paths = [path for _, path, _, _ in server.requests]
+    assert paths == ["/shard.tar", "/elsewhere.tar"] * 2
+    assert ranges(server)[3].startswith("bytes=")
+
+
+def test_redirects_in_a_circle(server):
+    url = server.play(body=BODY, default=Answer(status="302 Found", headers=(("Location", "/shard.tar"),)))
+    with pytest.raises(OpenError, match=r"302 .*loop") as caught:
+        fetch(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_password_is_sent_and_never_shown(server):
+    url = server.play(body=BODY).replace("http://", "http://me:s%40cret@")
+    with open_url(url) as stream:
+        assert stream.read() == BODY
+        assert stream.name == server.url + "/shard.tar"
+    expected = base64.b64encode(b"me:s@cret").decode()
+    assert server.requests[0][2]["authorization"] == f"Basic {expected}"
+    for answer in Answer(status="403 No"), Answer(cut=300, etag=None), Answer(etag=None, framing="chunked", cut=500):
+        server.play(body=b"\x1f\x8b" + BODY, default=answer)
+        with pytest.raises(OpenError) as caught, open_shard(url) as stream:
+            stream.read()
+        assert "cret" not in f"{caught.value} {caught.value.__cause__!r} {caught.value.url}"
+
+
+@pytest.mark.parametrize("url", ["http://me:se/cret@host/a.tar", "http://me:secret@host:port/", "http:///a", "http:a"])
+def test_a_malformed_address_shows_no_password_either(url):
+    with pytest.raises(UrlError) as caught:
+        open_url(url)
+    assert "cret" not in f"{caught.value}"
+    assert caught.value.__cause__ is None
+
+
+def test_a_password_stays_on_its_own_host(server):
+    with serving() as other:
+        other.play(body=BODY)
+        here = server.play(
+            Answer(status="302 Found", headers=(("Location", "/b.tar"),)),
+            Answer(status="302 Found", headers=(("Location", other.url + "/c.tar"),)),
+            body=BODY,
+        )
+        assert fetch(here.replace("http://", "http://me:secret@")) == BODY
+        assert ["authorization" in headers for _, _, headers, _ in server.requests] == [True, True]
+        assert "authorization" not in other.requests[0][2]
+
+
+def test_spaces_and_umlauts_are_quoted(server):
+    server.play(body=BODY)
+    assert fetch(f"{server.url}/ä b%20c.tar?x=1&y=%2F") == BODY
+    assert server.requests[0][1] == "/%C3%A4%20b%20c.tar?x=1&y=%2F"
+
+
+def test_reading_in_pieces_and_closing_early(server):
+    stream = open_url(server.play(body=BODY))
+    data = bytearray(1000)
+    count = stream.readinto(data)
+    assert data[:count] == BODY[:count]
+    assert stream.read(0) == b""
+    stream.close()
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        stream.read(1)
+
+
+def test_writing_puts_the_whole(server):
+    created = Answer(status="201 Created")
+    url = server.play(body=b"", default=created)
+    with open_url(url, "wb") as stream:
+        stream.write(BODY)
+        stream.write(b"end")
+        assert not server.requests
+    assert [(method, body) for method, _, _, body in server.requests] == [("PUT", BODY + b"end")]
+    server.play(Answer(status="503 Busy"), body=b"", default=created)
+    with open_shard(url + ".gz", "wb") as stream:
+        stream.write(BODY)
+    assert len(server.requests) == 2
+    assert len({body for _, _, _, body in server.requests}) == 1
+
+
+def test_writing_that_fails(server):
+    url = server.play(body=b"", default=Answer(status="403 Forbidden"))
+    stream = open_url(url, "wb")
+    stream.write(BODY)
+    with pytest.raises(OpenError, match="403 Forbidden"):
+        stream.close()
+    assert stream.closed
+    server.requests.clear()
+    stream = open_url(url, "wb")
+    stream.write(BODY)
+    stream.abort()
+    assert server.requests == []
+
+
+faults = st.builds(
+    Answer,
+    status=st.sampled_from(["200 OK"] * 8 + ["503 Busy", "404 Not Found"]),
+    headers=st.sampled_from([()] * 8 + [(("Content-Encoding", "gzip"),)]),
+    etag=st.sampled_from(['"v1"'] * 6 + [None, 'W/"v1"', '"v2"']),
+    modified=st.sampled_from([None, "Sat, 21 Nov 2026 08:00:00 GMT"]),
+    framing=st.sampled_from(["length", "length", "chunked"]),
+    ranges=st.booleans(),
+    shift=st.sampled_from([0] * 6 + [1, -7]),
+    cut=st.none() | st.integers(0, 6_000),
+    end=st.sampled_from(["close", "close", "reset", "reset", "stall"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(faults, max_size=5))
+def test_the_right_bytes_or_an_error(server, answers):
+    body = BODY[:5_000]
+    try:
+        data = fetch(server.play(*answers, body=body), timeout=0.05, retries=2)
+    except OpenError:
+        return
+    assert data == body
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_headers_cut_anywhere_are_no_empty_body(server, resumed):
+    body = BODY[:500]
+    for cut in range(230):
+        answers = [Answer(cut=300)] * resumed + [Answer(cut=cut)]
+        assert fetch(server.play(*answers, body=body)) == body
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6_000), st.sampled_from(["close", "reset"])), max_size=5))
+def test_an_honest_server_on_a_bad_network_gives_the_right_bytes(server, cuts):
+    body = BODY[:5_000]
+    answers = [Answer(cut=cut, end=end) for cut, end in cuts]
+    assert fetch(server.play(*answers, body=body)) == body
+
+
+def test_a_senseless_length_is_none(server):
+    answer = Answer(headers=(("Content-Length", "-1"),), framing="none")
+    assert fetch(server.play(body=BODY, default=answer)) == BODY

@@ -1,0 +1,273 @@
+"""Local files, and what all URLs have in common."""
+
+import io
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.opening import open_shard, open_url
+
+DATA = bytes(range(256)) * 100
+
+
+def write(url, data: bytes = DATA) -> None:
+    with open_url(url, "wb") as stream:
+        assert stream.write(data) == len(data)
+
+
+def write_and_fail(url, open_=open_url) -> None:
+    with open_(url, "wb") as stream:
+        stream.write(DATA)
+        raise KeyError
+
+
+def test_a_plain_file_is_read_by_the_system_alone(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(DATA)
+    for open_ in open_url, open_shard:
+        with open_(str(path)) as stream:
+            assert type(stream) is io.FileIO
+            assert stream.tell() == 0
+            assert stream.read() == DATA
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "FILE:{}", "file://localhost{}"])
+def test_forms_of_a_local_name(tmp_path, form):
+    url = form.format(tmp_path / "a.tar")
+    write(url)
+    assert (tmp_path / "a.tar").read_bytes() == DATA
+    with open_url(url) as stream:
+        assert stream.read() == DATA
+
+
+def test_only_file_urls_with_slashes_are_percent_encoded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(f"file://{tmp_path}/a%20b.tar")
+    write("file:c%20d.tar")
+    write("e%20f.tar")
+    assert sorted(os.listdir()) == ["a b.tar", "c%20d.tar", "e%20f.tar"]
+
+
+def test_a_file_url_with_a_host(tmp_path):
+    with pytest.raises(UrlError, match="three slashes"):
+        open_url("file://shards/a.tar")
+
+
+def test_a_name_with_a_colon_opens_if_it_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("12:30.tar").write_bytes(DATA)
+    Path("run-a:30.tar").write_bytes(DATA)
+    for name in "12:30.tar", "run-a:30.tar", "./run-a:30.tar":
+        with open_url(name) as stream:
+            assert stream.read() == DATA
+
+
+@pytest.mark.parametrize(("url", "close"), [("htp://x/a.tar", "http"), ("s4://b/a.tar", "s3"), ("memroy:a", "memory")])
+def test_an_unknown_scheme_lists_the_known_ones(url, close):
+    with pytest.raises(UrlError, match="unknown scheme") as caught:
+        open_url(url)
+    assert f"did you mean {close!r}?" in str(caught.value)
+    assert {"file", "http", "https", "pipe", "-", "s3", "gs", "hf", "memory"} <= set(str(caught.value).split())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_shard_of_an_expression_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in 0, 1, 3:
+        Path(f"data-{number}.tar").write_bytes(DATA)
+    opened = (open_shard(url).close() for url in expand_urls("data-{0..3}.tar"))
+    with pytest.raises(OpenError) as caught:
+        list(opened)
+    assert str(caught.value) == "data-2.tar: No such file or directory"
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("mode", ["rb", "wb"])
+def test_what_the_system_refuses(tmp_path, mode):
+    with pytest.raises(OpenError, match="Is a directory"):
+        open_url(str(tmp_path), mode)
+    with pytest.raises(OpenError, match="No such file or directory"):
+        open_url(str(tmp_path / "none/a.tar"), mode)
+    (tmp_path / "file").touch()
+    with pytest.raises(OpenError, match="Not a directory"):
+        open_url(str(tmp_path / "file/a.tar"), mode)
+    with pytest.raises(OpenError, match="null"):
+        open_url("a\0.tar", mode)
+
+
+def test_other_modes_are_refused():
+    with pytest.raises(ValueError, match="mode is"):
+        open_url("a.tar", "r")
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"old")
+    stream = open_url(str(path), "wb")
+    stream.write(DATA)
+    assert path.read_bytes() == b"old"
+    (temporary,) = set(os.listdir(tmp_path)) - {"a.tar"}
+    assert temporary.startswith(".a.tar.")
+    assert temporary.endswith(".tmp")
+    stream.close()
+    stream.close()
+    assert path.read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["a.tar"]
+    with pytest.raises(ValueError, match="closed"):
+        stream.write(b"")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_an_exception_leaves_nothing(tmp_path, suffix):
+    with pytest.raises(KeyError):
+        write_and_fail(str(tmp_path / f"a.tar{suffix}"), open_shard)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_abort_and_forgetting_leave_nothing(tmp_path, suffix):
+    url = str(tmp_path / f"a.tar{suffix}")
+    stream = open_shard(url, "wb")
+    stream.write(DATA)
+    stream.abort()
+    stream.abort()
+    stream.close()
+    assert os.listdir(tmp_path) == []
+    stream = open_shard(url, "wb")
+    stream.write(DATA)
+    del stream
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_killed_process_leaves_no_final_name(tmp_path, suffix):
+    path = tmp_path / f"a.tar{suffix}"
+    program = (
+        "import os, sys; from tarshards.storage.opening import open_shard\n"
+        "stream = open_shard(sys.argv[1], 'wb')\n"
+        "while True:\n"
+        "    stream.write(os.urandom(1 << 20)); print(flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE) as child:
+        for _ in range(3):
+            child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".a.tar")
+    write(str(path))
+    assert os.listdir(tmp_path) == [path.name], "the next writer removes what the killed one has left"
+
+
+def test_a_living_writer_keeps_its_file(tmp_path):
+    path = str(tmp_path / "a.tar")
+    first, second = open_url(path, "wb"), open_url(path, "wb")
+    first.write(b"first")
+    second.write(DATA)
+    child = os.fork()
+    if not child:
+        os._exit(open_url(path, "wb").abort() is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(tmp_path)) == 2
+    first.close()
+    assert (tmp_path / "a.tar").read_bytes() == b"first"
+    second.close()
+    assert (tmp_path / "a.tar").read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+def test_many_writers_of_one_file_some_of_them_killed(tmp_path):
+    path = str(tmp_path / "a.tar")
+    program = (
+        "import sys; from tarshards.storage.opening import open_url\n"
+        "while True:\n"
+        "    with open_url(sys.argv[1], 'wb') as stream: stream.write(sys.argv[2].encode() * 200_000)\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", program, path, letter]) for letter in "abcd"]
+    rng = random.Random(0)
+    seen = set()
+    latest = time.monotonic() + 60
+    for child in children:
+        end = time.monotonic() + 0.3 + rng.random() / 10
+        while time.monotonic() < (end if len(seen) > 1 else latest):
+            if os.path.exists(path):
+                data = Path(path).read_bytes()
+                assert len(data) == 200_000
+                assert len(set(data)) == 1
+                seen.add(data[:1])
+        assert child.poll() is None, "no writer stumbles over another"
+        child.kill()
+        child.wait()
+    assert len(seen) > 1
+    write(path)
+    assert Path(path).read_bytes() == DATA
+
+
+def test_a_forked_copy_discards_nothing(tmp_path):
+    stream = open_url(str(tmp_path / "a.tar"), "wb")
+    stream.write(DATA)
+    child = os.fork()
+    if not child:
+        stream.__del__()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    stream.close()
+    assert (tmp_path / "a.tar").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_umask_decides(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write(str(tmp_path / "a.tar"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.tar").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a.tar").symlink_to("there/b.tar")
+    for _ in "new", "old":
+        write(str(tmp_path / "a.tar"))
+        assert (tmp_path / "a.tar").is_symlink()
+        assert os.listdir(tmp_path / "there") == ["b.tar"]
+        assert (tmp_path / "there/b.tar").read_bytes() == DATA
+
+
+def test_devices_and_named_pipes_are_written_directly(tmp_path):
+    write("/dev/null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
+        write(str(tmp_path / "fifo"))
+        assert reader.stdout.read() == DATA
+    assert os.listdir(tmp_path) == ["fifo"]
+
+
+def test_dev_stdout_is_the_open_file_itself(tmp_path):
+    program = "from tarshards import open_url\nwith open_url('/dev/stdout', 'wb') as out: out.write(b'data')"
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+        assert os.stat(tmp_path / "out").st_ino == os.fstat(out.fileno()).st_ino
+    assert (tmp_path / "out").read_bytes() == b"data"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_an_open_error():
+    stream = open_url("/dev/full", "wb")
+    stream.write(b"small")
+    with pytest.raises(OpenError, match="/dev/full: No space left on device"):
+        stream.close()
+    stream = open_url("/dev/full", "wb")
+    with pytest.raises(OpenError, match="/dev/full: No space left on device"):
+        stream.write(DATA)
+    stream.abort()

@@ -1,0 +1,214 @@
+"""Files mapped into memory, and what happens when they shrink: both twins."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tarshards.storage import _mapped_py
+
+try:
+    from tarshards.storage import _mapped
+except ImportError:
+    _mapped = None  # type: ignore[assignment]
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(params=["c", "python"])
+def mapping_type(request):
+    if request.param == "python":
+        return _mapped_py.Mapping
+    if _mapped is None:
+        pytest.skip("built without a compiler")
+    return _mapped.Mapping
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    (tmp_path / "file").write_bytes(os.urandom(SIZE))
+    return str(tmp_path / "file")
+
+
+def test_reads_what_is_in_the_file(mapping_type, path):
+    mapping = mapping_type(path)
+    with open(path, "rb") as file:
+        data = file.read()
+    assert len(mapping) == SIZE
+    for offset, size in ((0, 0), (0, 1), (5, 100), (7, 70_000), (0, SIZE), (SIZE - 1, 1), (SIZE, 0)):
+        assert mapping.read(offset, size) == data[offset : offset + size]
+
+
+@pytest.mark.parametrize("place", [(-1, 1), (0, -1), (SIZE, 1), (0, SIZE + 1), (2**62, 2**62), (1, 2**63 - 1)])
+def test_refuses_places_outside(mapping_type, path, place):
+    with pytest.raises(ValueError, match="bytes at offset"):
+        mapping_type(path).read(*place)
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3), ("a", 1), (None, 1), (1.0, 1)])
+def test_refuses_other_arguments(mapping_type, path, arguments):
+    with pytest.raises(TypeError):
+        mapping_type(path).read(*arguments)
+
+
+def test_fills_a_sample(mapping_type, path):
+    mapping, sample = mapping_type(path), {"__key__": "a"}
+    members = np.array([[0, 0, 5], [1, 512, 0], [2, 1024, 7], [0, 2048, 9]], np.int64)
+    mapping.fill(sample, ["x", "y", None], members, 0, 3)
+    assert sample == {"__key__": "a", "x": mapping.read(0, 5), "y": b""}
+    mapping.fill(sample, ["x", "y", None], members, 3, 4)
+    assert sample["x"] == mapping.read(2048, 9)
+    for wrong in ([[3, 0, 5]], [[0, SIZE, 1]], [[0, -1, 1]]):
+        with pytest.raises((IndexError, ValueError)):
+            mapping.fill({}, ["x", "y", None], np.array(wrong, np.int64), 0, 1)
+    os.truncate(path, 0)
+    with pytest.raises(OSError, match="shrunk"):
+        mapping.fill({}, ["x", "y", None], members, 0, 4)
+
+
+def test_an_empty_file(mapping_type, tmp_path):
+    (tmp_path / "empty").touch()
+    mapping = mapping_type(tmp_path / "empty")
+    assert (len(mapping), mapping.read(0, 0)) == (0, b"")
+    with pytest.raises(ValueError, match="1 bytes at offset 0 of 0"):
+        mapping.read(0, 1)
+
+
+def test_what_is_no_file(mapping_type, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        mapping_type(tmp_path / "nobody")
+    with pytest.raises(OSError, match=r"directory|No such device"):
+        mapping_type(tmp_path)
+
+
+def test_it_stays_when_the_file_is_removed_or_replaced(mapping_type, path):
+    mapping = mapping_type(path)
+    before = mapping.read(0, SIZE)
+    with open(f"{path}.new", "wb") as file:
+        file.write(b"new")
+    os.replace(f"{path}.new", path)
+    assert mapping.read(0, SIZE) == before
+    os.unlink(path)
+    assert mapping.read(0, SIZE) == before
+
+
+@pytest.mark.parametrize("size", [10, SIZE // 2])
+def test_a_file_that_shrinks_is_an_error(mapping_type, path, size):
+    mapping = mapping_type(path)
+    os.truncate(path, 5000)
+    for _ in range(3):
+        with pytest.raises(OSError, match="the file has shrunk since it was opened"):
+            mapping.read(SIZE // 2, size)
+    os.truncate(path, SIZE)
+    assert mapping.read(SIZE // 2, size) == bytes(size), "it can be read again when it is as long as it was"
+
+
+def test_nothing_stays_open(mapping_type, path, open_files):
+    before = open_files()
+    mappings = [mapping_type(path) for _ in range(20)]
+    del mappings
+    assert open_files() == before
+
+
+def test_shrinking_under_many_threads(mapping_type, path):
+    mapping, reading, shrunk = mapping_type(path), threading.Barrier(5), threading.Event()
+
+    def work() -> list[object]:
+        outcomes: list[object] = []
+        for i in itertools.count():
+            late = shrunk.is_set()
+            try:
+                outcomes.append(len(mapping.read(i * 4096 % (SIZE // 2), SIZE // 2)))
+            except OSError as error:
+                outcomes.append(str(error))
+            if i == 0:
+                reading.wait(60)
+            if late:
+                return outcomes
+        raise AssertionError
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(work) for _ in range(4)]
+        reading.wait(60)
+        os.truncate(path, 100)
+        shrunk.set()
+        threads = [future.result(60) for future in futures]
+    for outcomes in threads:
+        assert set(outcomes) <= {SIZE // 2, "the file has shrunk since it was opened"}
+        assert outcomes[0] == SIZE // 2
+        assert outcomes[-1] == "the file has shrunk since it was opened"
+
+
+PROLOGUE = """
+import faulthandler, mmap, os, signal, sys
+from tarshards.storage.{module} import Mapping
+def shrink():
+    mapping = Mapping(sys.argv[1])
+    mapping.read(0, 10)
+    os.truncate(sys.argv[1], 0)
+    return mapping
+def fails(mapping):
+    try:
+        mapping.read(100_000, 70_000)
+    except OSError as error:
+        return "shrunk" in str(error)
+"""
+CASES = {
+    "faulthandler before": "faulthandler.enable(); print(fails(shrink()))",
+    "faulthandler after the first read": "mapping = shrink(); faulthandler.enable(); print(fails(mapping))",
+    "a forked child": """
+mapping = shrink()
+child = os.fork()
+if child == 0:
+    os._exit(0 if fails(mapping) and fails(mapping) else 1)
+print(os.waitpid(child, 0)[1] == 0 and fails(mapping))
+""",
+    "a torch worker": """
+import warnings; warnings.simplefilter("ignore")
+from torch.utils.data import DataLoader
+class Failing(list):
+    def __getitem__(self, i):
+        return fails(mapping)
+mapping = shrink()
+print(all(DataLoader(Failing(range(4)), num_workers=2, batch_size=None, multiprocessing_context="fork")))
+""",
+}
+
+
+def run(module: str, code: str, path: str) -> subprocess.CompletedProcess[str]:
+    program = PROLOGUE.format(module=module) + code
+    return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
+def test_no_process_dies(module, case, path):
+    if module == "_mapped" and _mapped is None:
+        pytest.skip("built without a compiler")
+    done = run(module, CASES[case], path)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.skipif(_mapped is None, reason="built without a compiler")
+def test_another_sigbus_is_still_the_end(path):
+    code = """
+mapping = shrink()
+assert fails(mapping)
+file = open(sys.argv[1], "r+b"); file.truncate(8192)
+foreign = mmap.mmap(file.fileno(), 8192); file.truncate(0)
+foreign[0]
+"""
+    for prefix in ("", "faulthandler.enable()\n"):
+        with open(path, "wb") as file:
+            file.write(bytes(SIZE))
+        done = run("_mapped", prefix + code, path)
+        assert done.returncode == -signal.SIGBUS
+        assert ("Fatal Python error: Bus error" in done.stderr) == bool(prefix)

@@ -1,0 +1,74 @@
+"""Markers: whole or not there; what cannot be known is an error, never a no."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tarshards import OpenError, UrlError
+from tarshards.storage.markers import common_name, digest_of, exists, look_up, read_marker, size_of, write_marker
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def place(request, tmp_path) -> str:
+    return {"local": f"{tmp_path}/a/b", "file": f"file://{tmp_path}/a/b", "memory": f"memory://{tmp_path}/a/b"}[
+        request.param
+    ]
+
+
+def test_markers_read_back(place):
+    url = f"{place}/x.tar.done"
+    assert read_marker(url) is None
+    assert not exists(url)
+    write_marker(url, {"digest": "d", "item": ["\udcff", "ü"]})
+    assert read_marker(url) == {"digest": "d", "item": ["\udcff", "ü"]}
+    assert exists(url)
+    assert list(look_up(exists, [url, f"{url}x", url])) == [True, False, True]
+    assert size_of(url) > 10
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"digest": "x"', b"[]", b"\xff"])
+def test_a_torn_marker_is_none(tmp_path, text):
+    (tmp_path / "x.done").write_bytes(text)
+    assert read_marker(f"{tmp_path}/x.done") is None
+
+
+def test_what_cannot_be_known_is_an_error(tmp_path):
+    os.mkdir(tmp_path / "x.done")
+    with pytest.raises(OpenError):
+        read_marker(f"{tmp_path}/x.done")
+    with pytest.raises(OpenError, match="No such file"):
+        size_of(f"{tmp_path}/nothing")
+    Path(tmp_path / "file").write_text("")
+    with pytest.raises(OpenError, match=r"Not a directory|File exists"):
+        write_marker(f"{tmp_path}/file/x.done", {})
+
+
+def test_sizes_that_cannot_be_told():
+    assert size_of("http://host/a.tar") is None
+    assert size_of("pipe:cat a.tar") is None
+
+
+def test_digests_are_of_all_parts():
+    assert len({digest_of("a"), digest_of("a", ""), digest_of(["a"]), digest_of("", "a")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("urls", "name"),
+    [
+        (["d/out-000.tar", "d/out-001.tar"], "d/out"),
+        (["s3://b/x/out_07.tar", "s3://b/x/out_17.tar"], "s3://b/x/out"),
+        (["d/0.tar", "d/1.tar"], "d/"),
+        (["a/x.tar", "b/x.tar"], ""),
+        (["x.tar.gz"], "x"),
+    ],
+)
+def test_common_names(urls, name):
+    assert common_name(urls) == name
+
+
+def test_no_shards_have_no_name():
+    with pytest.raises(UrlError):
+        common_name([])

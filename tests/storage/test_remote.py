@@ -1,0 +1,214 @@
+"""Stores of fsspec: whole files under their names, and errors that say what to install."""
+
+import io
+import sys
+
+import fsspec
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from tarshards.errors import OpenError
+from tarshards.storage import fsspec_ as remote
+from tarshards.storage.opening import open_shard, open_url
+
+DATA = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def memory():
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    yield store
+    store.store.clear()
+
+
+def write(url: str, *pieces: bytes) -> None:
+    with open_shard(url, "wb") as stream:
+        for piece in pieces:
+            stream.write(piece)
+
+
+def write_and_fail(url: str) -> None:
+    with open_shard(url, "wb") as stream:
+        stream.write(DATA)
+        raise KeyError
+
+
+def read(url: str) -> bytes:
+    with open_shard(url) as stream:
+        return stream.read()
+
+
+@pytest.mark.parametrize("url", ["memory://folder/a.tar", "memory:folder/a.tar", "MEMORY://folder/a.tar.gz"])
+def test_there_and_back(memory, url):
+    write(url, DATA, b"end")
+    assert read(url) == DATA + b"end"
+    write(url, b"shorter")
+    assert read(url) == b"shorter"
+
+
+def test_nothing_stands_in_the_store_before_it_is_whole(memory):
+    write("memory://a.tar", b"old")
+    stream = open_url("memory://a.tar", "wb")
+    stream.write(DATA)
+    assert read("memory://a.tar") == b"old"
+    stream.abort()
+    stream.close()
+    assert read("memory://a.tar") == b"old"
+    for url in "memory://b.tar", "memory://b.tar.gz":
+        with pytest.raises(KeyError):
+            write_and_fail(url)
+    assert list(memory.store) == ["/a.tar"]
+
+
+def test_two_readers_of_one_file(memory):
+    write("memory://a.tar", DATA)
+    with open_url("memory://a.tar") as one, open_url("memory://a.tar") as two:
+        assert one.seekable()
+        assert one.read(1000) + two.read(1000) + one.read(1000) == DATA[:1000] + DATA[:2000]
+        assert one.tell() == 2000
+        assert one.seek(5) == 5
+        assert one.read(1) == DATA[5:6]
+        assert one.name == "memory://a.tar"
+    assert read("memory://a.tar") == DATA
+
+
+def test_a_missing_file(memory):
+    with pytest.raises(OpenError) as caught:
+        open_url("memory://none.tar")
+    assert str(caught.value) == "memory://none.tar: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "extra", "package"), [("s3", "s3", "s3fs"), ("gs", "gcs", "gcsfs"), ("gcs", "gcs", "gcsfs")]
+)
+def test_a_missing_extra_names_its_installation(monkeypatch, scheme, extra, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    for mode in "rb", "wb":
+        with pytest.raises(OpenError) as caught:
+            open_url(f"{scheme}://bucket/a.tar", mode)
+        assert f"pip install 'tarshards[{extra}]'" in str(caught.value)
+
+
+def test_other_missing_packages_are_those_that_fsspec_names(monkeypatch):
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(OpenError, match="Install adlfs"):
+        open_url("az://bucket/a.tar")
+
+
+def test_a_member_of_an_archive(tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("a.tar", DATA)
+    assert read(f"zip://a.tar::{tmp_path}/all.zip") == DATA
+
+
+class Bucket(AbstractFileSystem):
+    """A store whose files are uploaded piece by piece, as s3's and gcs's are; *lost* bytes are never sent back."""
+
+    protocol = "bucket"
+    cachable = False
+    objects: dict[str, bytes] = {}  # noqa: RUF012
+    discarded: list[str] = []  # noqa: RUF012
+    lost = 0
+
+    def info(self, path, **options):
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.objects[path]), "type": "file"}
+
+    def _open(self, path, mode="rb", block_size=None, autocommit=True, **options):
+        return BucketFile(self, path, mode, block_size=1000, autocommit=autocommit, cache_type="none")
+
+
+class BucketFile(AbstractBufferedFile):
+    def _initiate_upload(self):
+        self.parts = []
+
+    def _upload_chunk(self, final=False):
+        if self.path.endswith("broken"):
+            raise ConnectionError("the store is gone")
+        self.parts.append(self.buffer.getvalue())
+        if final and self.autocommit:
+            self.commit()
+        return True
+
+    def commit(self):
+        self.fs.objects[self.path] = b"".join(self.parts)
+
+    def discard(self):
+        self.fs.discarded.append(self.path)
+
+    def _fetch_range(self, start, end):
+        whole = self.fs.objects[self.path]
+        return whole[: len(whole) - self.fs.lost][start:end]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    monkeypatch.setattr(remote, "STREAMED", {"bucket"})
+    monkeypatch.setattr(Bucket, "objects", {})
+    monkeypatch.setattr(Bucket, "discarded", [])
+    return Bucket
+
+
+def test_uploads_piece_by_piece_are_committed_at_the_end(bucket):
+    stream = open_url("bucket://a.tar", "wb")
+    stream.write(DATA)
+    assert bucket.objects == {}
+    stream.close()
+    assert bucket.objects == {"a.tar": DATA}
+    assert read("bucket://a.tar") == DATA
+
+
+def test_uploads_are_discarded(bucket):
+    with pytest.raises(KeyError):
+        write_and_fail("bucket://a.tar")
+    assert bucket.objects == {}
+    assert bucket.discarded == ["a.tar"]
+
+
+def test_a_store_that_fails(bucket):
+    stream = open_url("bucket://broken", "wb")
+    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
+        stream.write(DATA)
+    stream.abort()
+    stream = open_url("bucket://broken", "wb")
+    stream.write(b"small")
+    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
+        stream.close()
+    assert bucket.objects == {}
+
+
+def test_a_store_that_sends_too_little(bucket, monkeypatch):
+    write("bucket://a.tar", DATA)
+    monkeypatch.setattr(bucket, "lost", 100)
+    with pytest.raises(OpenError, match=f"offset {len(DATA) - 100}: ended before its {len(DATA)} bytes"):
+        read("bucket://a.tar")
+
+
+def test_a_store_without_commit_gets_whole_files(bucket, monkeypatch):
+    monkeypatch.setattr(remote, "STREAMED", set())
+    with pytest.raises(KeyError):
+        write_and_fail("bucket://a.tar")
+    assert (bucket.objects, bucket.discarded) == ({}, [])
+    write("bucket://a.tar", DATA)
+    assert bucket.objects == {"a.tar": DATA}
+    stream = open_url("bucket://broken", "wb")
+    stream.write(DATA)
+    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
+        stream.close()
+
+
+def test_a_password_is_not_shown(bucket):
+    with pytest.raises(OpenError) as caught:
+        open_url("bucket://me:secret@host/a.tar")
+    assert "secret" not in str(caught.value)
+
+
+def test_readers_are_buffered_as_io_wants(memory):
+    write("memory://a.tar", DATA)
+    with io.BufferedReader(open_url("memory://a.tar")) as stream:
+        assert stream.read(10) == DATA[:10]

@@ -1,0 +1,75 @@
+"""`-`: the standard streams, which stay open."""
+
+import os
+import subprocess
+import sys
+
+DATA = os.urandom(300_000)
+
+
+def run(program: str, **options) -> subprocess.CompletedProcess[bytes]:
+    program = "import os, sys\nfrom tarshards.storage.opening import open_shard, open_url\n" + program
+    return subprocess.run([sys.executable, "-W", "error", "-c", program], stderr=subprocess.PIPE, **options)
+
+
+COPY = """
+with open_shard("-") as stdin, open_url("-", "wb") as stdout:
+    while data := stdin.read(1 << 20):
+        stdout.write(data)
+os.fstat(0), os.write(1, b"still open")
+"""
+
+
+def test_stdin_to_stdout_through_pipes():
+    done = run(COPY, input=DATA, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, DATA + b"still open", b"")
+
+
+def test_stdin_that_is_a_file_in_its_middle(tmp_path):
+    (tmp_path / "a").write_bytes(DATA)
+    with open(tmp_path / "a", "rb") as file:
+        file.seek(1000)
+        done = run(COPY, stdin=file, stdout=subprocess.PIPE)
+    assert done.stdout == DATA[1000:] + b"still open"
+
+
+def test_what_is_aborted_is_not_flushed():
+    done = run("out = open_url('-', 'wb'); out.write(b'half'); out.abort(); os.write(1, b'.')", stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b".", b"")
+
+
+def test_a_closed_pipe_is_a_broken_pipe_error():
+    program = """
+try:
+    with open_url("-", "wb") as out:
+        while True:
+            out.write(bytes(100_000))
+except BrokenPipeError:
+    sys.exit(7)
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(program, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (7, b"")
+
+
+def test_a_closed_pipe_noticed_at_the_end_is_one_too():
+    program = """
+out = open_url("-", "wb")
+out.write(b"small")
+try:
+    out.close()
+except BrokenPipeError:
+    sys.exit(7)
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(program, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (7, b"")
+
+
+def test_no_stdin_at_all():
+    done = run("os.close(0); open_url('-')", stdin=subprocess.DEVNULL)
+    assert done.stderr.endswith(b"tarshards.errors.OpenError: -: Bad file descriptor\n")

@@ -1,0 +1,300 @@
+"""Shard expressions name exactly the URLs that bash, the list and the file system say."""
+
+import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage.expressions import Shard, expand_shards, expand_urls
+from tarshards.storage.manifest import dump_manifest, parse_manifest
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("spec", "urls"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("data-{000..002}.tar", ["data-000.tar", "data-001.tar", "data-002.tar"]),
+        ("data-{8..10}.tar", ["data-8.tar", "data-9.tar", "data-10.tar"]),
+        ("{b,a,b}.tar", ["b.tar", "a.tar", "b.tar"]),
+        ("{train-{0..1},val}.tar", ["train-0.tar", "train-1.tar", "val.tar"]),
+        ("{a..c}{1,2}", ["a1", "a2", "b1", "b2", "c1", "c2"]),
+        (r"a\{1,2\}.tar", ["a{1,2}.tar"]),
+        (r"a\b.tar", [r"a\b.tar"]),
+        ("out-{}.tar", ["out-{}.tar"]),
+        ("a.tar::b-{0..1}.tar", ["a.tar", "b-0.tar", "b-1.tar"]),
+        ("-", ["-"]),
+        ("http://host/a.tar?x=*&y=[1]", ["http://host/a.tar?x=*&y=[1]"]),
+        ("s3://bucket/*.tar", ["s3://bucket/*.tar"]),
+        ("http://[::1]:80/{0..1}.tar::b.tar", ["http://[::1]:80/0.tar", "http://[::1]:80/1.tar", "b.tar"]),
+        ("pipe:curl -s http://x/{0..1}.tar", ["pipe:curl -s http://x/0.tar", "pipe:curl -s http://x/1.tar"]),
+        ("a.tar::pipe:ssh ::1 'cat *.tar'", ["a.tar", "pipe:ssh ::1 'cat *.tar'"]),
+        (r"pipe:tr '\n' ' ' < a.tar", [r"pipe:tr '\n' ' ' < a.tar"]),
+        (r"pipe:awk '\{print $1,$2\}' {a,b}", ["pipe:awk '{print $1,$2}' a", "pipe:awk '{print $1,$2}' b"]),
+        (["b.tar", "a-{0..1}.tar", ["c.tar"]], ["b.tar", "a-0.tar", "a-1.tar", "c.tar"]),
+        (Path("data/a-{0..1}.tar"), ["data/a-0.tar", "data/a-1.tar"]),
+        (("a.tar", Path("b.tar")), ["a.tar", "b.tar"]),
+    ],
+    ids=str,
+)
+def test_expressions(spec, urls):
+    assert expand_urls(spec) == urls
+
+
+def test_any_iterable_of_specs():
+    assert expand_urls(f"{name}-{{0..1}}.tar" for name in "ab") == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
+
+
+plain = st.text("abcXYZ019_/.-", min_size=1, max_size=4).filter(lambda text: text.strip("-."))
+ends = st.integers(95, 103) | st.integers(0, 6)
+numbers = st.tuples(ends, st.integers(-6, 6), st.sampled_from(["{{{}..{}}}", "{{{:03}..{:03}}}"]))
+braces = st.recursive(
+    st.one_of(
+        plain,
+        numbers.map(lambda each: each[2].format(each[0], max(0, each[0] + each[1]))),
+        st.tuples(st.sampled_from("abcxyz"), st.sampled_from("abcxyz")).map(lambda ends: "{%s..%s}" % ends),  # noqa: UP031
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: "{" + ",".join(parts) + "}"),
+        st.lists(inner, min_size=2, max_size=2).map("".join),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(plain, braces).map("".join), min_size=1, max_size=10))
+def test_braces_are_those_of_bash(specs):
+    # The dash before each word keeps printf from taking it for an option; every spec has a line of its own.
+    script = "\n".join(f"printf '%s\\n' x{spec}" for spec in specs)
+    oracle = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert expand_urls([f"x{spec}" for spec in specs]) == oracle
+
+
+@pytest.mark.parametrize("spec", ["a{0..3.tar", "a}.tar", "x{{1,2}.tar"])
+def test_unbalanced_braces_name_the_spec(spec):
+    with pytest.raises(UrlError, match="unbalanced braces") as caught:
+        expand_urls(["good.tar", spec])
+    assert caught.value.url == spec
+
+
+@pytest.mark.parametrize("spec", ["", [], "a.tar::", "::a.tar", "{,a}.tar::{,}", [[], ()]])
+def test_nothing_is_an_error(spec):
+    with pytest.raises(UrlError):
+        expand_urls(spec)
+
+
+@pytest.mark.parametrize("spec", [None, 3, b"a.tar", ["a.tar", None]])
+def test_what_is_no_expression_is_a_type_error(spec):
+    with pytest.raises(TypeError, match="a shard expression is"):
+        expand_urls(spec)
+
+
+def test_globs_are_sorted_and_stay_in_their_place(here):
+    make(here, "b-1.tar", "b-0.tar", "a.tar", ".b-2.tar", "b-3.txt", "sub/c.tar")
+    assert expand_urls("b-*.tar") == ["b-0.tar", "b-1.tar"]
+    assert expand_urls("z.tar::b-?.tar::a.tar") == ["z.tar", "b-0.tar", "b-1.tar", "a.tar"]
+    assert expand_urls("b-[1-9].tar") == ["b-1.tar"]
+    assert expand_urls("{b,a}*.tar") == ["b-0.tar", "b-1.tar", "a.tar"]
+    assert expand_urls("*/c.tar") == ["sub/c.tar"]
+    assert expand_urls(here / "a*.tar") == [str(here / "a.tar")]
+
+
+def test_a_name_that_exists_is_no_glob(here):
+    make(here, "a[1].tar", "a1.tar", "what?.tar", "whats.tar")
+    assert expand_urls("a[1].tar") == ["a[1].tar"]
+    assert expand_urls("what?.tar") == ["what?.tar"]
+
+
+def test_globs_of_file_urls(here):
+    make(here, "a b.tar", "a-c.tar")
+    assert expand_urls("file:a*.tar") == ["file:a b.tar", "file:a-c.tar"]
+    assert expand_urls(f"file://{here}/a*b.tar") == [f"file://{here}/a%20b.tar"]
+    assert expand_urls(f"file://{here}/a%20*.tar") == [f"file://{here}/a%20b.tar"]
+
+
+def test_a_glob_without_a_match_is_an_error(here):
+    with pytest.raises(UrlError, match=r"x-\*\.tar: no file matches"):
+        expand_urls("x-*.tar")
+
+
+def test_the_home_directory(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    make(here, "d/a.tar", "d/b.tar", "list.txt")
+    (here / "list.txt").write_text("~/c.tar\n")
+    assert expand_urls("~/d/*.tar") == [f"{here}/d/a.tar", f"{here}/d/b.tar"]
+    assert expand_urls("~/x-{0..1}.tar") == [f"{here}/x-0.tar", f"{here}/x-1.tar"]
+    assert expand_urls("@~/list.txt") == [f"{here}/c.tar"]
+
+
+def test_lists(here):
+    make(here, "data/g-1.tar", "data/g-0.tar")
+    (here / "inner.txt").write_text("x.tar\r\n")
+    (here / "data/list.txt").write_text(
+        "\ufeff# shards\n\n  a-{0..1}.tar \ndata/g-*.tar\n@inner.txt\nb.tar::c.tar\n#d.tar"
+    )
+    expected = ["a-0.tar", "a-1.tar", "data/g-0.tar", "data/g-1.tar", "x.tar", "b.tar", "c.tar"]
+    assert expand_urls("@data/list.txt") == expected
+    assert expand_urls("first.tar::@inner.txt::@inner.txt") == ["first.tar", "x.tar", "x.tar"]
+    assert expand_urls("@{inner,data/list}.txt") == ["x.tar", *expected]
+
+
+def test_a_list_that_contains_itself(here):
+    (here / "a.txt").write_text("x.tar\n@b.txt\n")
+    (here / "b.txt").write_text("@./a.txt\n")
+    with pytest.raises(UrlError, match=r"@\./a\.txt: a list file that contains itself"):
+        expand_urls("@a.txt")
+
+
+def test_lists_that_cannot_be_read(here):
+    with pytest.raises(OpenError, match=r"@none\.txt: No such file or directory"):
+        expand_urls("@none.txt")
+    (here / "shard.tar").write_bytes(b"\xff\xfe")
+    with pytest.raises(UrlError, match=r"@shard\.tar: a list file is UTF-8 text"):
+        expand_urls("@shard.tar")
+    (here / "empty.txt").write_text("# nothing\n")
+    with pytest.raises(UrlError, match="empty"):
+        expand_urls("@empty.txt")
+
+
+def test_an_expanded_list_expands_to_itself(here):
+    make(here, "a [1].tar", r"b\c.tar")
+    urls = expand_urls(["*.tar", "x-{0..3}.tar", "http://h/?a=*"])
+    assert len(urls) == 7
+    assert expand_urls(urls) == urls
+
+
+def test_globs_for_shards_match_no_indexes_and_manifests(here):
+    shards = ["train-0.tar", "train-1.tar"]
+    make(here, *shards, *(f"{shard}.index" for shard in shards), "train.shards.json", "shards.json", "train-0.idx")
+    make(here, "train-0.tar.idx")
+    assert expand_urls("train*") == expand_urls("*") == shards
+    for spec in ("*.index", "*.shards.json"):
+        with pytest.raises(UrlError, match="no file matches"):
+            expand_urls(spec)
+
+
+def write(path: Path, *shards: Shard) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_manifest(shards))
+
+
+def test_manifests(here):
+    write(
+        here / "d/a.shards.json", Shard("x-[1].tar", 7, 1024), Shard("../y.tar"), Shard("/z.tar"), Shard("http://h/w")
+    )
+    expected = [
+        ("d/x-[1].tar", 7, 1024),
+        ("d/../y.tar", None, None),
+        ("/z.tar", None, None),
+        ("http://h/w", None, None),
+    ]
+    assert expand_shards("d/a.shards.json") == expected
+    assert expand_urls("d/a.shards.json") == [url for url, _, _ in expected]
+    assert expand_shards(here / "d/a.shards.json")[0].url == f"{here}/d/x-[1].tar"
+    assert expand_urls("b.tar::d/{a,a}.shards.json")[:2] == ["b.tar", "d/x-[1].tar"]
+    (here / "list").write_text("c.tar\nd/a.shards.json\n")
+    assert expand_shards("@list")[:2] == [Shard("c.tar"), expected[0]]
+    write(here / "other.json", Shard("q.tar", 1))
+    write(here / "what[1].json", Shard("r.tar", 2))
+    assert expand_shards("other.json::what[1].json") == [Shard("q.tar", 1), Shard("r.tar", 2)]
+
+
+def test_manifests_by_url(here, monkeypatch):
+    write(here / "d/a b.json", Shard("x y.tar", 7))
+    assert expand_urls(f"file://{here}/d/a%20b.json") == [f"file://{here}/d/x%20y.tar"]
+    assert expand_urls("file:d/a b.json") == ["file:d/x y.tar"]
+    monkeypatch.setenv("HOME", str(here))
+    assert expand_urls("~/d/a b.json") == [f"{here}/d/x y.tar"]
+
+
+def test_remote_manifests():
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/set/a.shards.json", dump_manifest([Shard("x.tar", 3, 9)]).encode())
+    assert expand_shards("memory://set/a.shards.json") == [Shard("memory://set/x.tar", 3, 9)]
+    fsspec.filesystem("memory").rm("/set", recursive=True)
+
+
+def test_manifests_of_web_servers(tmp_path):
+    write(tmp_path / "d/a.shards.json", Shard("x y.tar", 3), Shard("z.tar"))
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/d"
+        assert expand_urls(f"{base}/a.shards.json") == [f"{base}/x%20y.tar", f"{base}/z.tar"]
+        assert expand_urls(f"{base}/a.shards.json?token=1") == [f"{base}/x%20y.tar?token=1", f"{base}/z.tar?token=1"]
+        with pytest.raises(OpenError, match=r"none\.json: 404"):
+            expand_urls(f"{base}/none.json")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["pipe:rm -rf /", "PIPE:x", "-"])
+def test_a_manifest_runs_no_commands(here, name):
+    write(here / "a.json", Shard(name))
+    with pytest.raises(UrlError, match=r"a\.json: a manifest may not name"):
+        expand_urls("a.json")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd", "pipe:id"])
+def test_a_remote_manifest_names_no_local_files(name):
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/bad/a.json", dump_manifest([Shard(name)]).encode())
+    with pytest.raises(UrlError, match="a manifest may not name"):
+        expand_urls("memory://bad/a.json")
+    fsspec.filesystem("memory").rm("/bad", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no JSON"),
+        ("[]", "no shardlist"),
+        ('{"wids_version": 1}', "no shardlist"),
+        ('{"shardlist": []}', "wids_version None"),
+        ('{"wids_version": 2, "shardlist": []}', "wids_version 2"),
+        ('{"wids_version": 1, "shardlist": [], "datasets": [1]}', "datasets in it"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"nsamples": 3}]}', "entry 1 of the manifest has no url"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -1}]}', "a has nsamples -1"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "filesize": 1.5}]}', "a has filesize 1.5"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"url": "a"}]}', "names a shard twice"),
+    ],
+)
+def test_what_is_no_manifest(here, text, reason):
+    (here / "a.shards.json").write_text(text)
+    with pytest.raises(UrlError, match=rf"a\.shards\.json: .*{reason}"):
+        expand_urls("a.shards.json")
+
+
+def test_an_empty_manifest_is_an_empty_expression(here):
+    write(here / "a.json")
+    with pytest.raises(UrlError, match="empty"):
+        expand_urls("a.json")
+
+
+@given(
+    st.lists(
+        st.builds(Shard, st.text(min_size=1), st.none() | st.integers(0, 2**60), st.none() | st.integers(0, 2**60)),
+        unique_by=lambda shard: shard.url,
+    )
+)
+def test_what_is_dumped_is_parsed(shards):
+    assert parse_manifest(dump_manifest(shards), "a.json") == shards

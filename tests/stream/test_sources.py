@@ -1,0 +1,285 @@
+"""What a stream begins with: with an index planned, without one streamed, and never by halves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+from range_server import serving
+
+from tarshards import Ledger, ShardDataset, Stream, World
+from tarshards.epoch.loop import Reading
+from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError
+from tarshards.index.access import IndexedShards
+from tarshards.stream.sources import PlannedSource, ShardSource, open_shards
+
+
+def classes(samples) -> list[int]:
+    return [int(sample["cls"]) for sample in samples]
+
+
+def test_auto_plans_where_all_shards_have_an_index(make_shards, caplog):
+    caplog.set_level(logging.INFO, "tarshards")
+    assert isinstance(open_shards(make_shards(3, index=True)), PlannedSource)
+    assert caplog.messages == []
+
+
+def test_auto_streams_where_none_has_one_and_says_so_once(make_shards, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tarshards")
+    stream = Stream.from_shards(make_shards(3))
+    for _ in range(2):
+        assert classes(stream.map(dict)) == list(range(9))
+    assert caplog.messages == [
+        f"{tmp_path}/set-0000.tar: no indexes, so that shards are streamed whole; tarindex makes them"
+    ]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_auto_refuses_halves_and_names_one(make_shards, tmp_path, missing):
+    urls = make_shards(3, index=True)
+    (tmp_path / f"set-000{missing}.tar.index").unlink()
+    with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar: has no index, and others have; tarindex"):
+        open_shards(urls)
+    with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar\.index: there is no index"):
+        open_shards(urls, index=True)
+    assert classes(Stream.from_shards(urls, index=False)) == list(range(9))
+
+
+def test_auto_over_http(make_shards, tmp_path):
+    make_shards(3, index=True)
+    with serving(tmp_path) as site:
+        assert isinstance(open_shards(f"{site.url}/set-{{0000..0002}}.tar"), PlannedSource)
+        (tmp_path / "set-0001.tar.index").unlink()
+        with pytest.raises(ShardIndexError, match=r"http://.*set-0001\.tar: has no index"):
+            open_shards(f"{site.url}/set-{{0000..0002}}.tar")
+
+
+def test_index_true_false_and_nonsense(make_shards):
+    plain, indexed = make_shards(3, name="plain"), make_shards(3, index=True)
+    with pytest.raises(ShardIndexError, match="there is no index; tarindex makes one"):
+        open_shards(plain, index=True)
+    assert isinstance(open_shards(indexed, index=False), ShardSource)
+    assert isinstance(open_shards(indexed, index=True), PlannedSource)
+    for nonsense in ("yes", None, 2):
+        with pytest.raises(ValueError, match="index is True, False or"):
+            open_shards(indexed, index=nonsense)
+
+
+@pytest.mark.parametrize("option", [{"tail": "pad"}, {"pool": 10}])
+@pytest.mark.parametrize("index", [False, "auto"])
+def test_tail_and_pool_need_an_index(make_shards, option, index):
+    with pytest.raises(ShardIndexError, match="tail= and pool= are of planned epochs, which need indexes"):
+        open_shards(make_shards(2), index=index, **option)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_fields_are_all_that_comes(make_shards, index):
+    urls = make_shards(3, index=True)
+    for fields in ("cls", ["cls"], ("cls", "nobody")):
+        samples = Stream.from_shards(urls, index=index, fields=fields).collect()
+        assert all(sample.keys() == {"__key__", "__url__", "cls"} for sample in samples)
+    assert classes(samples) == list(range(9))
+
+
+def test_planned_is_what_streaming_gives_in_storage_order(make_uneven):
+    urls = make_uneven([3, 0, 7, 1])
+    assert Stream.from_shards(urls).collect() == Stream.from_shards(urls, index=False).collect()
+
+
+def test_shuffled_epochs_are_whole_and_differ(make_uneven):
+    stream = Stream.from_shards(make_uneven([3, 0, 17, 1]), shuffle=True, seed=1)
+    epochs = [classes(stream) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(21)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    stream.set_epoch(0)
+    assert classes(stream) == epochs[0]
+    other = Stream.from_shards(stream._source.shards.urls, shuffle=True, seed=2)
+    assert classes(other) != epochs[0]
+
+
+def test_more_ranks_and_workers_than_shards(make_uneven):
+    urls = make_uneven([13])
+    worlds = [World(rank, 3, worker, 4) for rank in range(3) for worker in range(4)]
+    parts = [classes(Stream.from_shards(urls, shuffle=True, world=world, tail="exact")) for world in worlds]
+    assert sorted(chain(*parts)) == list(range(13))
+    dataset = Stream.from_shards(urls, world=World(2, 3))
+    assert (len(dataset), len(dataset.collect())) == (5, 5), "padded to equal lengths"
+
+
+def test_length(make_shards):
+    urls = make_shards(3, index=True)
+    stream = Stream.from_shards(urls)
+    assert len(stream) == len(stream.decode().shuffle(5).to_tuple("cls").enumerate()) == 9
+    assert len(Stream.from_shards(urls, world=World(1, 2), tail="drop")) == 4
+    for changed in (stream.filter(bool), stream.batched(2), stream.take(3), stream.repeat(2)):
+        with pytest.raises(TypeError, match="changes the number of samples"):
+            len(changed)
+    for endless in (Stream.from_shards(urls, index=False), Stream([1])):
+        assert endless, "true, though of unknown length"
+        with pytest.raises(TypeError, match="length"):
+            len(endless)
+
+
+LAZY = {
+    "nothing": lambda stream: stream,
+    "filter": lambda stream: stream.filter(lambda sample: int(sample["cls"]) % 3),
+    "batched": lambda stream: stream.to_tuple("cls").batched(4),
+}
+HOLDING = {
+    "shuffle": lambda stream: stream.shuffle(10),
+    "flatten": lambda stream: stream.map(lambda sample: [sample, sample]).flatten(),
+    "async_map": lambda stream: stream.async_map(dict, workers=2),
+    "repeat": lambda stream: stream.repeat(2),
+    "take": lambda stream: stream.shuffle(4).take(11),
+}
+
+
+@pytest.mark.parametrize("op", [*LAZY, *HOLDING])
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("stop", [0, 1, 5, 9])
+def test_a_stream_resumes_where_it_stood(make_shards, op, index, stop):
+    urls = make_shards(4, 6, index=True)
+
+    def fresh(seed: int = 3):
+        world = World(0, 1, 1, 2)
+        return (LAZY | HOLDING)[op](Stream.from_shards(urls, index=index, shuffle=True, seed=seed, world=world))
+
+    stream = fresh()
+    stream.set_epoch(2)
+    expected = stream.collect()
+    stream.set_epoch(2)
+    delivered = list(islice(stream, stop)) if stop else []
+    resumed = fresh()
+    if not stop:
+        resumed.set_epoch(2)
+    else:
+        state = json.loads(json.dumps(stream.state_dict()))
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state, "until it is iterated"
+    assert repr(delivered + resumed.collect()) == repr(expected)
+    assert resumed.state_dict()["epoch"] == 2
+    assert repr(resumed.collect()) == repr(fresh_epoch(fresh, 3)), "the next epoch is whole"
+
+
+def fresh_epoch(fresh, epoch: int) -> list:
+    stream = fresh()
+    stream.set_epoch(epoch)
+    return stream.collect()
+
+
+def test_resuming_reads_only_what_is_left(make_shards, monkeypatch):
+    stream = Stream.from_shards(make_shards(2, 50, index=True), shuffle=True)
+    iterator = iter(stream)
+    delivered = classes(islice(iterator, 60))
+    resumed = Stream.from_shards(stream._source.shards.urls, shuffle=True)
+    resumed.load_state_dict(stream.state_dict())
+    assert sorted(delivered + classes(resumed)) == list(range(100))
+    assert resumed.ledger.samples == 40
+
+
+def test_states_that_do_not_fit(make_shards):
+    urls = make_shards(4, index=True)
+    stream = Stream.from_shards(urls, shuffle=True)
+    state = stream.state_dict()
+    for other, word in (
+        (Stream.from_shards(urls, shuffle=True, seed=1), "order"),
+        (Stream.from_shards(urls), "order"),
+        (Stream.from_shards(urls, shuffle=True, pool=7), "order"),
+        (Stream.from_shards(urls, shuffle=True, index=False), "another dataset"),
+        (stream.shuffle(3), "other ops"),
+    ):
+        with pytest.raises(StateError, match=word):
+            other.load_state_dict(state)
+    elsewhere = Stream.from_shards(urls, shuffle=True, world=World(1, 2))
+    elsewhere.load_state_dict(state)
+    with pytest.raises(StateError, match=r"rank 0 of 1, .* this is rank 1 of 2"):
+        elsewhere.collect()
+
+
+def test_two_iterations_at_once_stand_where_each_is(make_shards):
+    stream = Stream.from_shards(make_shards(2, 5)).shuffle(2)
+    first, second = iter(stream), iter(stream)
+    next(second)
+    for _ in range(4):
+        next(first)
+    assert stream.state_dict()["delivered"] == 1, "that of the one begun last"
+
+
+def test_a_shard_rewritten_in_place_is_told_at_the_epochs_end(make_shards, tmp_path):
+    stream = Stream.from_shards(make_shards(2, 5, index=True))
+    iterator = iter(stream)
+    next(iterator)
+    path = tmp_path / "set-0000.tar"
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data.replace(b"text", b"TEXT"))
+    with pytest.raises(OpenError, match=r"set-0000\.tar: was written to while it was read"):
+        list(iterator)
+
+
+def test_a_shard_that_shrinks_is_an_error_of_its_samples(make_shards, tmp_path):
+    ledger = Ledger(max_errors=100)
+    stream = Stream.from_shards(make_shards(2, 50, index=True), on_error=ledger)
+    iterator = iter(stream)
+    next(iterator)
+    with (tmp_path / "set-0000.tar").open("r+b") as file:
+        file.truncate(8192)
+    delivered = 1 + len(list(iterator))
+    shrunk = [entry for entry in ledger.quarantined if "shrunk" in entry.reason]
+    assert delivered + len(shrunk) == 100
+    assert len(shrunk) > 40
+    assert "was written to" in ledger.quarantined[-1].reason, "what was read before it shrank is in doubt too"
+    ledger.check()
+
+
+def test_a_sample_that_is_lost_is_named(make_shards, monkeypatch):
+    read_all = IndexedShards.read_all
+    stream = Stream.from_shards(make_shards(3, 5, index=True))
+    monkeypatch.setattr(
+        IndexedShards, "read_all", lambda *places: (s for s in read_all(*places) if s["__key__"] != "000007")
+    )
+    with pytest.raises(AuditError, match=r"set-0001\.tar \(1\)$"):
+        stream.collect()
+
+
+def test_positions_that_are_passed_over_are_found_at_the_end(make_shards, monkeypatch):
+    samples = Reading.samples
+    stream = Stream.from_shards(make_shards(3, 100, index=True))
+    monkeypatch.setattr(Reading, "samples", lambda self, part: iter(()) if part.start else samples(self, part))
+    with pytest.raises(AuditError, match=r"300 samples planned, 256 delivered.*set-0002\.tar \(56 of 100\)"):
+        stream.collect()
+
+
+def test_two_streams_on_one_ledger_at_once(make_shards):
+    ledger = Ledger()
+    one = Stream.from_shards(make_shards(2, 5, "one", index=True), on_error=ledger, shuffle=True)
+    two = Stream.from_shards(make_shards(3, 4, "two", index=True), on_error=ledger)
+    assert len(list(zip(one, two.map(dict)))) == 10
+    assert ledger.samples == 20
+    assert ledger.unaudited, "the longer one was broken off"
+    assert len(list(zip(two, two))) == 12
+    ledger.clear()
+    assert (len(list(one)), len(list(two))) == (10, 12)
+    ledger.check()
+
+
+def test_an_epoch_broken_off_is_unaudited(make_shards):
+    stream = Stream.from_shards(make_shards(2, 5, index=True))
+    list(islice(stream, 3))
+    assert stream.ledger.unaudited
+    assert "1 broken off: unaudited" in str(stream.ledger)
+    stream.ledger.check()
+
+
+def test_errors_of_a_shard_are_not_kept_for_the_next_epoch(make_shards, tmp_path):
+    ledger = Ledger(max_errors=100)
+    dataset = ShardDataset(make_shards(2, 5, index=True), on_error=ledger)
+    path = tmp_path / "set-0001.tar"
+    path.rename(f"{path}.away")
+    assert (len(list(dataset)), len(ledger.quarantined)) == (5, 5)
+    Path(f"{path}.away").rename(path)
+    assert len(list(dataset)) == 10
+    ledger.check()

@@ -1,0 +1,163 @@
+"""Streams: immutable, re-iterable, picklable, and tidy when broken off."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+import threading
+from itertools import chain
+
+import pytest
+
+from tarshards import Ledger, Stream, World
+from tarshards.errors import DecodeError, UrlError, WorldError
+from tarshards.stream import ops
+
+OPS = [
+    name
+    for name, function in vars(ops).items()
+    if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == "tarshards.stream.ops"
+]
+
+
+def classes(stream) -> list[int]:
+    return [sample["cls"] for sample in stream]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_is_a_method_with_its_signature_and_docstring(name):
+    method, function = getattr(Stream, name), getattr(ops, name)
+    assert method.__doc__ == function.__doc__
+    assert inspect.signature(method) == inspect.signature(function)
+
+
+def test_a_wrong_argument_is_told_where_it_is_made():
+    with pytest.raises(TypeError):
+        Stream([1]).map()
+    with pytest.raises(TypeError):
+        Stream([1]).take(1, nonsense=2)
+
+
+def test_streams_are_immutable():
+    base = Stream(range(10))
+    odd = base.filter(lambda x: x % 2)
+    assert base.collect() == list(range(10))
+    assert odd.map(str).collect() == ["1", "3", "5", "7", "9"]
+    assert odd.collect() == [1, 3, 5, 7, 9]
+
+
+def test_sources():
+    assert Stream([1, 2]).collect() == [1, 2]
+    assert Stream(lambda: iter([1, 2])).collect() == [1, 2]
+    once = Stream(iter([1, 2]))
+    assert once.collect() == [1, 2]
+    with pytest.raises(TypeError, match="only once"):
+        once.collect()
+
+
+def test_epochs_advance_and_can_be_set():
+    stream = Stream(range(50)).shuffle(50, seed=1)
+    first, second = stream.collect(), stream.collect()
+    assert first != second
+    stream.set_epoch(0)
+    assert [stream.collect(), stream.collect()] == [first, second]
+    assert stream.map(int).collect() not in (first, second), "a derived stream goes on from here"
+
+
+def test_the_callers_epoch_is_kept():
+    stream = Stream(range(50)).shuffle(50, epoch=7)
+    assert stream.collect() == stream.collect()
+
+
+def test_repeat_gives_each_time_an_epoch_of_its_own():
+    stream = Stream(range(30)).shuffle(30).repeat(2)
+    twice = [stream.collect(), stream.collect()]
+    orders = [tuple(epoch[half : half + 30]) for epoch in twice for half in (0, 30)]
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert len(set(orders)) == 4
+    assert len(Stream(range(3)).repeat().take(10).collect()) == 10
+
+
+def test_from_shards(make_shards):
+    urls = make_shards(4, 5)
+    stream = Stream.from_shards(urls).decode()
+    assert classes(stream) == list(range(20))
+    assert classes(stream) == list(range(20))
+    assert stream.ledger.samples == 40
+    assert stream.ledger.shards == 8
+
+
+def test_shards_are_shuffled_by_seed_and_epoch(make_shards):
+    urls = make_shards(6, 2)
+    stream = Stream.from_shards(urls, shuffle=True, seed=3).decode()
+    first, second = classes(stream), classes(stream)
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+    assert classes(Stream.from_shards(urls, shuffle=True, seed=3).decode()) == first
+    assert classes(Stream.from_shards(urls, shuffle=True, seed=4).decode()) != first
+
+
+def test_worlds_share_the_shards(make_shards):
+    urls = make_shards(5, 2)
+    worlds = [World(rank, 2, worker, 2) for rank in range(2) for worker in range(2)]
+    parts = [classes(Stream.from_shards(urls, shuffle=True, world=world).decode()) for world in worlds]
+    assert sorted(chain(*parts)) == list(range(10))
+    with pytest.raises(WorldError, match="5 shards for 6 ranks"):
+        Stream.from_shards(urls, world=World(0, 6)).collect()
+
+
+def test_bad_expressions_are_told_at_once(tmp_path):
+    with pytest.raises(UrlError):
+        Stream.from_shards(str(tmp_path / "*.tar"))
+
+
+def test_ops_inherit_the_streams_on_error(make_shards):
+    ledger = Ledger(max_errors=100)
+    stream = Stream.from_shards(make_shards(2), on_error=ledger).map(lambda sample: 1 / 0)
+    assert stream.collect() == []
+    assert len(ledger.quarantined) == 6
+    with pytest.raises(ZeroDivisionError):
+        Stream([1]).map(lambda x: 1 / 0).collect()
+
+
+def test_a_ledger_of_zero_raises_the_decoders_error(make_shards):
+    stream = Stream.from_shards(make_shards(1)).map_fields({"cls": lambda data: b"x"}).decode()
+    with pytest.raises(DecodeError, match=r"set-0000\.tar: 000000\.cls"):
+        stream.collect()
+
+
+def test_streams_without_shards_keep_no_ledger():
+    with pytest.raises(TypeError, match="no ledger"):
+        _ = Stream([1]).ledger
+
+
+def test_streams_are_picklable(make_shards):
+    stream = Stream.from_shards(make_shards(3), shuffle=True).decode().shuffle(3).to_tuple("cls").batched(2)
+    copy = pickle.loads(pickle.dumps(stream))
+    assert [batch[0].tolist() for batch in copy] == [batch[0].tolist() for batch in stream]
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+def test_breaking_off_closes_everything(make_shards, open_files, explicitly):
+    urls = make_shards(3, 200)
+    before, threads = open_files(), threading.active_count()
+    stream = Stream.from_shards(urls).decode().async_map(dict, workers=2).shuffle(5)
+    for _ in range(5):
+        iterator = iter(stream)
+        next(iterator)
+        assert open_files() != before
+        if explicitly:
+            iterator.close()
+        del iterator
+    gc.collect()
+    assert open_files() == before
+    assert threading.active_count() == threads
+    assert stream.ledger.unaudited
+
+
+def test_take_breaks_off_quietly(make_shards, open_files):
+    urls = make_shards(2, 100)
+    before = open_files()
+    assert len(Stream.from_shards(urls).take(3).collect()) == 3
+    assert open_files() == before

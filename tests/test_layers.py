@@ -1,0 +1,87 @@
+"""Imports run downwards: from each package only to those above it in the table, and each engine has one importer."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "tarshards"
+PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
+PACKAGES += ["verbs", "run", "cli"]
+ENGINES = {
+    "torch": {"loaders", "samples"},  # samples: imagespecs and .pth give tensors
+    "nvidia": {"loaders"},
+    "kubernetes": {"run"},
+    "dask": {"stream"},
+    "distributed": {"stream"},
+}
+FILES = sorted(path for path in PACKAGE.rglob("*.py*") if path.suffix in (".py", ".pyi"))
+INNER = [path for path in FILES if path != PACKAGE / "__init__.py"]
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules and names that *path* imports: inside functions and for type checkers too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_every_package_has_its_layer():
+    assert {package_of(path) for path in INNER} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", INNER, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downwards(path):
+    package = package_of(path)
+    allowed = PACKAGES[: PACKAGES.index(package) + 1]
+    for name in imports_of(path):
+        if name.startswith("tarshards."):
+            assert name.split(".")[1] in [*allowed, "__version__"], f"{package} imports {name}, which lies above it"
+
+
+@pytest.mark.parametrize("path", INNER, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_engines_have_their_importers(path):
+    for name in imports_of(path):
+        engine = name.split(".")[0]
+        assert package_of(path) in ENGINES.get(engine, {package_of(path)}), f"{package_of(path)} imports {engine}"
+
+
+def test_modules_of_a_package_do_not_import_in_circles():
+    """No module needs, at import time, one that needs it."""
+    graph = {}
+    for path in INNER:
+        module = "tarshards." + str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".").removesuffix(
+            ".__init__"
+        )
+        graph[module] = {
+            f"{node.module}" for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)
+        }
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"a circle of imports: {' -> '.join([*path, module])}"
+        if module not in done:
+            for other in graph.get(module, ()):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("package", sorted({path.parent for path in INNER} - {PACKAGE}), ids=lambda path: path.name)
+def test_the_text_of_a_package_names_its_modules(package):
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    for path in package.glob("[a-z]*.py"):
+        assert path.stem in text, f"{package.name}/__init__.py does not name {path.stem}"

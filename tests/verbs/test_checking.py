@@ -1,0 +1,403 @@
+"""What a check finds in shards, and what it counts."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tarshards import ShardWriter, read_samples, write_samples
+from tarshards.storage.plain import open_plain
+from tarshards.tar.read import END, pack_header, padding
+from tarshards.verbs.check import SHOWN, Report, check, check_shards, repair_shards, surveying
+from tarshards.verbs.check.headers import read_headers
+from tarshards.verbs.check.keys import KeyPlaces
+
+
+def write(path: Path, samples: list[dict]) -> str:
+    write_samples(samples, str(path))
+    return str(path)
+
+
+def pack(path: Path, *names: str, data: bytes = b"1") -> str:
+    path.write_bytes(b"".join(pack_header(name, len(data)) + data + bytes(padding(len(data))) for name in names) + END)
+    return str(path)
+
+
+def told(report: Report) -> list[tuple]:
+    """Return severity, kind, key and field of each finding."""
+    return [(finding.severity, finding.kind, finding.key, finding.field) for finding in report.findings]
+
+
+def flip(path: str, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+SAMPLES = [{"__key__": f"s{i}", "cls": str(i).encode(), "txt": b"text" * (i + 1)} for i in range(6)]
+
+
+def test_a_sound_dataset(tmp_path):
+    a, b = write(tmp_path / "a.tar", SAMPLES[:3]), write(tmp_path / "b.tar", SAMPLES[3:])
+    report = check_shards([a, b])
+    assert report.findings == []
+    assert (report.shards, report.samples, report.members, report.lost) == (2, 6, 12, 0)
+    assert report.bytes == Path(a).stat().st_size + Path(b).stat().st_size
+    assert vars(report.fields["txt"]) == {"samples": 6, "bytes": 84, "least": 4, "most": 24}
+    assert vars(report.fields["cls"]) == {"samples": 6, "bytes": 6, "least": 1, "most": 1}
+
+
+def test_damage_is_told_with_its_place_and_the_rest_is_counted(tmp_path):
+    a = write(tmp_path / "a.tar", SAMPLES)
+    flip(a, 4 * 1024 + 5)
+    report = check_shards([a])
+    assert told(report) == [("error", "damage", None, None), ("error", "sample", "s2", None)]
+    assert report.findings[0].offset == 4096
+    assert (report.samples, report.lost) == (5, 1)
+    account = report.damaged[a]
+    assert sum(account.values()) - account["samples"] - account["lost"] == report.bytes == Path(a).stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["truncated", "cut between members", "no tar", "empty", "gzip", "missing"])
+def test_what_cannot_be_read_to_its_end(tmp_path, kind):
+    a, b = write(tmp_path / "a.tar", SAMPLES), write(tmp_path / "b.tar", [{"__key__": "b", "txt": "x", "cls": "1"}])
+    data = Path(a).read_bytes()
+    packed = gzip.compress(data)
+    bad = {
+        "truncated": data[:5000],
+        "cut between members": data[:4096],
+        "no tar": b"no tar " * 1000,
+        "empty": b"",
+        "gzip": packed[: len(packed) // 2],
+        "missing": None,
+    }[kind]
+    Path(a).unlink()
+    if bad is not None:
+        Path(a).write_bytes(bad)
+    report = check_shards([a, b])
+    assert report.total("error") >= 1
+    assert all(finding.url == a for finding in report.findings if finding.severity == "error")
+    assert "b" in repr(list(read_samples(b)))
+    assert report.samples >= 1
+
+
+def test_fields_that_some_samples_lack(tmp_path):
+    a = write(tmp_path / "a.tar", SAMPLES[:2])
+    b = write(tmp_path / "b.tar", [{"__key__": "x", "cls": "1"}, {"__key__": "y", "cls": "1", "json": {}, "txt": ""}])
+    report = check_shards([a, b])
+    assert [(f.severity, f.kind, f.url, f.key, f.reason) for f in report.findings] == [
+        ("warning", "missing field", a, "s0", "no json, as 3 of 4 samples"),
+        ("warning", "missing field", b, "x", "no txt, as 1 of 4 samples"),
+    ]
+
+
+def test_keys_that_come_again(tmp_path):
+    a = write(tmp_path / "a.tar", SAMPLES[:3])
+    b = write(tmp_path / "b.tar", SAMPLES[2:])
+    c = pack(tmp_path / "c.tar", "i.x", "j.x", "i.y", "j.y")
+    report = check_shards([a, b, c])
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    assert [(finding.url, finding.key) for finding in errors] == [(b, "s2"), (c, "i"), (c, "j")]
+    assert f"offset 4096 of {a}" in errors[0].reason
+    assert "not adjacent" in errors[1].reason
+
+
+def test_a_field_that_comes_twice(tmp_path):
+    report = check_shards([pack(tmp_path / "a.tar", "a.x", "a.X", "b.x")])
+    assert told(report) == [("error", "sample", "a", None)]
+    assert (report.samples, report.lost) == (1, 1)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_fields_that_do_not_decode(tmp_path, jobs):
+    image = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    samples = [{"__key__": f"{i:03d}", "png": image, "jpg": image, "json": {"i": i}, "npy": image} for i in range(40)]
+    a = write(tmp_path / "a.tar", samples)
+    whole = list(read_samples(a))
+    for i, field in ((3, "png"), (17, "jpg"), (18, "json"), (30, "npy")):
+        whole[i][field] = whole[i][field][:-5]
+    b = write(tmp_path / "b.tar", whole)
+    assert check_shards([a], decode=True, jobs=jobs).findings == []
+    assert check_shards([b], jobs=jobs).findings == []
+    report = check_shards([b], decode=True, jobs=jobs)
+    assert [(f.key, f.field) for f in report.findings] == [
+        ("003", "png"),
+        ("017", "jpg"),
+        ("018", "json"),
+        ("030", "npy"),
+    ]
+    data = Path(b).read_bytes()
+    for finding in report.findings:
+        size = len(whole[int(finding.key)][finding.field])
+        assert data[finding.offset : finding.offset + size] == whole[int(finding.key)][finding.field]
+
+
+def jpegs() -> dict[str, bytes]:
+    rng = np.random.default_rng(0)
+    pixels = np.kron(rng.integers(0, 200, (5, 6, 3), np.uint8), np.ones((8, 8, 1), np.uint8))[:37, :45]
+    image = Image.fromarray(pixels + rng.integers(0, 50, pixels.shape, np.uint8))
+    found = {}
+    for name, mode, options in [
+        ("420", "RGB", {"subsampling": 2}),
+        ("444", "RGB", {"subsampling": 0}),
+        ("gray", "L", {}),
+        ("cmyk", "CMYK", {}),
+        ("rgb", "RGB", {"keep_rgb": True}),
+        ("progressive", "RGB", {"progressive": True}),
+        ("restarts", "RGB", {"restart_marker_blocks": 3}),
+    ]:
+        stream = io.BytesIO()
+        image.convert(mode).save(stream, "JPEG", **options)
+        found[name] = stream.getvalue()
+    return found
+
+
+@pytest.mark.parametrize("kind", jpegs())
+def test_damaged_jpegs_are_found_as_by_decoding_them_at_their_full_size(tmp_path, monkeypatch, kind):
+    rng = random.Random(0)
+    sound = jpegs()[kind]
+    samples = [{"__key__": "sound", "jpg": sound}]
+    for i in range(300):
+        data = bytearray(sound[: rng.randrange(4, len(sound))] if i % 3 == 0 else sound)
+        for _ in range(rng.choice([0, 1, 3]) if i % 3 == 0 else rng.choice([1, 1, 3])):
+            data[rng.randrange(3, len(data))] = rng.randrange(256)
+        samples.append({"__key__": f"{i:03d}", "jpg": bytes(data)})
+    a = write(tmp_path / "a.tar", samples)
+    found = check_shards([a], decode=True, jobs=2)
+    monkeypatch.setattr(surveying, "_is_sound_jpeg", lambda data: False)
+    assert found.as_json() == check_shards([a], decode=True, jobs=2).as_json()
+    assert 100 < found.total("error") < 300
+
+
+def test_what_can_run_code_is_not_decoded(tmp_path):
+    pickled = b"cos\nsystem\n(S'touch " + str(tmp_path / "run").encode() + b"'\ntR."
+    a = write(tmp_path / "a.tar", [{"__key__": "a", "pkl": pickled, "pth": b"x", "pkl.gz": b"x"}])
+    assert check_shards([a], decode=True).findings == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["n" * 120 + ".x", "é.x", "a b.x", "a.", "d/" + "n" * 98 + ".x"])
+def test_names_that_dali_misreads(tmp_path, name):
+    report = check_shards([pack(tmp_path / "a.tar", name, "sound.x" if name[-1] == "x" else "sound.")])
+    assert ("warning", "DALI") in {finding[:2] for finding in report.findings}
+    assert report.total("error") == 0
+
+
+def test_members_in_no_sample(tmp_path):
+    report = check_shards([pack(tmp_path / "a.tar", "README", "a.txt", ".hidden", "__x__/a.json")])
+    assert [finding.reason for finding in report.findings] == [
+        "2 members are in no sample: no extension",
+        "1 members are in no sample: reserved name",
+    ]
+
+
+def test_an_archive_behind_another_is_a_warning(tmp_path):
+    a, b = pack(tmp_path / "a.tar", "a.txt"), pack(tmp_path / "b.tar", "b.txt")
+    Path(a).write_bytes(Path(a).read_bytes() + Path(b).read_bytes())
+    report = check_shards([a])
+    assert told(report) == [("warning", "zeros", None, None)]
+    assert report.samples == 2
+
+
+def test_indexes(tmp_path):
+    with ShardWriter(str(tmp_path / "{shard}.tar"), max_samples=3) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    shards = writer.shards
+    assert check_shards(shards).findings == []
+    Path(f"{shards[1]}.index").unlink()
+    assert [str(finding) for finding in check_shards(shards).findings] == [
+        f"warning: {shards[1]}: no index, as 1 of 2 shards; tarindex makes them"
+    ]
+    shutil.copy(f"{shards[0]}.index", f"{shards[1]}.index")
+    assert told(check_shards(shards)) == [("error", "index", None, None)]
+    for shard in shards:
+        Path(f"{shard}.index").unlink()
+    assert check_shards(shards).findings == []
+
+
+def test_compressed_shards_and_pipes(tmp_path):
+    a = write(tmp_path / "a.tar.gz", SAMPLES)
+    for url in (a, f"pipe:zcat {a}"):
+        report = check_shards([url], allow_pipe=True)
+        assert (report.samples, report.findings) == (6, [])
+
+
+def test_findings_are_bounded(tmp_path):
+    keys = [{"__key__": f"{i:06d}", "txt": ""} for i in range(SHOWN + 50)]
+    a, b = write(tmp_path / "a.tar", keys), write(tmp_path / "b.tar", keys)
+    report = check_shards([a, b])
+    assert report.total("error") == SHOWN + 50
+    assert [finding.key for finding in report.findings] == [sample["__key__"] for sample in keys[:SHOWN]]
+    assert "error: 50 more: duplicate key" in str(report)
+
+
+def test_the_report_as_json(tmp_path):
+    a = write(tmp_path / "a.tar", SAMPLES)
+    flip(a, 4 * 1024 + 5)
+    report = check_shards([a])
+    loaded = json.loads(json.dumps(report.as_json()))
+    assert (loaded["errors"], loaded["samples"], loaded["lost"]) == (2, 5, 1)
+    assert loaded["fields"]["cls"] == {"samples": 5, "bytes": 5, "least": 1, "most": 1, "missing": 0}
+    assert loaded["findings"][0] == {
+        "severity": "error",
+        "kind": "damage",
+        "reason": "bad header checksum; 1024 bytes passed over",
+        "url": a,
+        "offset": 4096,
+        "key": None,
+        "field": None,
+    }
+
+
+def test_repair_writes_whole_samples_once(tmp_path):
+    a, b = write(tmp_path / "a.tar", SAMPLES), write(tmp_path / "b.tar", SAMPLES[3:])
+    flip(a, 4 * 1024 + 5)
+    assert repair_shards([a, b], str(tmp_path / "out.tar")) == 5
+    read = {sample["__key__"]: sample for sample in read_samples(tmp_path / "out.tar")}
+    assert list(read) == ["s0", "s1", "s3", "s4", "s5"]
+    assert all(read[sample["__key__"]]["txt"] == sample["txt"] for sample in SAMPLES if sample["__key__"] in read)
+    assert check_shards([str(tmp_path / "out.tar")]).findings == []
+
+
+@pytest.mark.parametrize("held", [1, 7, 1000, 10**6])
+def test_duplicates_are_those_of_a_dict(held):
+    rng = random.Random(held)
+    keys = [f"{rng.randrange(3000)}é\udce9" for _ in range(5000)]
+    expected: dict[str, list] = {}
+    with KeyPlaces(held=held) as places:
+        for number, key in enumerate(keys):
+            places.add(key, (0, number))
+            expected.setdefault(key, []).append((0, number))
+        found = dict(places.duplicates())
+    assert found == {key: numbers for key, numbers in expected.items() if len(numbers) > 1}
+
+
+def test_duplicates_within_bounded_memory():
+    """A million keys on disk take less than 64 MB, of which Python itself has 10."""
+    code = """
+from tarshards.verbs.check.keys import KeyPlaces
+with KeyPlaces() as keys:
+    for number in range(1_000_000):
+        keys.add(f"some/folder/{number % 999_999:012d}", (number // 1000, number))
+    assert [key for key, _ in keys.duplicates()] == ["some/folder/000000000000"]
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing(tmp_path, interrupt, number):
+    write(tmp_path / "a.tar", SAMPLES)
+    interrupt("tarcheck --decode -j 2 --repair out.tar a.tar never.tar", number)
+
+
+MEMBERS = st.builds(
+    "{}.{}".format,
+    st.sampled_from(["a", "b", "c", "d/a", "a__b", "é", "_"]),
+    st.sampled_from(["x", "y.z", "X", "json"]),
+)
+ODD = st.sampled_from(
+    ["README", ".hidden", "__x__/a.x", "a b.x", "a.", "a.__key__", "a.x y", "d/" + "n" * 98 + ".x", "d/" * 70 + "a.x"]
+)
+KINDS = st.sampled_from([tarfile.REGTYPE] * 9 + [tarfile.DIRTYPE, tarfile.SYMTYPE])
+SHARDS = st.tuples(
+    st.lists(st.tuples(MEMBERS | MEMBERS | MEMBERS | ODD, st.sampled_from([0, 1, 512, 3000]), KINDS), max_size=9),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    st.sampled_from([0, 0, 0, 512, 1024, 10240]),
+)
+
+
+def tarred(members: list[tuple[str, int, bytes]], form: int, more: int) -> bytes:
+    """Return a tar as Python's tarfile writes it, with *more* bytes of zeros behind."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form, encoding="utf-8") as archive:
+        for name, size, kind in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size = kind, size if kind == tarfile.REGTYPE else 0
+            archive.addfile(info, io.BytesIO(b"1" * size))
+    return file.getvalue() + bytes(more)
+
+
+def check_both_ways(urls: list[str]) -> tuple[Report, Report]:
+    """Return what is found with all headers in one call where that is enough, and by a survey of every shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = check_shards(urls)
+        patch.setattr(check, "read_headers", lambda file: None)
+        return found, check_shards(urls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SHARDS, min_size=1, max_size=3), st.booleans())
+def test_a_survey_of_sound_shards_finds_the_same(tmp_path_factory, shards, joined):
+    folder = tmp_path_factory.mktemp("shards")
+    archives = [tarred(*shard) for shard in shards]
+    urls = []
+    for i, data in enumerate([b"".join(archives)] if joined else archives):
+        (folder / f"{i}.tar").write_bytes(data)
+        urls.append(str(folder / f"{i}.tar"))
+    found, surveyed = check_both_ways(urls)
+    assert found.as_json() == surveyed.as_json()
+    assert str(found) == str(surveyed)
+
+
+def test_a_survey_of_many_samples_finds_the_same(tmp_path):
+    rng = random.Random(0)
+    urls = []
+    for shard in range(3):
+        names = [f"{rng.randrange(900):03d}{i % 7}" for i in range(1000)]
+        samples = [{"__key__": key, "a": b"1", **({"b": b"2" * i} if i % 3 else {})} for i, key in enumerate(names)]
+        unique = {sample["__key__"]: sample for sample in samples}
+        urls.append(write(tmp_path / f"{shard}.tar", list(unique.values())))
+        with open_plain(urls[-1]) as file:
+            assert read_headers(file) is not None
+    found, surveyed = check_both_ways(urls)
+    assert found.as_json() == surveyed.as_json()
+    assert found.counts["error", "duplicate key"] > 100
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["README"],
+        ["a.x", "README", "b.x"],
+        ["a.x", "README"],
+        ["README", "a.x"],
+        ["a b.x"],
+        ["a."],
+        ["a.x", "n" * 120 + ".x"],
+        ["d/" + "n" * 98 + ".x"],
+    ]
+    + [["a.x", "a.X"], ["a.__key__"], ["é" * 40 + ".x"]],
+)
+def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
+    with open_plain(pack(tmp_path / "a.tar", *names)) as file:
+        assert read_headers(file) is None
+
+
+@pytest.mark.parametrize("held", [1, 7, 10**6])
+def test_many_keys_at_once_are_the_same_as_one_by_one(held):
+    keys = [(f"{number % 30}", (0, number)) for number in range(50)]
+    with KeyPlaces(held=held) as one_by_one, KeyPlaces(held=held) as at_once:
+        for key, place in keys:
+            one_by_one.add(key, place)
+        at_once.extend(keys[:20])
+        at_once.extend(iter(keys[20:]))
+        assert dict(at_once.duplicates()) == dict(one_by_one.duplicates())

@@ -1,0 +1,182 @@
+"""map_shards: each shard once, whole and told, by any executor, whatever dies."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tarshards import Ledger, OpError, TarError, TarWriter, read_samples
+from tarshards.index.build import build_index
+from tarshards.index.sidecar import Index
+from tarshards.parallel import ProcessPool
+from tarshards.write.map import map_shards, output_names
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shards(folder):
+    for number in range(8):
+        with TarWriter(f"in-{number}.tar") as writer:
+            for i in range(number + 1):
+                writer.write({"__key__": f"{number}-{i}", "txt": f"text {number} {i}"})
+    return "in-{0..7}.tar"
+
+
+def upper(samples):
+    for sample in samples:
+        yield {**sample, "up": sample["txt"].upper()}
+
+
+def upper_one(sample):
+    return {"up": sample["txt"].upper()}
+
+
+def even_ones(sample):
+    return sample if sample["__key__"].endswith(("0", "2", "4", "6")) else None
+
+
+def crash(samples, how, shard):
+    for sample in samples:
+        if sample["__key__"].startswith(f"{shard}-"):
+            if how == "exit":
+                os._exit(9)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "segfault":
+                faulthandler.disable()  # whose words are not ours
+                os.kill(os.getpid(), signal.SIGSEGV)
+            raise ValueError("no")
+        yield sample
+
+
+def fail_on_odd(sample):
+    if sample["__key__"][-1] in "13579":
+        raise ValueError("odd")
+    return sample
+
+
+def fail_once(samples, shard):
+    name = Path(f"failed-{shard}")
+    for sample in samples:
+        if sample["__key__"].startswith(f"{shard}-") and not name.exists():
+            name.touch()
+            raise ValueError("once")
+        yield sample
+
+
+def keys(spec) -> list[str]:
+    return [sample["__key__"] for sample in read_samples(spec)]
+
+
+@pytest.mark.parametrize("make_executor", [None, lambda: ProcessPool(2), lambda: ThreadPoolExecutor(3)])
+def test_every_shard_becomes_its_output(shards, make_executor):
+    executor = make_executor() if make_executor else None
+    reports = map_shards(upper, shards, "d/out-{shard:03d}.tar", executor=executor)
+    if executor:
+        executor.shutdown()
+    assert [(row.input, row.output) for row in reports] == [(f"in-{i}.tar", f"d/out-{i:03d}.tar") for i in range(8)]
+    assert [(row.samples_in, row.samples_out, row.failed) for row in reports] == [(i + 1, i + 1, 0) for i in range(8)]
+    for i, row in enumerate(reports):
+        assert row.bytes == os.path.getsize(row.output)
+        assert [sample["up"] for sample in read_samples(row.output)] == [f"TEXT {i} {j}".encode() for j in range(i + 1)]
+        assert Index.load(row.output).pack() == build_index(row.output).pack()
+    rows = [json.loads(line) for line in Path("d/out.report.jsonl").read_text().splitlines()]
+    assert [row["output"] for row in rows] == [row.output for row in reports]
+    manifest = json.loads(Path("d/out.shards.json").read_text())
+    assert [(entry["url"], entry["nsamples"]) for entry in manifest["shardlist"]] == [
+        (f"out-{i:03d}.tar", i + 1) for i in range(8)
+    ]
+    assert keys("d/out.shards.json") == keys(shards)
+
+
+def test_by_samples(shards):
+    map_shards(upper_one, shards, "out-{0..7}.tar", per_sample=True)
+    assert {tuple(sample) for sample in read_samples("out-{0..7}.tar")} == {("__key__", "__url__", "up")}
+    reports = map_shards(even_ones, shards, "even-{0..7}.tar", per_sample=True)
+    assert [(row.samples_in, row.samples_out) for row in reports] == [(i + 1, i // 2 + 1) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("exit", "in-3.tar: its process ended with status 9"),
+        ("kill", "in-3.tar: its process was killed by signal 9"),
+        ("segfault", "in-3.tar: its process was killed by signal 11"),
+        ("raise", "in-3.tar: ValueError: no"),
+    ],
+)
+def test_a_shard_that_crashes_is_named_and_the_rest_is_done(shards, how, message):
+    errors = []
+    reports = map_shards(partial(crash, how=how, shard=3), shards, "out-{0..7}.tar", on_error=errors.append)
+    assert [str(error) for error in errors] == [message]
+    assert [row.error for row in reports] == [message if i == 3 else None for i in range(8)]
+    assert sorted(path.name for path in Path().glob("out-*.tar")) == [f"out-{i}.tar" for i in range(8) if i != 3]
+    with pytest.raises(OpError, match=message):
+        map_shards(partial(crash, how=how, shard=3), shards, "out-{0..7}.tar")
+
+
+def test_a_failure_is_tried_again(shards):
+    reports = map_shards(partial(fail_once, shard=2), shards, "out-{0..7}.tar", retries=1)
+    assert [row.error for row in reports] == [None] * 8
+    assert keys("out-{0..7}.tar") == keys(shards)
+
+
+def test_samples_that_fail_are_counted_and_told(shards):
+    with pytest.raises(OpError, match=r"in-1\.tar: 1-1: ValueError: odd"):
+        map_shards(fail_on_odd, "in-1.tar", "x.tar", per_sample=True)
+    ledger = Ledger(max_errors=float("inf"))
+    reports = map_shards(fail_on_odd, shards, "out-{0..7}.tar", per_sample=True, on_error=ledger)
+    assert [(row.samples_in, row.samples_out, row.failed) for row in reports] == [
+        (i + 1, i // 2 + 1, (i + 1) // 2) for i in range(8)
+    ]
+    assert {(entry.shard, entry.key, entry.reason) for entry in ledger.quarantined} == {
+        (f"in-{i}.tar", f"{i}-{j}", "ValueError: odd") for i in range(8) for j in range(1, i + 1, 2)
+    }
+
+
+@pytest.mark.parametrize("per_sample", [True, False])
+def test_damage_never_shortens_an_output(shards, per_sample):
+    data = Path("in-5.tar").read_bytes()
+    Path("in-5.tar").write_bytes(data[:4000])
+    function = upper_one if per_sample else upper
+    with pytest.raises(TarError, match=r"in-5\.tar: offset"):
+        map_shards(function, shards, "out-{0..7}.tar", per_sample=per_sample)
+    errors = []
+    reports = map_shards(function, shards, "out-{0..7}.tar", per_sample=per_sample, on_error=errors.append)
+    assert [row.output for row in reports if row.error] == ["out-5.tar"]
+    assert not Path("out-5.tar").exists()
+    assert len(errors) == 1
+
+
+def test_resuming_does_only_what_is_not_done(shards):
+    first = map_shards(upper, shards, "out-{0..7}.tar")
+    before = {path.name: path.stat().st_mtime_ns for path in Path().glob("out-*.tar")}
+    Path("out-2.tar").unlink()
+    Path("out-4.tar.done").unlink()
+    Path("out-6.tar.done").write_text("{")
+    again = map_shards(upper, shards, "out-{0..7}.tar")
+    assert [row.resumed for row in again] == [i not in (2, 4, 6) for i in range(8)]
+    changed = {path.name for path in Path().glob("out-*.tar") if path.stat().st_mtime_ns != before[path.name]}
+    assert changed == {"out-2.tar", "out-4.tar", "out-6.tar"}
+    assert [(row.samples_out, row.bytes) for row in again] == [(row.samples_out, row.bytes) for row in first]
+    assert not any(row.resumed for row in map_shards(upper, shards, "out-{0..7}.tar", resume=False))
+    assert not any(row.resumed for row in map_shards(partial(crash, how="", shard=9), shards, "out-{0..7}.tar"))
+
+
+def test_outputs_that_make_no_sense(shards):
+    with pytest.raises(ValueError, match="8 inputs and 7 outputs"):
+        map_shards(upper, shards, "out-{0..6}.tar")
+    with pytest.raises(ValueError, match=r"2 shards would write a\.tar"):
+        output_names("{a,a}.tar", 2)
