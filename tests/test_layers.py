@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
-PACKAGES += ["verbs", "run", "cli"]
+PACKAGES += ["verbs", "run", "cli", "__main__"]
 ENGINES = {
     "torch": {"loaders", "samples"},  # samples: imagespecs and .pth give tensors
     "nvidia": {"loaders"},
@@ -80,7 +80,9 @@ def test_modules_of_a_package_do_not_import_in_circles():
         visit(module, ())
 
 
-@pytest.mark.parametrize("package", sorted({path.parent for path in INNER} - {PACKAGE}), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "package", sorted({path.parent for path in INNER} - {PACKAGE}), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_the_text_of_a_package_names_its_modules(package):
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     for path in package.glob("[a-z]*.py"):

@@ -25,34 +25,43 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 
 
-def run(command: click.Command) -> None:
-    """Run a click command as a program.
+class Program(click.Command):
+    """A click command that runs as a Unix program.
 
     Exit codes: 0 done; 1 the data failed or something was lost, which stderr tells; 2 the command line is wrong; 130
-    interrupted, 143 terminated, after cleaning up. Where the reader of our stdout has gone away the program ends
-    quietly, killed by SIGPIPE.
+    interrupted, 143 terminated, after cleaning up. When the reader of stdout has gone away the program ends quietly,
+    killed by SIGPIPE.
     """
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        # Not command.main(), which makes of a closed pipe an exit code of its own.
-        with command.make_context(os.path.basename(sys.argv[0]), sys.argv[1:]) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGPIPE)
-    except TarshardsError as error:
-        say(str(error))
-        sys.exit(1)
-    finally:
-        gc.freeze()  # ending need not search for garbage all that was imported
+
+    def main(self, args: Any = None, *_: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **options)
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            # Not click's own main(), which turns a closed pipe into an exit code.
+            with self.make_context(os.path.basename(sys.argv[0]), sys.argv[1:]) as context:
+                self.invoke(context)
+            sys.stdout.flush()
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(130)
+        except BrokenPipeError:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        except TarshardsError as error:
+            say(str(error))
+            sys.exit(1)
+        finally:
+            gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
+    """Make a function the command of a tool; *options* are click's."""
+    return click.command(cls=Program, **options)
 
 
 def _terminate(*_: object) -> None:

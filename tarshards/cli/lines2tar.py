@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import check_output, output_option, overwrite_option
+from tarshards.cli._common import check_output, output_option, overwrite_option, tool
 from tarshards.samples.conditions import Template
 from tarshards.stream.ops import progress
 from tarshards.verbs.create import is_field, read_text
 from tarshards.write.shards import write_samples
 
 
-@click.command(epilog="Without FILES, or for -, lines are read from stdin. One line is held at a time.")
+@tool(epilog="Without FILES, or for -, lines are read from stdin. One line is held at a time.")
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option("-k", "--key", default="{record:09d}", metavar="TEMPLATE", help="Keys.", show_default=True)
 @click.option("-f", "--field", default="txt", help="The field that a line becomes.", show_default=True)

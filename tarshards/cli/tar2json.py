@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, tool
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
 
 
-@click.command(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @click.option("--omit-binary", is_flag=True, help="Leave out the fields that only base64 could hold.")
 @output_option

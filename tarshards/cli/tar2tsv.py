@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, tool
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.table import tabulate
 
 
-@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @click.option("--missing", metavar="TEXT", help=r"Write TEXT where a field is missing, \N say; else that is an error.")
 @click.option("--noheader", is_flag=True, help="No line of column names.")

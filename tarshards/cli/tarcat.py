@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option, tool
 from tarshards.errors import SampleError
 from tarshards.samples.read import Sample, read_samples
 from tarshards.stream.ops import add_source, rekey, shuffle, skip
@@ -76,7 +76,7 @@ def write(samples: Iterable[Sample], output: str) -> None:
         raise
 
 
-@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @arranges_samples
 @click.option("--interleave", "width", type=click.IntRange(min=1), help="Take samples from N shards in turn.")

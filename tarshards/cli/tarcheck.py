@@ -7,12 +7,10 @@ import sys
 
 import click
 
-from tarshards.cli._common import check_output, overwrite_option, say
+from tarshards.cli._common import check_output, overwrite_option, say, tool
 
 
-@click.command(
-    epilog="Reads headers only, unless --decode asks for more. Without SHARDS, or for -, a tar is read from stdin."
-)
+@tool(epilog="Reads headers only, unless --decode asks for more. Without SHARDS, or for -, a tar is read from stdin.")
 @click.argument("shards", nargs=-1, metavar="[SHARDS]...")
 @click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
 @click.option("--decode", is_flag=True, help="Decode all fields, but none that can run code.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from tarshards.cli._common import check_output, dry_run_option, output_option, overwrite_option, say
+from tarshards.cli._common import check_output, dry_run_option, output_option, overwrite_option, say, tool
 from tarshards.samples.read import Sample
 from tarshards.samples.tree import MISSING, list_classes, read_tree
 from tarshards.storage.opening import open_url
@@ -21,7 +21,7 @@ EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by ro
 and with --dir the names of one folder."""
 
 
-@click.command(epilog=EPILOG)
+@tool(epilog=EPILOG)
 @click.argument("plan", required=False)
 @click.option("--dir", "folder", metavar="DIR", help="Take the files below DIR instead of a plan.")
 @click.option("--lines", metavar="FILE", help="Take lines NAME SOURCE instead of a plan; - is stdin.")

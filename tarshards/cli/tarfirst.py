@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, tool
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import parse_selection, pick_field
@@ -13,7 +13,7 @@ from tarshards.storage.opening import open_url
 from tarshards.write.shards import write_samples
 
 
-@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say, tool
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import parse_selection
 from tarshards.samples.read import Sample
@@ -32,9 +32,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_pattern
 
 
-@click.command(
-    options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin."
-)
+@tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
 @partial(reads_samples, count=("--count",), verbose=("--verbose",))
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this, and for others.")

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import dry_run_option, say
+from tarshards.cli._common import dry_run_option, say, tool
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 
-@click.command(epilog="Reads headers only, unless --crc asks for checksums; holds one index a job.")
+@tool(epilog="Reads headers only, unless --crc asks for checksums; holds one index a job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...")
 @click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: the cores.")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import click
 from click.core import ParameterSource
 
-from tarshards.cli._common import UNITS, Size, say
+from tarshards.cli._common import UNITS, Program, Size, say
 
 BACKENDS = ("local", "slurm", "kubernetes")
 #: The options that only some backends know.
@@ -34,7 +34,7 @@ name_argument = click.argument("name", required=False)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
-class Verbs(click.Command):
+class Verbs(Program):
     """A command whose first word may be one of other commands."""
 
     verbs: ClassVar[dict[str, click.Command]] = {}

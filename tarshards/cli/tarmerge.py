@@ -6,12 +6,12 @@ from collections import Counter
 
 import click
 
-from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, say
+from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, say, tool
 from tarshards.verbs.join import CONFLICT, MISSING, merge_shards
 from tarshards.write.shards import write_samples
 
 
-@click.command(
+@tool(
     epilog="Streams while the orders agree; then buffers, holds up to -M and spills to --tmpdir. - is a tar from stdin."
 )
 @reads_samples

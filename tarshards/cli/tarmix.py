@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option, tool
 from tarshards.cli.tarcat import write
 from tarshards.errors import TarshardsError
 from tarshards.stream.ops import rekey
@@ -31,7 +31,7 @@ class Until(click.ParamType[Any]):
         return int(value)
 
 
-@click.command(
+@tool(
     options_metavar="[OPTIONS]",
     epilog="Streams: holds one sample of each source, and N with --shuffle N. - is a tar from stdin.",
 )

@@ -8,13 +8,13 @@ from contextlib import closing
 
 import click
 
-from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples
+from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, tool
 from tarshards.cli.tarcat import arranges_samples, write
 from tarshards.samples.read import Sample
 from tarshards.verbs.cat import read_parallel
 
 
-@click.command(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @arranges_samples
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=4, show_default=True, help="Readers; 0: the cores.")

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say, tool
 from tarshards.errors import OpError
 from tarshards.write.shards import write_samples
 
 WAYS = ("command", "script", "python", "server")
 
 
-@click.command(
+@tool(
     epilog="Holds the samples under way and, unless --unordered, those done before an earlier one: at most 4 a slot, "
     "and more of quick ones up to 64 MB. "
     "Exit code: the number of samples that failed up to 100, 101 for more; 1 for bad data."

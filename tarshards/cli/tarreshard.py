@@ -6,11 +6,11 @@ import os
 
 import click
 
-from tarshards.cli._common import Size, overwrite_option, say, seed_option
+from tarshards.cli._common import Size, overwrite_option, say, seed_option, tool
 from tarshards.errors import OpenError
 
 
-@click.command(epilog="Streams in two passes: holds 16 MB a process, and as many bytes as the input has on disk.")
+@tool(epilog="Streams in two passes: holds 16 MB a process, and as many bytes as the input has on disk.")
 @click.argument("shards", nargs=-1, required=True)
 @click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
 @click.option(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples
+from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples, tool
 from tarshards.samples.codecs.registry import require
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
@@ -16,7 +16,7 @@ EPILOG = """Without SHARDS, or for -, a tar is read from stdin. One sample is he
 about 150 bytes each, of up to 10 million samples."""
 
 
-@click.command(epilog=EPILOG)
+@tool(epilog=EPILOG)
 @reads_samples
 @click.option("-s", "--summary", is_flag=True, help="Sum up: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")

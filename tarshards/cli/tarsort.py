@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, seed_option
+from tarshards.cli._common import (
+    Input,
+    Size,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    seed_option,
+    tool,
+)
 from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
 from tarshards.write.shards import write_samples
 
 
-@click.command(
-    epilog="Buffers: holds up to -M, then spills to --tmpdir. Without SHARDS, or for -, a tar is read from stdin."
-)
+@tool(epilog="Buffers: holds up to -M, then spills to --tmpdir. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @output_option
 @overwrite_option

@@ -7,13 +7,13 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli._common import Input, Size, dry_run_option, overwrite_option, reads_samples, seed_option
+from tarshards.cli._common import Input, Size, dry_run_option, overwrite_option, reads_samples, seed_option, tool
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
 
 DEFAULT_SIZE = 10**9
 
 
-@click.command(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @click.option(
     "-o",

@@ -1,0 +1,64 @@
+"""``python -m tarshards``, and the command ``tarshards``: versions, compiled kernels, installed extras."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from importlib import import_module, metadata
+
+import click
+
+import tarshards
+from tarshards.cli._common import tool
+
+KERNELS = ("tar._tar", "storage._mapped", "index._rows", "index._pixels")
+FOR_DEVELOPERS = {"bench", "demo", "test"}  # extras
+
+
+@tool()
+@click.version_option(tarshards.__version__, prog_name="tarshards", message="%(prog)s %(version)s")
+def main() -> None:
+    """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
+
+    The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
+    """
+    click.echo("\n".join(report()))
+
+
+def report() -> Iterator[str]:
+    """Yield the lines that say what this installation consists of."""
+    yield f"tarshards {tarshards.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    missing = [name for name in KERNELS if not _is_compiled(name)]
+    yield f"kernels   {len(KERNELS) - len(missing)} of {len(KERNELS)} compiled"
+    if missing:
+        yield f"          in Python, several times slower: {' '.join(missing)}; reinstall where a C compiler is found"
+    try:
+        requirements = metadata.requires("tarshards") or []
+    except metadata.PackageNotFoundError:
+        yield "extras    unknown: tarshards is not installed, it runs from a checkout"
+        return
+    yield "extras"
+    for extra in sorted({found[1] for text in requirements if (found := re.search(r'extra == "([\w-]+)"', text))}):
+        if extra not in FOR_DEVELOPERS:
+            names = [re.split(r"[^\w.-]", text)[0] for text in requirements if f'extra == "{extra}"' in text]
+            yield f"  {extra:12}{', '.join(map(_installed, names))}"
+
+
+def _is_compiled(name: str) -> bool:
+    try:
+        import_module(f"tarshards.{name}")
+    except ImportError:
+        return False
+    return True
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return f"{distribution} {metadata.version(distribution)}"
+    except metadata.PackageNotFoundError:
+        return f"{distribution} not installed"
+
+
+if __name__ == "__main__":
+    main()

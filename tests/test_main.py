@@ -1,0 +1,65 @@
+"""``tarshards --version`` and ``python -m tarshards``: what an installation consists of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from configparser import ConfigParser
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from click import Command
+
+import tarshards
+from tarshards import __main__ as program
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def test_version():
+    assert run("-m", "tarshards", "--version") == f"tarshards {tarshards.__version__}\n"
+
+
+def test_report_names_kernels_and_extras():
+    text = run("-m", "tarshards")
+    assert text.startswith(f"tarshards {tarshards.__version__}, Python {sys.version.split()[0]}")
+    assert "of 4 compiled" in text
+    assert "  torch       torch " in text
+    assert "bench" not in text
+
+
+def test_report_without_kernels(monkeypatch):
+    for name in program.KERNELS:
+        monkeypatch.setitem(sys.modules, f"tarshards.{name}", None)
+    lines = list(program.report())
+    assert lines[1] == "kernels   0 of 4 compiled"
+    assert all(name in lines[2] for name in program.KERNELS)
+
+
+def entry_points() -> dict[str, str]:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options.entry_points"]["console_scripts"].strip().splitlines()
+    return dict(line.split(" = ") for line in lines)
+
+
+def test_every_tool_is_an_entry_point_and_runs_from_a_checkout():
+    assert {path.name for path in (ROOT / "bin").iterdir()} == set(entry_points()) - {"tarshards"}
+
+
+@pytest.mark.parametrize("name", sorted(entry_points()))
+def test_entry_points_are_commands(name):
+    module, _, function = entry_points()[name].partition(":")
+    assert isinstance(getattr(import_module(module), function), Command)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "bin").iterdir()))
+def test_a_tool_of_the_checkout_needs_no_installation(name, tmp_path):
+    command = [sys.executable, str(ROOT / "bin" / name), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.startswith(f"Usage: {name} ")
