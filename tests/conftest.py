@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
 from tarshards.index.build import build_index
@@ -20,6 +21,15 @@ from tarshards.index.build import build_index
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tarshards")
+
+
+def pytest_collection_modifyitems(items):
+    """Give every property test SOAK times its examples."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        if SOAK > 1 and (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
+            test._hypothesis_internal_use_settings = settings(ours, max_examples=SOAK * ours.max_examples)
+
 
 # In a background job SIGINT is ignored, and the tools that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+MARKS = {"dali.ipynb": pytest.mark.interop}
+PARAMETERS = [pytest.param(path, id=path.name, marks=MARKS.get(path.name, ())) for path in NOTEBOOKS]
+
+pytestmark = pytest.mark.parametrize("path", PARAMETERS)
 
 
 def read_cells(path):

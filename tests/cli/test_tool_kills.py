@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
 from tarshards import write_samples
+
+pytestmark = pytest.mark.soak
 
 COUNT = 4000
 LINES = {
@@ -69,7 +72,7 @@ def test_killed_and_run_again(tmp_path, start, tool):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(tool)
-    for _ in range(4):
+    for _ in range(4 * SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0, seconds))
         process.kill()
@@ -91,7 +94,7 @@ def test_interrupted_at_any_moment(tmp_path, start, tool, number):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(f"{tool}{number}")
-    for _ in range(3):
+    for _ in range(3 * SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0.2, 1) * seconds)
         process.send_signal(number)

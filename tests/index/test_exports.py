@@ -39,6 +39,7 @@ def shards(tmp_path) -> list[str]:
     return urls
 
 
+@pytest.mark.interop
 def test_dali_reads_the_same_samples(shards):
     """Long names too, which its own wds2idx gets wrong."""
     pytest.importorskip("nvidia.dali", reason="nvidia-dali-cuda120 is not installed")
@@ -62,6 +63,7 @@ def test_dali_reads_the_same_samples(shards):
     assert read == [(sample["cls"], sample["bin"]) for sample in read_samples(shards)]
 
 
+@pytest.mark.interop
 def test_the_dali_index_is_that_of_wds2idx(shards, tmp_path):
     pytest.importorskip("nvidia.dali", reason="nvidia-dali-cuda120 is not installed")
     program = Path(sys.executable).with_name("wds2idx")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.soak
+
 TRAINING = Path(__file__).with_name("training.py")
 SIZES = [40, 3, 55, 22, 1, 30]  # samples of the shards, 151 in all
 

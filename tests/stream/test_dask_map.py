@@ -16,6 +16,7 @@ from tarshards.write.map import map_shards
 
 # Dask leaves sockets and loops to the garbage collector.
 pytestmark = [
+    pytest.mark.interop,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

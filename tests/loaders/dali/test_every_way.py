@@ -15,6 +15,8 @@ from tarshards.errors import ShardIndexError
 from tarshards.loaders.arrays.loader import ArrayLoader
 from tarshards.loaders.dali import array_source, batch_source, dali_loader, indexed_source, native_loader, sample_source
 
+pytestmark = pytest.mark.interop
+
 BATCH = 50
 CPU = {"batch_size": BATCH, "device": "cpu", "num_threads": THREADS}
 EPOCHS = 3

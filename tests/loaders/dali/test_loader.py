@@ -19,6 +19,8 @@ from tarshards.loaders.dali.pipelines import evaluation, training
 from tarshards.loaders.torch.loader import ShardLoader
 from tarshards.stream.mix import mix
 
+pytestmark = pytest.mark.interop
+
 CPU = {"device": "cpu", "num_threads": THREADS}
 
 

@@ -10,6 +10,8 @@ from dali_photos import THREADS, decode, jpeg_of
 from tarshards import UrlError, World
 from tarshards.loaders.dali import native_loader
 
+pytestmark = pytest.mark.interop
+
 CPU = {"device": "cpu", "num_threads": THREADS}
 
 

@@ -19,6 +19,8 @@ from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.plan import Plan, make_plan
 from tarshards.run.jobs.status import survey
 
+pytestmark = pytest.mark.interop
+
 OPTIONS = Options(image="me/image:1", retries=2)
 KUBECONFIG = """\
 apiVersion: v1

@@ -19,6 +19,8 @@ from tarshards.run.jobs.manifest_checks import check_manifest
 from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.plan import Plan, group_tasks, make_plan
 
+pytestmark = pytest.mark.interop
+
 GOLDEN = Path(__file__).with_name("seed.yaml")
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]

@@ -18,6 +18,8 @@ from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.plan import make_plan
 from tarshards.run.jobs.slurm import Slurm
 
+pytestmark = pytest.mark.interop
+
 # Items 00, 01 and 10 hang at first, until Slurm ends them; 03 fails at first, 05 for good.
 WORK = """
 echo $1 >>began

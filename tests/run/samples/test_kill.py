@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from left import processes_with, wait_until
+from soak import SOAK
+
+pytestmark = pytest.mark.soak
 
 COMMAND = 'echo "$TAR_KEY" >>{runs}; sleep 0.04; tr a-z A-Z <sample.txt >sample.up; echo "$TAR_INDEX" >sample-b.n'
 
@@ -31,7 +34,7 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, scratch, make_tar, start
     runs.write_text("")
     options = ("-c", command, "-p", 2, tar, "-o", "out.tar", "--resume", "--joblog", "log")
     killed = 0
-    for _ in range(5):
+    for _ in range(5 * SOAK):
         process = start(*options)
         time.sleep(rng.uniform(0.15, 0.4))
         process.send_signal(number)
