@@ -1,8 +1,9 @@
-"""The one door of the benchmarks: all of them, or those of one name.
+"""The one program behind `make bench`: all benchmarks, or those of one name.
 
-`make bench` runs the suite, the faults, the single programs and the report; `make bench ONLY=NAME` what has that name:
-smoke (a small and quick run of everything but the single programs, which only checks), suite, faults, report, a task of
-the suite, a single program. PEERS=a,b restricts the suite to some peers.
+`make bench` runs the suite, the faults, the single programs and the report; `make bench ONLY=NAME` runs what has that
+name: core (the numbers that must not get worse; exit 1 where one falls short), smoke (a small and quick run of all but
+the single programs, which only checks), suite, faults, report, a task of the suite, a single program. PEERS=a,b
+restricts the suite to some peers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import suite
 from environments import all_peers
 
 HERE = Path(__file__).parent
-PROGRAMS = ("index", "dali", "check", "tools", "merge", "sort", "jobs", "shuffle", "start", "stages")
+PROGRAMS = ("index", "dali", "check", "tools", "merge", "sort", "jobs", "shuffle", "planning", "start", "stages")
 TASKS = {task for task, _ in suite.PARTS}
 
 
@@ -44,9 +45,11 @@ def main(only: str, names: list[str]) -> None:
     """Run what has this name, "" everything."""
     if only == "smoke":
         smoke()
+    if only == "core":
+        raise SystemExit(program("core"))
     known = {"", "suite", "faults", "report", *TASKS, *PROGRAMS}
     if only not in known:
-        raise SystemExit(f"no benchmark {only!r}; there are: smoke, {', '.join(sorted(known - {''}))}")
+        raise SystemExit(f"no benchmark {only!r}; there are: core, smoke, {', '.join(sorted(known - {''}))}")
     if only in ("", "suite", *TASKS):
         suite.main([only] if only in TASKS else [], names)
     if only in ("", "faults"):
@@ -59,7 +62,7 @@ def main(only: str, names: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("only", nargs="?", default="", help="smoke, suite, faults, report, a task or a program")
+    parser.add_argument("only", nargs="?", default="", help="core, smoke, suite, faults, report, a task or a program")
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()
     main(options.only, [name for name in options.peers.split(",") if name])

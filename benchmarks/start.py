@@ -9,22 +9,29 @@ from statistics import median
 from measure import KEEPING, install, interleave, machine, record
 
 BIN = Path(__file__).parents[1] / "bin"
+BARE = "python -c pass"
 
 
-def main() -> None:
+def measure(tools: list[str], runs: int) -> dict[str, list[float]]:
+    """Time --help of *tools*, and the bare interpreter of the same installation."""
     folder = install()
 
     def run(program: str, *arguments: str):
         return lambda: subprocess.run([folder / program, *arguments], check=True, capture_output=True, env=KEEPING)
 
-    works = {"python -c pass": run("python", "-c", "pass")}
-    works |= {f"{tool.name} --help": run(tool.name, "--help") for tool in sorted(BIN.iterdir())}
-    seconds = interleave(works, runs=15)
-    bare = seconds["python -c pass"]
-    rows = [
-        f"| {name} | {1000 * median(times):.0f} | {median(a / b for a, b in zip(times, bare)):.1f} |"
-        for name, times in seconds.items()
-    ]
+    works = {BARE: run("python", "-c", "pass")} | {f"{tool} --help": run(tool, "--help") for tool in tools}
+    return interleave(works, runs=runs)
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Return how many times as long as the bare interpreter each took."""
+    return {name: median(a / b for a, b in zip(times, seconds[BARE])) for name, times in seconds.items()}
+
+
+def main() -> None:
+    seconds = measure(sorted(tool.name for tool in BIN.iterdir()), runs=15)
+    longer = ratios(seconds)
+    rows = [f"| {name} | {1000 * median(times):.0f} | {longer[name]:.1f} |" for name, times in seconds.items()]
     record("Start", [machine("click"), "", "| | ms, median of 15 | x the interpreter |", "|---|---|---|", *rows])
 
 

@@ -61,21 +61,43 @@ def tool(name: str, arguments: str) -> str:
 
 def table(works: dict[str, tuple[str, int]], peer: str, runs: int = 5) -> list[str]:
     """Rows of samples a second, and of how many times as fast as *peer* each command with its samples is."""
-    seconds = interleave({name: partial(shell, command) for name, (command, _) in works.items()}, runs=runs)
+    seconds = seconds_of(works, runs)
+    ratios = times(works, peer, seconds)
     rows = [f"| | samples a second, median of {runs} | x {peer} |", "|---|---|---|"]
-    for name, times in seconds.items():
-        scale = works[name][1] / works[peer][1]
-        ratio = median(scale * theirs / ours for theirs, ours in zip(seconds[peer], times))
-        rows.append(f"| {name} | {works[name][1] / median(times):,.0f} | {ratio:.2f} |")
+    for name, taken in seconds.items():
+        rows.append(f"| {name} | {works[name][1] / median(taken):,.0f} | {ratios[name]:.2f} |")
     return [*rows, ""]
 
 
-def main() -> None:
-    large, small = make_shard("large", 5000, 110 * 1024), make_shard("small", 5000, 2048)
+def per_sample() -> dict[str, tuple[str, int]]:
+    """Return the lines that run `true` for each of 1,000 samples, or ask a server for each of 20,000."""
     few, many = make_shard("few", 1000, 2048), make_shard("many", 20_000, 2048)
     server = FOLDER / "server.py"
     server.write_text(SERVER)
     tree = make_tree(few)
+    directories = f"find {tree} -mindepth 1 -type d -print0"
+    with_server = f"-p {CORES} --server '{sys.executable} {server}' {many} -o a.tar"
+    return {
+        "xargs": (f"{directories} | xargs -0 -P {CORES} -I{{}} bash -c 'cd {{}} && true'", 1000),
+        "tarproc -c true": (tool("tarproc", f"-p {CORES} -c true {few} -o a.tar"), 1000),
+        "tarproc --server": (tool("tarproc", with_server), 20_000),
+    }
+
+
+def seconds_of(works: dict[str, tuple[str, int]], runs: int) -> dict[str, list[float]]:
+    return interleave({name: partial(shell, command) for name, (command, _) in works.items()}, runs=runs)
+
+
+def times(works: dict[str, tuple[str, int]], peer: str, seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Return how many times as fast as *peer* each command with its samples is."""
+    return {
+        name: median(works[name][1] / works[peer][1] * theirs / ours for theirs, ours in zip(seconds[peer], taken))
+        for name, taken in seconds.items()
+    }
+
+
+def main() -> None:
+    large, small = make_shard("large", 5000, 110 * 1024), make_shard("small", 5000, 2048)
     lines = [machine("click"), "", f"**One shard of {large.stat().st_size / 1e6:.0f} MB, 110 KB samples**", ""]
     works = {
         "cat": f"cat {large} >a.tar",
@@ -90,22 +112,11 @@ def main() -> None:
         "tarsplit": tool("tarsplit", f"-s 5MB -o a-%06d.tar {small}"),
     }
     lines += table({name: (command, 5000) for name, command in works.items()}, "tar -xf, tar -cf")
-    xargs = f"find {tree} -mindepth 1 -type d -print0 | xargs -0 -P {CORES} -I{{}} bash -c 'cd {{}} && true'"
     lines += [
         "**true in a directory for each of 1,000 samples** (the server: 20,000), one at a time a core",
         "",
     ]
-    lines += table(
-        {
-            "xargs": (xargs, 1000),
-            "tarproc -c true": (tool("tarproc", f"-p {CORES} -c true {few} -o a.tar"), 1000),
-            "tarproc --server": (
-                tool("tarproc", f"-p {CORES} --server '{sys.executable} {server}' {many} -o a.tar"),
-                20_000,
-            ),
-        },
-        "xargs",
-    )
+    lines += table(per_sample(), "xargs")
     record("Tools", lines[:-1])
 
 
