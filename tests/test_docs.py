@@ -1,4 +1,4 @@
-"""Every tool has help, a page and a word in the changes."""
+"""Every tool has help, a documentation page, an entry point and an entry in the changelog."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def test_every_tool_has_help_and_a_page(tool):
 def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
     assert tool in (ROOT / "docs/tools/index.md").read_text()
     assert f"`{tool}`" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"bin/{tool}\n" in (ROOT / "setup.cfg").read_text()
+    assert f"\n    {tool} = tarshards.cli." in (ROOT / "setup.cfg").read_text()
