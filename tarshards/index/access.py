@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any, overload
@@ -15,19 +15,18 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.column import Column
-from tarshards.index.sidecar import MISSING, Index, index_url
+from tarshards.index.options import field_names
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_url
 from tarshards.parallel import bounded_map
 from tarshards.samples.read import Sample
 from tarshards.storage.compression import find_compression
 from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.local import local_path
-from tarshards.storage.opening import open_url, room_of
+from tarshards.storage.opening import room_of
 from tarshards.storage.ranges import LocalRanges, Ranges, open_ranges
-from tarshards.storage.streams import is_missing, public
+from tarshards.storage.streams import public
 
 HELD = 1 << 22  # members of which the places are held at once
 FETCHES = 16  # reads of remote shards at once
-FEW = 64  # local files that are sooner read one by one than threads are started
 GAP = 1 << 15  # bytes between two members of a remote shard that are rather read than asked around
 
 
@@ -101,7 +100,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls)
         self.urls = [shard.url for shard in shards]
         self.names = [public(url) for url in self.urls]
-        self.fields = None if fields is None else frozenset(fields.split() if isinstance(fields, str) else fields)
+        self.fields = field_names(fields)
         self._open_shards: dict[int, _OpenShard] = {}
         self._indexes: dict[int, Index] = {}
         self._held = 0
@@ -114,7 +113,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         """Return the samples and the bytes of each shard, from the manifest or else from its index."""
         known = [(shard.samples, shard.size) for shard in shards]
         unknown = [number for number, pair in enumerate(known) if None in pair]
-        for number, index in zip(unknown, _for_each(_load, [self.urls[number] for number in unknown])):
+        for number, index in zip(unknown, for_each_shard(_load, [self.urls[number] for number in unknown])):
             known[number] = len(index), index.shard_size
             self._hold(number, index)
         counts, sizes = np.array(known, np.int64).T
@@ -298,35 +297,6 @@ def _raised(result: Sample | TarshardsError) -> Sample:
     if isinstance(result, TarshardsError):
         raise result
     return result
-
-
-def has_index(urls: Sequence[str]) -> list[bool]:
-    """Say of each shard whether it has an index; remote ones are asked several at once."""
-    return list(_for_each(_has_index, urls))
-
-
-def _for_each(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
-    """Yield *function* of each shard, of several at once unless they are few and local."""
-    if len(urls) <= FEW and all(room_of(url) == "local" for url in urls):
-        yield from map(function, urls)
-        return
-    with ThreadPoolExecutor(FETCHES) as executor:
-        yield from bounded_map(function, urls, executor=executor, window=4 * FETCHES)
-
-
-def _has_index(url: str) -> bool:
-    room = room_of(url)
-    if room == "local":
-        return os.path.exists(local_path(index_url(url)))
-    if room not in ("http", "fsspec_"):
-        return False
-    try:
-        open_url(index_url(url)).close()
-    except OpenError as error:
-        if is_missing(error):
-            return False
-        raise
-    return True
 
 
 def _load(url: str, *, check: bool = True) -> Index:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.storage.opening import open_url
+from tarshards.storage.local import local_path
+from tarshards.storage.opening import open_url, room_of
 from tarshards.storage.ranges import Ranges, open_ranges
 from tarshards.storage.streams import is_missing, public
 from tarshards.tar.read import BLOCK
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "tarshards-index", 1
 CHECKSUM = b"\xa8checksum\xce"  # the last entry of the map; its value, of four bytes, covers all before the value
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # of the arrays
+FETCHES = 16  # sidecars that are read at once
+FEW = 64  # local shards for which starting threads takes longer than reading their sidecars one by one
 MISSING = "there is no index; tarindex makes one"
 
 
@@ -183,19 +187,37 @@ def index_url(shard_url: str) -> str:
     return f"{shard_url}.index"
 
 
-def load_indexes(shard_urls: Iterable[str], *, check: bool = True, workers: int = 16) -> Iterator[Index]:
-    """Yield the index of each shard in their order; up to *workers* sidecars are fetched at once.
+def has_index(urls: Sequence[str]) -> list[bool]:
+    """Return for each shard whether it has a sidecar; remote ones are looked for several at once."""
+    return list(for_each_shard(_has_index, urls))
 
-    Raises as ``Index.load`` does.
-    """
+
+def _has_index(url: str) -> bool:
+    room = room_of(url)
+    if room == "local":
+        return os.path.exists(local_path(index_url(url)))
+    if room not in ("http", "fsspec_"):
+        return False
+    try:
+        open_url(index_url(url)).close()
+    except OpenError as error:
+        if is_missing(error):
+            return False
+        raise
+    return True
+
+
+def for_each_shard(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
+    """Yield *function* of each URL, in order; threads call it for several at once, except for a few local shards."""
+    if len(urls) <= FEW and all(room_of(url) == "local" for url in urls):
+        yield from map(function, urls)
+        return
     from concurrent.futures import ThreadPoolExecutor
 
     from tarshards.parallel import bounded_map
 
-    with ThreadPoolExecutor(workers) as executor:
-        yield from bounded_map(
-            lambda url: Index.load(url, check=check), shard_urls, executor=executor, window=2 * workers
-        )
+    with ThreadPoolExecutor(FETCHES) as executor:
+        yield from bounded_map(function, urls, executor=executor, window=4 * FETCHES)
 
 
 def _what_is_wrong(packed: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tarshards.epoch.world import World
 from tarshards.errors import ShardIndexError, StateError, WorldError
+from tarshards.index.options import Opening, field_names
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import expand_shards
 from tarshards.storage.streams import public
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 READ_AT_ONCE = 1 << 12  # positions of a plan that are looked up together,
 FIRST = 1 << 8  # and those at its beginning
-ASKED = 1 << 12  # shards at most that are asked for their index
 VERSION = 1  # of the states
-
-log = logging.getLogger("tarshards")
 
 
 @dataclass
@@ -230,14 +227,12 @@ def open_shards(
 
     Raises ShardIndexError, which names one without, if only some shards have an index, or none and *index* is True.
     """
-    if index not in (True, False, "auto"):
-        raise ValueError(f'index is True, False or "auto", not {index!r}')
+    opening = Opening(index, field_names(fields), on_error, allow_pipe)
     shards = expand_shards(urls)
-    wanted = None if fields is None else frozenset(fields.split() if isinstance(fields, str) else fields)
-    if index is True or (index == "auto" and _are_indexed(shards)):
+    if opening.uses_index(shards):
         from tarshards.index.access import IndexedShards
 
-        indexed = IndexedShards(shards, fields=wanted)
+        indexed = IndexedShards(shards, fields=opening.fields)
         return PlannedSource(indexed, shuffle=shuffle, seed=seed, tail=tail, pool=pool, on_error=on_error)
     if tail is not None or pool is not None:
         raise ShardIndexError(
@@ -247,27 +242,10 @@ def open_shards(
         [shard.url for shard in shards],
         shuffle=shuffle,
         seed=seed,
-        fields=wanted,
+        fields=opening.fields,
         on_error=on_error,
         allow_pipe=allow_pipe,
     )
-
-
-def _are_indexed(shards: list[Shard]) -> bool:
-    """Whether all shards have an index; ShardIndexError if only some have. Not every one of many is asked."""
-    from tarshards.index.access import has_index
-
-    sample = shards[:: -(-len(shards) // ASKED)]
-    indexed = has_index([shard.url for shard in sample])
-    if all(indexed):
-        return True
-    if any(indexed):
-        raise ShardIndexError(
-            "has no index, and others have; tarindex makes it, index=False does without",
-            url=public(sample[indexed.index(False)].url),
-        )
-    log.info("%s: no indexes, so that shards are streamed whole; tarindex makes them", public(shards[0].url))
-    return False
 
 
 def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:

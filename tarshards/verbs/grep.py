@@ -149,7 +149,7 @@ class Keys:
 
     def candidates(self, urls: Any, *, on_error: Any = None, allow_pipe: bool = False) -> Iterator[Sample]:
         """Yield the samples of these keys where all shards have an index, and else all samples."""
-        from tarshards.index.access import has_index
+        from tarshards.index.sidecar import has_index
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
         if all(has_index([shard.url for shard in shards])):

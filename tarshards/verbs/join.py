@@ -52,7 +52,8 @@ def merge_shards(
     ledger = Ledger.of(on_error)
 
     def tables(taken: set[str]) -> list[Table] | None:
-        from tarshards.index.access import IndexedShards, has_index
+        from tarshards.index.access import IndexedShards
+        from tarshards.index.sidecar import has_index
 
         if not all(has_index([shard.url for each in shards[1:] for shard in each])):
             return None

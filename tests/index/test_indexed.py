@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from tarshards import ShardDataset, ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index import access as shards
+from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 
@@ -135,11 +136,12 @@ def test_pickled_copies_open_anew(write, tmp_path):
 
 def test_threads_are_started_only_for_many_files(make_uneven, monkeypatch):
     pools = []
-    monkeypatch.setattr(shards, "ThreadPoolExecutor", lambda size: pools.append(size) or ThreadPoolExecutor(size))
+    pool = ThreadPoolExecutor
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", lambda size: pools.append(size) or pool(size))
     urls = expand_urls(make_uneven([4, 7, 1]))
-    assert (shards.has_index(urls), len(IndexedShards(urls)), pools) == ([True] * 3, 12, [])
-    monkeypatch.setattr(shards, "FEW", 2)
-    assert (shards.has_index(urls), len(IndexedShards(urls)), len(pools)) == ([True] * 3, 12, 2)
+    assert (sidecar.has_index(urls), len(IndexedShards(urls)), pools) == ([True] * 3, 12, [])
+    monkeypatch.setattr(sidecar, "FEW", 2)
+    assert (sidecar.has_index(urls), len(IndexedShards(urls)), len(pools)) == ([True] * 3, 12, 2)
 
 
 def test_many_threads(make_uneven, monkeypatch):
@@ -299,12 +301,12 @@ def test_a_manifest_that_counts_wrongly(write, tmp_path):
 
 def test_a_manifest_alone_plans_and_indexes_load_when_a_block_is_opened(write, tmp_path):
     write(50, large=10)
-    for sidecar in tmp_path.glob("*.index"):
-        sidecar.rename(f"{sidecar}.away")
+    for path in tmp_path.glob("*.index"):
+        path.rename(f"{path}.away")
     dataset = ShardDataset(str(tmp_path / "set.shards.json"), index=True, shuffle=True)
     assert len(dataset) == 50
-    for sidecar in tmp_path.glob("*.away"):
-        sidecar.rename(str(sidecar).removesuffix(".away"))
+    for path in tmp_path.glob("*.away"):
+        path.rename(str(path).removesuffix(".away"))
     assert sorted(int(sample["a"]) for sample in dataset) == list(range(50))
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import MISSING, Index, index_url, load_indexes
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_url
 from tarshards.storage.ranges import open_ranges
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
@@ -215,10 +215,10 @@ def test_many_come_in_order(tmp_path):
     for i, url in enumerate(urls):
         write_samples([{"__key__": str(i), "cls": i}], url)
         build_index(url).save(url)
-    assert [index.keys for index in load_indexes(urls)] == [[str(i)] for i in range(50)]
+    assert [index.keys for index in for_each_shard(Index.load, urls)] == [[str(i)] for i in range(50)]
     os.unlink(f"{urls[7]}.index")
     with pytest.raises(ShardIndexError, match=r"7\.tar\.index: there is no index"):
-        list(load_indexes(urls))
+        list(for_each_shard(Index.load, urls))
 
 
 def test_remote_sidecars(tmp_path):
@@ -229,7 +229,7 @@ def test_remote_sidecars(tmp_path):
     with pytest.raises(ShardIndexError, match="there is no index"):
         Index.load(url)
     build_index(url, crc=True).save(url)
-    assert [len(index) for index in load_indexes([url] * 3)] == [20] * 3
+    assert [len(index) for index in for_each_shard(Index.load, [url] * 3)] == [20] * 3
     fsspec.filesystem("memory").rm("/index", recursive=True)
 
 
@@ -238,7 +238,7 @@ def test_sidecars_of_web_servers(shard):
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
-        indexes = list(load_indexes([f"{base}/a.tar?token=1"] * 40, check=False))
+        indexes = list(for_each_shard(partial(Index.load, check=False), [f"{base}/a.tar?token=1"] * 40))
         assert indexes == [Index.load(shard)] * 40
         with pytest.raises(ShardIndexError, match=r"none\.tar\.index: there is no index"):
             Index.load(f"{base}/none.tar")

@@ -33,7 +33,7 @@ def test_auto_streams_where_none_has_one_and_says_so_once(make_shards, tmp_path,
     for _ in range(2):
         assert classes(stream.map(dict)) == list(range(9))
     assert caplog.messages == [
-        f"{tmp_path}/set-0000.tar: no indexes, so that shards are streamed whole; tarindex makes them"
+        f"{tmp_path}/set-0000.tar: no indexes found, so shards are streamed whole; create them with `tarindex`"
     ]
 
 
@@ -41,7 +41,9 @@ def test_auto_streams_where_none_has_one_and_says_so_once(make_shards, tmp_path,
 def test_auto_refuses_halves_and_names_one(make_shards, tmp_path, missing):
     urls = make_shards(3, index=True)
     (tmp_path / f"set-000{missing}.tar.index").unlink()
-    with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar: has no index, and others have; tarindex"):
+    with pytest.raises(
+        ShardIndexError, match=rf"set-000{missing}\.tar: no index found, but other shards have one; .*`tarindex`"
+    ):
         open_shards(urls)
     with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar\.index: there is no index"):
         open_shards(urls, index=True)
@@ -53,7 +55,7 @@ def test_auto_over_http(make_shards, tmp_path):
     with serving(tmp_path) as site:
         assert isinstance(open_shards(f"{site.url}/set-{{0000..0002}}.tar"), PlannedSource)
         (tmp_path / "set-0001.tar.index").unlink()
-        with pytest.raises(ShardIndexError, match=r"http://.*set-0001\.tar: has no index"):
+        with pytest.raises(ShardIndexError, match=r"http://.*set-0001\.tar: no index found"):
             open_shards(f"{site.url}/set-{{0000..0002}}.tar")
 
 
@@ -64,7 +66,7 @@ def test_index_true_false_and_nonsense(make_shards):
     assert isinstance(open_shards(indexed, index=False), ShardSource)
     assert isinstance(open_shards(indexed, index=True), PlannedSource)
     for nonsense in ("yes", None, 2):
-        with pytest.raises(ValueError, match="index is True, False or"):
+        with pytest.raises(ValueError, match="index must be True, False or"):
             open_shards(indexed, index=nonsense)
 
 

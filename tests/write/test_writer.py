@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tarshards import ShardWriter, TarWriter, read_samples, write_samples
 from tarshards.errors import EncodeError, OpenError, SampleError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import load_indexes
+from tarshards.index.sidecar import Index
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.write.shards import shard_name
 
@@ -319,7 +319,7 @@ def test_remote_shards_get_both():
     import fsspec
 
     shards = write_shards("memory://writer/a-%03d.tar", SAMPLES)
-    assert [len(index) for index in load_indexes(shards)] == [4, 4, 2]
+    assert [len(index) for index in map(Index.load, shards)] == [4, 4, 2]
     assert [shard[:2] for shard in expand_shards("memory://writer/a.shards.json")] == list(zip(shards, (4, 4, 2)))
     fsspec.filesystem("memory").rm("/writer", recursive=True)
 

@@ -1,0 +1,70 @@
+"""How shards are opened: the options that all readers of shards share, as one value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tarshards.errors import ShardIndexError
+from tarshards.index.sidecar import has_index
+from tarshards.storage.expressions import Shard
+from tarshards.storage.streams import public
+
+PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
+
+log = logging.getLogger("tarshards")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How shards are opened.
+
+    - *index*: read the shards through their indexes, which gives random access and planned epochs (True; every shard
+      needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
+    - *fields*: the names of the fields to read (``field_names`` makes them of what users give); None reads all
+    - *on_error*: called with the error of a sample or a shard that cannot be read, which is then left out; None raises
+    - *allow_pipe*: whether ``pipe:`` URLs may run their commands
+
+    Raises ValueError for another *index*.
+    """
+
+    index: bool | Literal["auto"] = "auto"
+    fields: frozenset[str] | None = None
+    on_error: Callable[[Exception], Any] | None = None
+    allow_pipe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.index not in (True, False, "auto"):
+            raise ValueError(f'index must be True, False or "auto", not {self.index!r}')
+
+    def uses_index(self, shards: Sequence[Shard]) -> bool:
+        """Return whether *shards* are read through their indexes.
+
+        With "auto", sidecars are looked for, of at most 4,096 shards; ShardIndexError is raised if only some have one.
+        """
+        if self.index != "auto":
+            return self.index
+        probed = shards[:: -(-len(shards) // PROBED)]
+        found = has_index([shard.url for shard in probed])
+        if all(found):
+            return True
+        if any(found):
+            raise ShardIndexError(
+                "no index found, but other shards have one; create it with `tarindex`, or pass index=False",
+                url=public(probed[found.index(False)].url),
+            )
+        log.info(
+            "%s: no indexes found, so shards are streamed whole; create them with `tarindex`", public(shards[0].url)
+        )
+        return False
+
+
+def field_names(fields: str | Iterable[str] | None) -> frozenset[str] | None:
+    """Return the names of *fields*, given as a list or as words in one string; None, which means all, stays None.
+
+    >>> sorted(field_names("jpg cls"))
+    ['cls', 'jpg']
+    """
+    return None if fields is None else frozenset(fields.split() if isinstance(fields, str) else fields)
