@@ -1,0 +1,189 @@
+"""States saved by an earlier release resume to the batches that it would have delivered.
+
+``states.json`` holds, for each case below and several stops, the state and the values of everything that followed in
+that epoch and the next. Run as a script, this file writes it anew: ``python test_saved_states.py states.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, TarWriter, World, build_index, mix, readers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+STATES = Path(__file__).with_name("states.json")
+STOPS = [0, 1, 4, 7]
+SIZES = {"a": [13, 0, 30, 1, 12], "b": [9, 8], "plain": [7, 7, 7, 7, 7]}
+
+
+def write_sets(folder: Path) -> dict[str, str]:
+    """Write the data sets, "plain" without indexes; return their expressions."""
+    urls = {}
+    for number, (name, sizes) in enumerate(SIZES.items()):
+        cls = 1000 * number
+        for shard, size in enumerate(sizes):
+            url = str(folder / f"{name}-{shard}.tar")
+            with TarWriter(url) as writer:
+                for _ in range(size):
+                    writer.write({"__key__": f"{cls:06d}", "cls": cls})
+                    cls += 1
+            if name != "plain":
+                build_index(url).save(url)
+        urls[name] = str(folder / f"{name}-{{0..{len(sizes) - 1}}}.tar")
+    return urls
+
+
+def stream(urls, name="a", **options) -> Stream:
+    return Stream.from_shards(urls[name], seed=5, **{"shuffle": True} | options)
+
+
+def dataset(urls, name="a", rank=0, ranks=1, **options) -> ShardDataset:
+    return ShardDataset(urls[name], seed=5, world=World(rank, ranks), **{"shuffle": True} | options)
+
+
+def mixture(kind, urls, **options):
+    return mix({name: kind(urls, name, **options) for name in "ab"}, weights={"a": 3, "b": 2}, seed=4, until=50)
+
+
+def add_noise(batch, rng):
+    return {**batch, "noise": rng.integers(1000, size=len(batch["cls"]))}
+
+
+def arrays(data, size=6) -> ArrayLoader:
+    return ArrayLoader(data, size, fields={"cls": readers.integer()}, threads=2, transforms=[add_noise])
+
+
+def odd(sample) -> bool:
+    return int(sample["cls"]) % 2 == 1
+
+
+CASES: dict[str, Callable[[dict[str, str]], Any]] = {
+    "stream": stream,
+    "stream of a worker": lambda urls: stream(urls, world=World(1, 2, 1, 2), tail="pad", pool=300),
+    "stream in storage order": lambda urls: stream(urls, shuffle=False).filter(odd).batched(3),
+    "stream that holds samples": lambda urls: stream(urls).shuffle(10),
+    "stream without index": lambda urls: stream(urls, "plain").decode(),
+    "mixed stream": lambda urls: mixture(stream, urls),
+    "ShardLoader": lambda urls: ShardLoader(dataset(urls), 5),
+    "ShardLoader with workers": lambda urls: ShardLoader(dataset(urls).filter(odd), 5, num_workers=2),
+    "ShardLoader of rank 1 of 3": lambda urls: ShardLoader(dataset(urls, rank=1, ranks=3, tail="drop", pool=300), 2),
+    "ShardLoader in storage order": lambda urls: ShardLoader(dataset(urls, rank=1, ranks=2, shuffle=False), 3),
+    "ShardLoader without index": lambda urls: ShardLoader(dataset(urls, "plain"), 4, num_workers=2),
+    "ShardLoader of a mixture": lambda urls: ShardLoader(mixture(dataset, urls, rank=1, ranks=2), 3),
+    "ArrayLoader": lambda urls: arrays(stream(urls)),
+    "ArrayLoader without index": lambda urls: arrays(stream(urls, "plain"), 4),
+    "ArrayLoader of a mixture": lambda urls: arrays(mixture(stream, urls)),
+}
+
+#: Cases that resume the states of another: on other ranks, workers and batch sizes.
+MOVED: dict[str, tuple[str, Callable[[dict[str, str]], Any]]] = {
+    "five ranks, unlike lanes": ("ShardLoader", lambda urls: ShardLoader(dataset(urls, rank=3, ranks=5), 3)),
+    "workers": ("ShardLoader", lambda urls: ShardLoader(dataset(urls), 3, num_workers=2)),
+    "arrays": ("ShardLoader", lambda urls: arrays(stream(urls))),
+    "a mixture on more ranks": (
+        "ArrayLoader of a mixture",
+        lambda urls: ShardLoader(mixture(dataset, urls, rank=2, ranks=3), 3),
+    ),
+}
+
+
+def values(delivered: Any) -> list[Any]:
+    """The numbers of a sample or batch, for JSON; an empty batch has none."""
+    found = [delivered[field] for field in ("cls", "noise") if field in delivered]
+    return [int(value) if isinstance(value, bytes | int) else [int(one) for one in value] for value in found]
+
+
+def rest(loader: Any) -> list[Any]:
+    """Everything that is left of the epoch, and the next one."""
+    return [[values(delivered) for delivered in loader] for _ in range(2)]
+
+
+def save(make: Callable[[dict[str, str]], Any], urls: dict[str, str], stop: int) -> tuple[Any, Any]:
+    """Return the state after *stop* deliveries of the second epoch, and what came after it."""
+    loader = make(urls)
+    loader.set_epoch(1)
+    iterator = iter(loader)
+    for _ in islice(iterator, stop):
+        pass
+    state = loader.state_dict()
+    del iterator
+    fresh = make(urls)
+    fresh.load_state_dict(state)
+    return state, rest(fresh)
+
+
+def write_states() -> dict[str, Any]:
+    """Make all states by the package that is installed."""
+    saved: dict[str, Any] = {"saved": {}, "moved": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        urls = write_sets(Path(folder))
+        for name, make in CASES.items():
+            saved["saved"][name] = [save(make, urls, stop) for stop in STOPS]
+        for name, (origin, make) in MOVED.items():
+            loader = make(urls)
+            loader.load_state_dict(saved["saved"][origin][1][0])
+            for _ in islice(loader, 2):
+                pass
+            state = loader.state_dict()
+            fresh = make(urls)
+            fresh.load_state_dict(state)
+            saved["moved"][name] = (state, rest(fresh))
+    return saved
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory) -> dict[str, str]:
+    return write_sets(tmp_path_factory.mktemp("states"))
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, Any]:
+    return json.loads(STATES.read_text())
+
+
+@pytest.mark.parametrize("stop", range(len(STOPS)))
+@pytest.mark.parametrize("name", CASES)
+def test_saved_states_resume_to_the_same_batches(urls, states, name, stop):
+    state, expected = states["saved"][name][stop]
+    loader = CASES[name](urls)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert rest(loader) == expected
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_saved_states_resume_on_other_ranks_and_workers(urls, states, name):
+    origin, make = MOVED[name]
+    loader = make(urls)
+    loader.load_state_dict(states["saved"][origin][1][0])
+    for _ in islice(loader, 2):
+        pass
+    state, expected = states["moved"][name]
+    assert loader.state_dict() == state
+    resumed = make(urls)
+    resumed.load_state_dict(state)
+    assert rest(resumed) == expected
+
+
+def test_states_are_saved_as_they_were(urls, states):
+    for name in ("stream", "ShardLoader", "ArrayLoader", "mixed stream", "stream without index"):
+        for stop, (state, expected) in zip(STOPS, states["saved"][name]):
+            assert json.loads(json.dumps(save(CASES[name], urls, stop))) == [state, expected]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    Path(sys.argv[1]).write_text(json.dumps(write_states(), separators=(",", ":")) + "\n")
