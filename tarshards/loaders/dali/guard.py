@@ -1,4 +1,4 @@
-"""The guard before the decoder: what would end a pipeline is found in the bytes, and does not reach it."""
+"""The check before DALI: one image that does not decode ends a pipeline, so bad images are found in their bytes."""
 
 from __future__ import annotations
 
@@ -15,71 +15,76 @@ from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.fields import Sample, parse_selection, pick_field
 
-BadImage = Literal["drop", "mask"]
-Check = Literal["header", "full"]
-OnError = Callable[[Exception], Any]
+BadImagePolicy = Literal["drop", "mask"]
+ImageCheck = Literal["header", "full"]
 
-#: What is decoded before DALI, which has no decoder for it; everything else arrives there as its bytes.
+#: Fields that are decoded before DALI, which has no decoder for them; all others are passed to it as bytes.
 DECODED = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id", "npy"])
 
 
-class Row(NamedTuple):
-    """One sample as DALI is fed it: an array a field. It is not *valid* where an image was replaced by a blank one."""
+class EncodedSample(NamedTuple):
+    """One sample as DALI is fed it: one array per field. *valid* is False if a black image replaces a bad one."""
 
     sample: Sample
     arrays: list[np.ndarray]
     valid: bool
 
 
-class Guard:
-    """Samples -> rows of arrays, one for each of *fields*.
+class ImageGuard:
+    """Turns samples into arrays for DALI, one per entry of *fields*, and stops images that would end a pipeline.
 
-    A field may be ``image:jpg;png``: the first of the two that a sample has, as image. Numbers and ``.npy`` are
-    decoded, arrays stay arrays, any other bytes become arrays of uint8. Images are checked first: the headers of JPEG
-    and PNG and whether their end is there, of other formats what Pillow says of the header; with *check* "full" by
-    decoding. More pixels than ``PIL.Image.MAX_IMAGE_PIXELS`` are refused. *on_bad* "drop" leaves the sample out, "mask"
-    puts a black image, as large as the last good one, in the bad one's place. What is wrong with other fields, or has
-    another type than the first sample's, is always left out.
+    An entry ``image:jpg;png`` is named ``image`` and takes the first of the two fields that a sample has. Numbers and
+    ``.npy`` are decoded, arrays stay arrays, other bytes become arrays of uint8.
+
+    *check* "header" looks at the header of a JPEG or PNG and at its end, and at what Pillow reads of the header of
+    other formats; "full" also decodes the image. Images of more than ``PIL.Image.MAX_IMAGE_PIXELS`` pixels are refused.
+
+    *on_bad* "drop" leaves out the sample of a bad image; "mask" replaces the image by a black one of the size of the
+    last good one. A sample with another error, or with a field of another type than in the first sample, is always left
+    out.
     """
 
-    def __init__(self, fields: str | Iterable[str], *, on_bad: BadImage, check: Check):
+    def __init__(self, fields: str | Iterable[str], *, on_bad: BadImagePolicy, check: ImageCheck):
         if on_bad not in ("drop", "mask"):
             raise ValueError(f'on_bad is "drop" or "mask", not {on_bad!r}')
         if check not in ("header", "full"):
             raise ValueError(f'check is "header" or "full", not {check!r}')
         terms = parse_selection(fields if isinstance(fields, str) else " ".join(fields))
         if any("*" in term.alternatives for term in terms):
-            raise ValueError("DALI is fed fields by name, not *")
+            raise ValueError("DALI needs fields by name, not *")
         self.fields = [term.alternatives for term in terms]
         self.names = [term.name or term.alternatives[0] for term in terms]
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"two fields of the name {max(self.names, key=self.names.count)}")
+            raise ValueError(f"two fields are named {max(self.names, key=self.names.count)}")
         self.on_bad, self.check = on_bad, check
-        self._size = (256, 256)
+        self._last_size = (256, 256)
         self._types: dict[int, tuple[np.dtype, int]] = {}
 
-    def rows(self, samples: Iterable[Sample], on_error: OnError) -> Iterator[Row]:
-        """Yield the rows of *samples*; what is wrong with them goes to *on_error*."""
+    def encode(self, samples: Iterable[Sample], on_error: Callable[[Exception], Any]) -> Iterator[EncodedSample]:
+        """Yield *samples* as arrays; call *on_error* with the errors of those that are left out or masked."""
         for sample in samples:
             if not isinstance(sample, dict):
                 raise TypeError(f"a dataset for DALI yields dicts of fields, not {type(sample).__name__}")
             try:
-                row = self._row(sample, on_error)
+                encoded = self._encode(sample, on_error)
             except (DecodeError, SampleError) as error:
                 on_error(error)
                 continue
-            yield row
+            yield encoded
 
-    def mask(self, row: Row) -> Row:
-        """Return a row with blank images in place of its own."""
-        blank = [self._is_image(row.sample, column) for column in range(len(self.fields))]
-        return Row(row.sample, [self._blank() if b else array for b, array in zip(blank, row.arrays)], False)
+    def mask(self, encoded: EncodedSample) -> EncodedSample:
+        """Return a sample with black images instead of its own."""
+        arrays = [
+            _black_jpeg(*self._last_size) if self._is_image(encoded.sample, column) else array
+            for column, array in enumerate(encoded.arrays)
+        ]
+        return EncodedSample(encoded.sample, arrays, False)
 
     def _is_image(self, sample: Sample, column: int) -> bool:
         field = pick_field(sample, self.fields[column])
         return field.rpartition(".")[2] in EXTENSIONS and isinstance(sample[field], bytes)
 
-    def _row(self, sample: Sample, on_error: OnError) -> Row:
+    def _encode(self, sample: Sample, on_error: Callable[[Exception], Any]) -> EncodedSample:
         arrays, valid = [], True
         for column, alternatives in enumerate(self.fields):
             field = pick_field(sample, alternatives)
@@ -91,9 +96,9 @@ class Guard:
                 if self.on_bad == "drop" or not self._is_image(sample, column):
                     raise located from error.__cause__
                 on_error(located)
-                arrays.append(self._blank())
+                arrays.append(_black_jpeg(*self._last_size))
                 valid = False
-        return Row(sample, arrays, valid)
+        return EncodedSample(sample, arrays, valid)
 
     def _array(self, column: int, field: str, value: Any) -> np.ndarray:
         if isinstance(value, bytes):
@@ -106,7 +111,7 @@ class Guard:
             return np.frombuffer(value, np.uint8)
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            raise DecodeError(f"{type(value).__name__} is not what DALI takes: bytes, numbers, arrays of numbers")
+            raise DecodeError(f"DALI takes bytes, numbers and arrays of numbers, not {type(value).__name__}")
         kind = array.dtype, array.ndim
         if self._types.setdefault(column, kind) != kind:
             first = "{} of {} dimensions".format(*self._types[column])
@@ -122,21 +127,7 @@ class Guard:
                 decode_image(data, "rgb8")
             except Exception as exc:
                 raise DecodeError(str(exc).strip().partition("\n")[0] or type(exc).__name__) from exc
-        self._size = size
-
-    def _blank(self) -> np.ndarray:
-        return _blank(*self._size)
-
-
-def describe(error: Exception) -> str:
-    """Return in one line what DALI says in many.
-
-    >>> describe(RuntimeError("Critical error in pipeline:\\n...\\nencountered:\\n\\nFailed to decode\\nCurrent ..."))
-    'Failed to decode'
-    """
-    text = str(error).partition("encountered:")[2] or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+        self._last_size = size
 
 
 def _size_by_pillow(data: bytes) -> tuple[int, int]:
@@ -146,8 +137,8 @@ def _size_by_pillow(data: bytes) -> tuple[int, int]:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             return image.height, image.width
     except UnidentifiedImageError:
-        what = f"{bytes(data[:12])!r}..." if data else "empty"
-        raise DecodeError(f"not an image in any of {' '.join(FORMATS)}: {what}") from None
+        start = f"{bytes(data[:12])!r}..." if data else "empty"
+        raise DecodeError(f"not an image in any of {' '.join(FORMATS)}: {start}") from None
     except Exception as exc:
         raise DecodeError(str(exc)) from exc
 
@@ -161,8 +152,7 @@ def _check_pixels(height: int, width: int) -> None:
 
 
 @lru_cache(64)
-def _blank(height: int, width: int) -> np.ndarray:
-    """Return the bytes of a black JPEG."""
+def _black_jpeg(height: int, width: int) -> np.ndarray:
     from PIL import Image
 
     stream = BytesIO()

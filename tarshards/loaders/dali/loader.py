@@ -1,4 +1,4 @@
-"""Batches out of a DALI pipeline, in the order of a dataset, with its ledger and a state that is exact."""
+"""A DALI pipeline over a dataset, in the dataset's order, with its ledger and an exact state."""
 
 from __future__ import annotations
 
@@ -14,135 +14,12 @@ from nvidia.dali import Pipeline, backend, fn
 from tarshards.epoch.permutations import key_of
 from tarshards.errors import DecodeError
 from tarshards.loaders.base import Pass, ResumableLoader
-from tarshards.loaders.dali.guard import BadImage, Check, Guard, Row, describe
-from tarshards.loaders.dali.sources import Batch, BatchSource, LastBatch, guarded
-from tarshards.loaders.dali.tensors import Arrays, batch_of
+from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
+from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.samples.ledger import Ledger
 
 Device = Literal["gpu", "cpu"]
-
-
-class Feed:
-    """What a pipeline calls for its next batch; *flying* are those that it was given and has not yet delivered."""
-
-    def __init__(self, batches: Iterator[Batch]):
-        self.batches = batches
-        self.flying: deque[Batch] = deque()
-        self.error: Exception | None = None
-
-    def __call__(self) -> tuple[Any, ...]:
-        try:
-            for batch in self.batches:
-                self.flying.append(batch)
-                if batch.rows:
-                    return tuple(batch.columns())
-        except Exception as error:  # to be raised after the batches before it are delivered
-            self.error = error
-        raise StopIteration
-
-
-class Engine:
-    """A pipeline that is fed batches, and built anew where a sample has ended it."""
-
-    def __init__(self, build: Callable[[Feed, int], Pipeline], guard: Guard, ledger: Ledger):
-        self._build_pipeline, self._guard, self._ledger = build, guard, ledger
-        self._idle: tuple[Feed, Pipeline] | None = None
-        self._builds = 0
-
-    def run(self, batches: Iterator[Batch], place: Sequence[int]) -> Iterator[tuple[Batch, Pipeline, Any]]:
-        """Yield the batches with their pipeline and its outputs; None where nothing is left of a batch.
-
-        *place* is where in the dataset this begins: a pipeline that is built draws from another seed at each.
-        """
-        (feed, pipe), self._idle = self._idle or self._build(place), None
-        feed.batches = batches
-        while True:
-            try:
-                outputs = pipe.run()
-            except StopIteration:
-                break
-            except Exception as error:
-                again, late = self._without_bad(list(feed.flying), error, place), feed.error
-                feed, pipe = self._build(place)
-                feed.batches, feed.error = chain(again, batches), late
-                continue
-            while not feed.flying[0].rows:
-                yield feed.flying.popleft(), pipe, None
-            yield feed.flying.popleft(), pipe, outputs
-        while feed.flying:
-            yield feed.flying.popleft(), pipe, None
-        if feed.error is not None:
-            raise feed.error
-        pipe.reset()
-        self._idle = feed, pipe
-
-    def _build(self, place: Sequence[int]) -> tuple[Feed, Pipeline]:
-        self._builds += 1
-        feed = Feed(iter(()))
-        return feed, self._build_pipeline(feed, int(key_of(*place, self._builds)[0] >> 33))
-
-    def _without_bad(self, flying: list[Batch], error: Exception, place: Sequence[int]) -> list[Batch]:
-        """Return the batches that a broken pipeline had, without the samples that broke it; raise what is no sample's.
-
-        DALI does not always say which sample it was: the first of the batches is run again, in ever smaller parts.
-        """
-        number = next(i for i, batch in enumerate(flying) if batch.rows)
-        rows, real = flying[number].rows, flying[number].real
-        bad = self._find_bad(rows[:real], place)
-        if not bad or len(bad) == real > 1:
-            raise error
-        kept = []
-        for i, row in enumerate(rows[:real]):
-            if i in bad:
-                self._ledger(DecodeError(bad[i], url=row.sample.get("__url__"), key=row.sample.get("__key__")))
-            if i not in bad:
-                kept.append(row)
-            elif self._guard.on_bad == "mask" and row.valid:  # a blank image that fails as well is left out
-                kept.append(self._guard.mask(row))
-        fill = kept[-1:] * (len(rows) - real)
-        flying[number] = Batch(kept + fill, len(kept))
-        return flying
-
-    def _find_bad(self, rows: list[Row], place: Sequence[int]) -> dict[int, str]:
-        """Return the places of the rows that a pipeline does not survive, and what it says of them."""
-        feed, pipe = self._build(place)
-        feed.batches = iter([Batch(rows, len(rows))])
-        try:
-            pipe.run()
-        except Exception as error:
-            if len(rows) == 1:
-                return {0: describe(error)}
-            half = len(rows) // 2
-            after = self._find_bad(rows[half:], place)
-            return self._find_bad(rows[:half], place) | {half + i: reason for i, reason in after.items()}
-        return {}
-
-
-class DaliLoader(ResumableLoader):
-    """An iterable of dicts of arrays, an epoch an iteration; see ``dali_loader``."""
-
-    def __init__(self, source: BatchSource, engine: Engine, outputs: Sequence[str], arrays: Arrays):
-        self.source, self.passes = source, source.passes
-        self._engine, self._outputs, self._arrays = engine, outputs, arrays
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._run(self.passes.begin())
-
-    def _run(self, this: Pass) -> Iterator[dict[str, Any]]:
-        begun = this.state.get("position", this.passed) if this.state else 0
-        place = (getattr(self.passes.stream._source, "seed", 0), this.epoch, begun, this.world.rank)
-        with closing(self.source.batches(this)) as batches:
-            for batch, pipe, outputs in self._engine.run(batches, place):
-                this.delivered += 1
-                yield {} if outputs is None else self._named(batch, pipe, outputs)
-        self.passes.end(this)
-
-    def _named(self, batch: Batch, pipe: Pipeline, outputs: Sequence[Any]) -> dict[str, Any]:
-        made = batch_of(self._outputs, outputs, self._arrays, share=pipe.exec_dynamic)
-        made["__key__"] = [row.sample.get("__key__") for row in batch.rows]
-        if self.source.tells_valid:
-            made |= batch_of(["valid"], [batch.valid], self._arrays, share=True)
-        return made
 
 
 def dali_loader(
@@ -156,48 +33,182 @@ def dali_loader(
     device_id: int | None = None,
     num_threads: int = 4,
     last_batch: LastBatch = "partial",
-    on_bad: BadImage = "drop",
-    check: Check = "header",
-    arrays: Arrays = "torch",
+    on_bad: BadImagePolicy = "drop",
+    check: ImageCheck = "header",
+    arrays: ArrayLibrary = "torch",
 ) -> DaliLoader:
     """Run a DALI pipeline over a dataset: an iterable of ``{field: array, ..., "__key__": [...]}``.
 
-    *pipeline* is a function of DataNodes, one for each of *fields*, that returns as many as *outputs* names (by default
-    the fields)::
+    *pipeline* is a function that takes one DataNode for each of *fields* and returns one for each name in *outputs*
+    (default: the fields)::
 
         dali_loader(urls, lambda jpg, cls: (fn.decoders.image(jpg, device="mixed"), cls), batch_size=256)
 
-    or a ``pipeline_def`` whose one argument is the source, which it hands to ``fn.external_source(source,
-    num_outputs=...)``. Its seed follows from the dataset's.
+    or a ``pipeline_def`` whose only argument is the source, which it passes to ``fn.external_source(source,
+    num_outputs=...)``. The seed of the pipeline is derived from that of the dataset.
 
-    *urls_or_dataset* is a shard expression or a ``ShardDataset`` (``Stream``), whose order, tail, rank and ledger it
-    follows; its ops run first. *device* "gpu" is that of *device_id*, by default torch's current one, and "cpu" runs
-    without any. *last_batch* is about the last batch of this rank: shorter ("partial"), filled up with its last sample
-    ("pad") or left out ("drop"). Bad images raise DecodeError, or where the ledger takes them are left out of their
-    batch, or replaced by black ones (*on_bad* "mask"); a tensor ``valid`` says where something was replaced or filled
-    up. *check* is what the guard before the decoder looks at: see ``Guard``. What it lets through and DALI
-    does not is found by running the batch again in parts, and the pipeline goes on without it. A batch of which nothing
-    is left is an empty dict. *arrays* are torch's, numpy's or cupy's; images of several sizes are a list of them.
+    *urls_or_dataset* is a shard expression or a ``ShardDataset`` (``Stream``). The loader follows its order, tail, rank
+    and ledger; its ops run before the pipeline. *device* "gpu" uses the GPU *device_id* (default: torch's current one),
+    "cpu" uses none; RuntimeError is raised if there is no GPU. *last_batch* applies to the last batch of this rank:
+    "partial" keeps it short, "pad" repeats its last sample, "drop" leaves it out.
 
-    The state of what is random in the pipeline is no part of ``state_dict``: a resumed run draws anew.
+    A bad image raises DecodeError. If the ledger accepts the error, *on_bad* "drop" leaves the sample out and "mask"
+    replaces the image by a black one. With "mask" or "pad" each batch has an array ``valid``, False for masked and
+    repeated samples. *check* "header" examines images by their headers before DALI sees them, "full" decodes them. If
+    DALI itself fails on an image, the loader finds it by running the batch again in parts, and continues without it. A
+    batch without samples is an empty dict.
+
+    *arrays* are torch's, numpy's or cupy's: one per output, or a list of them if the samples differ in shape.
+
+    ``state_dict`` does not include the pipeline's random state: a resumed run draws new random numbers.
     """
     if arrays not in ("torch", "numpy", "cupy"):
         raise ValueError(f'arrays is "torch", "numpy" or "cupy", not {arrays!r}')
-    dataset, guard = guarded(urls_or_dataset, fields, on_bad, check)
+    guard = ImageGuard(fields, on_bad=on_bad, check=check)
+    dataset = open_dataset(urls_or_dataset, guard)
     source = BatchSource(dataset, batch_size, guard, last_batch)
     options = {"batch_size": batch_size, "num_threads": num_threads, "device_id": find_device(device, device_id)}
     names = list(guard.names if outputs is None else outputs)
 
-    def build(feed: Feed, seed: int) -> Pipeline:
+    def build(feed: PipelineInput, seed: int) -> Pipeline:
         return build_pipeline(pipeline, feed, len(guard.fields), names, seed=seed, **options)
 
-    return DaliLoader(source, Engine(build, guard, dataset.ledger), names, arrays)
+    return DaliLoader(source, PipelineRunner(build, guard, dataset.ledger), names, arrays)
+
+
+class DaliLoader(ResumableLoader):
+    """An iterable of dicts of arrays, one epoch per iteration; see ``dali_loader``."""
+
+    def __init__(self, source: BatchSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
+        self.source, self.passes = source, source.passes
+        self._runner, self._outputs, self._library = runner, outputs, library
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._run(self.passes.begin())
+
+    def _run(self, this: Pass) -> Iterator[dict[str, Any]]:
+        begun = this.state.get("position", this.passed) if this.state else 0
+        seeds = (getattr(self.passes.stream._source, "seed", 0), this.epoch, begun, this.world.rank)
+        with closing(self.source.batches(this)) as batches:
+            for batch, pipe, outputs in self._runner.run(batches, seeds):
+                this.delivered += 1
+                yield {} if outputs is None else self._named(batch, pipe, outputs)
+        self.passes.end(this)
+
+    def _named(self, batch: EncodedBatch, pipe: Pipeline, outputs: Sequence[Any]) -> dict[str, Any]:
+        named: dict[str, Any] = {
+            name: output_to_arrays(output, self._library, share=pipe.exec_dynamic)
+            for name, output in zip(self._outputs, outputs, strict=True)
+        }
+        named["__key__"] = [encoded.sample.get("__key__") for encoded in batch.samples]
+        if self.source.has_valid:
+            named["valid"] = numpy_to_array(batch.valid, self._library)
+        return named
+
+
+class PipelineInput:
+    """The callable that a pipeline asks for its next batch; *in_flight* holds those that it has not yet delivered."""
+
+    def __init__(self, batches: Iterator[EncodedBatch]):
+        self.batches = batches
+        self.in_flight: deque[EncodedBatch] = deque()
+        self.error: Exception | None = None
+
+    def __call__(self) -> tuple[Any, ...]:
+        try:
+            for batch in self.batches:
+                self.in_flight.append(batch)
+                if batch.samples:
+                    return tuple(batch.columns())
+        except Exception as error:  # raised later, after the batches before it are delivered
+            self.error = error
+        raise StopIteration
+
+
+class PipelineRunner:
+    """Feeds batches to a pipeline; builds a new pipeline after a sample has ended the last one."""
+
+    def __init__(self, build: Callable[[PipelineInput, int], Pipeline], guard: ImageGuard, ledger: Ledger):
+        self._build_pipeline, self._guard, self._ledger = build, guard, ledger
+        self._idle: tuple[PipelineInput, Pipeline] | None = None
+        self._builds = 0
+
+    def run(
+        self, batches: Iterator[EncodedBatch], seeds: Sequence[int]
+    ) -> Iterator[tuple[EncodedBatch, Pipeline, Any]]:
+        """Yield each batch with its pipeline and the pipeline's outputs, None for a batch without samples.
+
+        The seed of a pipeline that is built here is derived from *seeds*.
+        """
+        (feed, pipe), self._idle = self._idle or self._build(seeds), None
+        feed.batches = batches
+        while True:
+            try:
+                outputs = pipe.run()
+            except StopIteration:
+                break
+            except Exception as error:
+                again, late = self._without_bad(list(feed.in_flight), error, seeds), feed.error
+                feed, pipe = self._build(seeds)
+                feed.batches, feed.error = chain(again, batches), late
+                continue
+            while not feed.in_flight[0].samples:
+                yield feed.in_flight.popleft(), pipe, None
+            yield feed.in_flight.popleft(), pipe, outputs
+        while feed.in_flight:
+            yield feed.in_flight.popleft(), pipe, None
+        if feed.error is not None:
+            raise feed.error
+        pipe.reset()
+        self._idle = feed, pipe
+
+    def _build(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
+        self._builds += 1
+        feed = PipelineInput(iter(()))
+        return feed, self._build_pipeline(feed, int(key_of(*seeds, self._builds)[0] >> 33))
+
+    def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
+        """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
+
+        DALI does not always say which sample failed, so the first batch is run again in ever smaller parts.
+        """
+        number = next(i for i, batch in enumerate(in_flight) if batch.samples)
+        samples, real = in_flight[number]
+        bad = self._find_bad(samples[:real], seeds)
+        if not bad or len(bad) == real > 1:
+            raise error
+        kept = []
+        for i, encoded in enumerate(samples[:real]):
+            if i not in bad:
+                kept.append(encoded)
+                continue
+            url, key = encoded.sample.get("__url__"), encoded.sample.get("__key__")
+            self._ledger(DecodeError(bad[i], url=url, key=key))
+            if self._guard.on_bad == "mask" and encoded.valid:  # a black image that fails as well is left out
+                kept.append(self._guard.mask(encoded))
+        repeats = kept[-1:] * (len(samples) - real)
+        in_flight[number] = EncodedBatch(kept + repeats, len(kept))
+        return in_flight
+
+    def _find_bad(self, samples: list[EncodedSample], seeds: Sequence[int]) -> dict[int, str]:
+        """Return the positions of the samples that a pipeline fails on, each with DALI's message."""
+        feed, pipe = self._build(seeds)
+        feed.batches = iter([EncodedBatch(samples, len(samples))])
+        try:
+            pipe.run()
+        except Exception as error:
+            if len(samples) == 1:
+                return {0: shorten_message(error)}
+            half = len(samples) // 2
+            after = self._find_bad(samples[half:], seeds)
+            return self._find_bad(samples[:half], seeds) | {half + i: reason for i, reason in after.items()}
+        return {}
 
 
 def build_pipeline(
     pipeline: Callable[..., Any], source: Any, num_outputs: int, names: list[str], **options: Any
 ) -> Pipeline:
-    """Return the pipeline that a function of DataNodes describes, or a ``pipeline_def`` makes of *source*."""
+    """Build the pipeline of a function of DataNodes or of a ``pipeline_def``, with *source* as its input."""
     if getattr(pipeline, "_is_pipeline_def", False):
         pipe = pipeline(source, **options)
     else:
@@ -207,22 +218,33 @@ def build_pipeline(
             pipe.set_outputs(*(results if isinstance(results, (tuple, list)) else [results]))
     pipe.build()
     if pipe.num_outputs != len(names):
-        raise ValueError(f"the pipeline has {pipe.num_outputs} outputs, and there are the names {' '.join(names)}")
+        raise ValueError(f"the pipeline has {pipe.num_outputs} outputs for the names {' '.join(names)}; set outputs=")
     return pipe
 
 
 def find_device(device: Device, device_id: int | None) -> int | None:
-    """Return the number of the GPU for a pipeline, None for the CPU; raise RuntimeError where there is none."""
+    """Return the number of the GPU for a pipeline, None for the CPU; raise RuntimeError if there is no GPU."""
     if device == "cpu":
         if device_id is not None:
-            raise ValueError('device_id= is of a GPU, and device="cpu" uses none')
+            raise ValueError('device_id= names a GPU, but device="cpu" uses none')
         return None
     if device != "gpu":
         raise ValueError(f'device is "gpu" or "cpu", not {device!r}')
-    cuda: Any = backend  # of which its stubs do not tell all
+    cuda: Any = backend  # its type stubs are incomplete
     if not cuda.GetCUDADeviceCount():
-        raise RuntimeError('there is no NVIDIA GPU here; device="cpu" runs the pipeline without')
+        raise RuntimeError('no NVIDIA GPU found; device="cpu" runs the pipeline without one')
     torch = sys.modules.get("torch")
     if device_id is None and torch is not None and torch.cuda.is_available():
         return torch.cuda.current_device()
     return device_id or 0
+
+
+def shorten_message(error: Exception) -> str:
+    """Return the essential line of one of DALI's long messages.
+
+    >>> shorten_message(RuntimeError("Critical error in pipeline:\\nencountered:\\n\\nFailed to decode\\nCurrent ..."))
+    'Failed to decode'
+    """
+    text = str(error).partition("encountered:")[2] or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Small photographs, and pipelines as they are written by hand."""
+"""Small photographs, and pipelines that are built and run by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THREADS = 2
 
 
 def pixels_of(number: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
-    """A smooth picture that no other number has."""
+    """A smooth picture, different for each number."""
     y, x = np.mgrid[:height, :width]
     planes = [2 * x + number, 3 * y + 2 * number, x + y + 3 * number]
     return (127 + 120 * np.sin(np.stack(planes, axis=-1) / 40)).astype(np.uint8)
@@ -43,27 +43,21 @@ def decode(jpg: Any, cls: Any) -> tuple[Any, Any]:
     return fn.decoders.image(jpg), cls
 
 
-def by_hand(
-    source: Any, batch_size: int, epochs: int, decode: Any = decode, **options: Any
-) -> Iterator[list[tuple[np.ndarray, int]]]:
-    """Yield epochs of valid (image, label), as a pipeline around *source* that was written by hand gives them."""
-    pipe = Pipeline(
-        batch_size=batch_size, num_threads=THREADS, device_id=None, py_num_workers=2, py_start_method="spawn"
-    )
+def by_hand(source: Any, batch_size: int, epochs: int, **options: Any) -> Iterator[list[tuple[np.ndarray, int]]]:
+    """Yield epochs of (image, label) from a pipeline that is built around *source*."""
+    pipe = Pipeline(batch_size=batch_size, num_threads=THREADS, device_id=None)
     with pipe:
-        outputs = fn.external_source(source, num_outputs=source.num_outputs, **options)
-        pipe.set_outputs(*decode(*outputs[:2]), *outputs[2:])
+        pipe.set_outputs(*decode(*fn.external_source(source, num_outputs=source.num_outputs, **options)))
     pipe.build()
     for _ in range(epochs):
         epoch: list[tuple[np.ndarray, int]] = []
         while True:
             try:
-                images, labels, *valid = pipe.run()
+                images, labels = pipe.run()
             except StopIteration:
                 break
             for i in range(len(images)):
-                if not valid or np.array(valid[0][i]):
-                    epoch.append((np.array(images[i]), int(np.array(labels[i]))))
+                epoch.append((np.array(images[i]), int(np.array(labels[i]))))
         pipe.reset()
         yield epoch
 

@@ -1,0 +1,207 @@
+"""Batches of encoded samples for ``fn.external_source``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from tarshards.epoch.loop import Reading
+from tarshards.epoch.world import World
+from tarshards.loaders.base import Pass, Passes, Shares
+from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.parallel import bounded_map
+from tarshards.samples.ledger import Tally
+from tarshards.stream import ops
+from tarshards.stream.sources import Progress
+from tarshards.stream.stream import PER_SAMPLE, Stream
+
+if TYPE_CHECKING:
+    from tarshards.epoch.plan import EpochPlan
+
+LastBatch = Literal["partial", "pad", "drop"]
+
+AHEAD = 2  # batches that a thread reads while the pipeline works on others
+
+
+def batch_source(
+    urls_or_dataset: Any,
+    batch_size: int,
+    *,
+    fields: str | Iterable[str] = ("jpg", "cls"),
+    on_bad: BadImagePolicy = "drop",
+    check: ImageCheck = "header",
+    last_batch: LastBatch = "partial",
+) -> BatchSource:
+    """Return an iterable of batches for ``fn.external_source(source, num_outputs=source.num_outputs)``.
+
+    Numbers and ``.npy`` come decoded, images and everything else as encoded bytes. The options are those of
+    ``dali_loader``. With *on_bad* "mask" or *last_batch* "pad" there is one more output, ``valid``: False where a black
+    image replaces a bad one, and in rows that only fill the last batch. Batches without samples are skipped. Each
+    iteration is one epoch of the dataset, in its order and with its ledger. The source itself has no state;
+    ``dali_loader`` has one that is exact to the batch.
+    """
+    guard = ImageGuard(fields, on_bad=on_bad, check=check)
+    return BatchSource(open_dataset(urls_or_dataset, guard), batch_size, guard, last_batch)
+
+
+def open_dataset(urls_or_dataset: Any, guard: ImageGuard) -> Stream:
+    """Return a dataset as it is, and for a shard expression a dataset of the fields that *guard* takes."""
+    if isinstance(urls_or_dataset, Stream):
+        return urls_or_dataset
+    names = [name for alternatives in guard.fields for name in alternatives]
+    return Stream.from_shards(urls_or_dataset, fields=names, world=World.detect())
+
+
+class EncodedBatch(NamedTuple):
+    """The samples of one batch; those from *real* on are repeats that fill it."""
+
+    samples: list[EncodedSample]
+    real: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Which entries are neither masked nor repeats."""
+        return np.array([sample.valid and i < self.real for i, sample in enumerate(self.samples)])
+
+    def columns(self) -> list[Any]:
+        """Return what DALI is fed for each field: one array of numbers, or a list of arrays."""
+        columns = [list(column) for column in zip(*(sample.arrays for sample in self.samples))]
+        return [np.array(column) if column[0].ndim == 0 else column for column in columns]
+
+
+class BatchPasses(Passes):
+    """Passes that may leave out the last, partial batch."""
+
+    def __init__(self, stream: Stream, size: int, last_batch: LastBatch):
+        if last_batch not in ("partial", "pad", "drop"):
+            raise ValueError(f'last_batch is "partial", "pad" or "drop", not {last_batch!r}')
+        super().__init__(stream, size)
+        for op in stream._ops:
+            if op.function not in PER_SAMPLE and (self.is_planned or op.function is ops.batched):
+                name = op.function.__name__
+                raise TypeError(f"DALI sources support only ops that see one sample at a time, not {name}")
+        self.last_batch = last_batch
+
+    def shares(self, plan: EpochPlan, world: World) -> Shares:
+        shares = super().shares(plan, world)
+        partial = shares and len(shares[-1]) < self.size
+        return shares[:-1] if partial and self.last_batch == "drop" else shares
+
+
+def read_ahead(batches: Generator[EncodedBatch, None, None]) -> Generator[EncodedBatch, None, None]:
+    """Yield *batches* while a thread reads the next ones."""
+    with closing(batches), ThreadPoolExecutor(1, "tarshards-read") as thread:
+        for batch in bounded_map(lambda _: next(batches, None), repeat(None), executor=thread, window=AHEAD + 1):
+            if batch is None:
+                return
+            yield batch
+
+
+class RestartingIterator:
+    """An iterator that begins a new epoch after its StopIteration.
+
+    DALI calls ``iter`` only once unless ``cycle=`` is set, so that any other iterator would end after one epoch.
+    """
+
+    def __init__(self, epoch: Callable[[], Iterator[Any]]):
+        self._epoch = epoch
+        self._current: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._current = self._current or self._epoch()
+        try:
+            return next(self._current)
+        except StopIteration:
+            self._current = None
+            raise
+
+
+class BatchSource:
+    """Batches of a dataset as tuples of one entry per field, and ``valid`` if there is one; see ``batch_source``."""
+
+    def __init__(self, dataset: Stream, batch_size: int, guard: ImageGuard, last_batch: LastBatch):
+        self.passes = BatchPasses(dataset, batch_size, last_batch)
+        self.guard = guard
+        self.has_valid = guard.on_bad == "mask" or last_batch == "pad"
+
+    @property
+    def num_outputs(self) -> int:
+        """The ``num_outputs`` of ``fn.external_source``."""
+        return len(self.guard.fields) + self.has_valid
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return RestartingIterator(self._epoch)
+
+    def _epoch(self) -> Iterator[tuple[Any, ...]]:
+        this = self.passes.begin()
+        with closing(self.batches(this)) as batches:
+            for batch in batches:
+                if batch.samples:
+                    yield (*batch.columns(), batch.valid) if self.has_valid else tuple(batch.columns())
+        self.passes.end(this)
+
+    def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
+        """Yield the batches of one pass, also those without samples."""
+        return read_ahead(self._batches(this))
+
+    def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
+        try:
+            yield from self._streamed(this) if this.plan is None else self._planned(this, this.plan)
+        finally:
+            for ledger in self.passes.stream._ledgers():
+                ledger.report()
+
+    def _planned(self, this: Pass, plan: EpochPlan) -> Iterator[EncodedBatch]:
+        stream, shares = self.passes.stream, self.passes.shares(plan, this.world)
+        source = stream._source
+        reading = Reading(source, plan, this.world, shares, whole=this.state is None)
+        left_out = Tally()
+        try:
+            for share in shares:
+                samples = source.samples(reading, share, this.epoch)
+                encoded = self.guard.encode(stream.through_ops(samples, this.epoch, stream.ledger), stream.ledger)
+                yield self._filled(list(encoded), len(share))
+            left_out = self._left_out(this.world, plan, sum(map(len, shares)))
+            reading.finish()
+        finally:
+            stream.ledger.add(reading.tally())
+            stream.ledger.add(left_out)
+        left_out.add(reading.tally())
+        stream.ledger.audit([left_out])
+
+    def _left_out(self, world: World, plan: EpochPlan, taken: int) -> Tally:
+        """Count the samples after the first *taken* ones, which the last batch would have had."""
+        positions = np.arange(world.rank, len(plan), world.world_size)[taken:]
+        planned = positions[positions < plan.total]
+        if not len(planned):
+            return Tally()
+        shards, _ = plan[planned]
+        read = Counter(self.passes.stream._source.shards.names[shard] for shard in shards.tolist())
+        return Tally(planned=len(planned), dropped=len(planned), read=read)
+
+    def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
+        stream, size = self.passes.stream, self.passes.size
+        samples = iter(stream._iterate(len(stream._ops), Progress(this.epoch, this.world)))
+        for _ in islice(samples, this.passed * size):
+            pass
+        while chunk := list(islice(samples, size)):
+            if len(chunk) == size or self.passes.last_batch != "drop":
+                yield self._filled(list(self.guard.encode(chunk, stream.ledger)), len(chunk))
+
+    def _filled(self, samples: list[EncodedSample], planned: int) -> EncodedBatch:
+        missing = self.passes.size - len(samples) if planned < self.passes.size else 0
+        if self.passes.last_batch == "pad" and samples:
+            return EncodedBatch(samples + samples[-1:] * missing, len(samples))
+        return EncodedBatch(samples, len(samples))

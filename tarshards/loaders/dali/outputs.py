@@ -1,0 +1,38 @@
+"""The outputs of a pipeline as arrays of torch, numpy or cupy, sharing DALI's memory where DALI does not reuse it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from tarshards.samples.codecs.registry import require
+
+ArrayLibrary = Literal["torch", "numpy", "cupy"]
+
+
+def output_to_arrays(output: Any, library: ArrayLibrary, *, share: bool) -> Any:
+    """Return one array for an output of a pipeline, or a list of arrays where the shapes of the samples differ.
+
+    Without *share* the arrays are copies: DALI's older executors overwrite an output in a later run.
+    """
+    if library == "numpy" and hasattr(output, "as_cpu"):
+        output = output.as_cpu()
+    if output.is_dense_tensor():
+        return _tensor_to_array(output.as_tensor(), library, share)
+    return [_tensor_to_array(output[i], library, share) for i in range(len(output))]
+
+
+def numpy_to_array(array: np.ndarray, library: ArrayLibrary) -> Any:
+    """Return *array*, which no pipeline has seen, as a tensor if *library* is torch."""
+    return require("torch", extra="torch").from_numpy(array) if library == "torch" else array
+
+
+def _tensor_to_array(tensor: Any, library: ArrayLibrary, share: bool) -> Any:
+    if library == "numpy":
+        return np.asarray(tensor) if share else np.array(tensor)
+    if library == "torch":
+        shared = require("torch", extra="torch").from_dlpack(tensor)
+        return shared if share else shared.clone()
+    shared = require("cupy", extra="dali").from_dlpack(tensor)
+    return shared if share else shared.copy()
