@@ -1,4 +1,4 @@
-"""Images through DALI on the processor: our sources beside its own reader and beside a plain iterator."""
+"""Images through DALI on the CPU: our sources compared with DALI's own reader and with a plain iterator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from measure import DATA, interleave, machine, rates, record
 from nvidia.dali import Pipeline, fn
 from PIL import Image
 
-from tarshards import ShardDataset, ShardWriter
-from tarshards.loaders.dali import batch_source, dali_loader, indexed_source, native_loader, sample_source
+from tarshards import ShardDataset, ShardWriter, build_index, dali, expand_urls
+from tarshards.index.exports import write_dali
 
 SAMPLES, SHARD, BATCH, SIDE, CROP, RUNS = 4000, 500, 64, 256, 256, 7
 THREADS = os.cpu_count() or 1
 
-OURS = "`batch_source` in a pipeline by hand"
-NATIVE = "`native_loader` (DALI's `fn.readers.webdataset`)"
+OURS = "`batch_source`"
+SINGLE = "`ShardDataset`, sample by sample, `external_source(batch=False)`"
+READER = "DALI's `fn.readers.webdataset`"
 PLAIN = "a plain iterator over `webdataset.WebDataset`, `external_source(batch=False)`"
 
 
@@ -60,19 +61,27 @@ def pass_on(jpg: Any, cls: Any) -> tuple[Any, Any]:
 
 
 def by_hand(graph: Callable[..., Any], source: Any, **options: Any) -> Pipeline:
-    """A pipeline as it is written by hand around any source."""
-    pipe = Pipeline(batch_size=BATCH, num_threads=THREADS, device_id=None, py_num_workers=1, py_start_method="spawn")
+    """Build a pipeline around any source."""
+    pipe = Pipeline(batch_size=BATCH, num_threads=THREADS, device_id=None)
     with pipe:
-        jpg, cls, *valid = fn.external_source(source, **options)
-        pipe.set_outputs(*graph(jpg, cls), *valid)
-    if options.get("parallel"):
-        pipe.start_py_workers()
+        pipe.set_outputs(*graph(*fn.external_source(source, num_outputs=2, **options)))
+    pipe.build()
+    return pipe
+
+
+def by_reader(graph: Callable[..., Any], urls: str) -> Pipeline:
+    """Build a pipeline around DALI's own reader, with the indexes that it needs."""
+    shards = list(expand_urls(urls))
+    indexes = [write_dali(build_index(url), url, None) for url in shards]
+    pipe = Pipeline(batch_size=BATCH, num_threads=THREADS, device_id=None)
+    with pipe:
+        pipe.set_outputs(*graph(*fn.readers.webdataset(paths=shards, index_paths=indexes, ext=["jpg", "cls"])))
     pipe.build()
     return pipe
 
 
 def run(pipe: Pipeline, least: int = SAMPLES) -> None:
-    """Run an epoch of a pipeline that says itself where it ends."""
+    """Run one epoch of a pipeline whose source ends it."""
     count = 0
     while True:
         try:
@@ -82,6 +91,11 @@ def run(pipe: Pipeline, least: int = SAMPLES) -> None:
         count += len(images)
     pipe.reset()
     check(count, least)
+
+
+def run_reader(pipe: Pipeline) -> None:
+    """Run as many batches as an epoch has; the reader itself goes on without end."""
+    check(sum(len(pipe.run()[0]) for _ in range(-(-SAMPLES // BATCH))))
 
 
 def check(count: int, least: int = SAMPLES) -> None:
@@ -94,7 +108,7 @@ def run_loader(loader: Any) -> None:
 
 
 class PlainIterator:
-    """What one writes without knowing more: a sample at a time, by an iterator over Python objects."""
+    """The obvious source: an iterator over single samples."""
 
     def __init__(self, samples: Callable[[], Iterator[tuple[bytes, bytes]]]):
         self.samples = samples
@@ -102,6 +116,14 @@ class PlainIterator:
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for jpg, cls in self.samples():
             yield np.frombuffer(jpg, np.uint8), np.array(int(cls))
+
+
+def our_samples(dataset: ShardDataset) -> Callable[[], Iterator[tuple[bytes, bytes]]]:
+    def samples() -> Iterator[tuple[bytes, bytes]]:
+        for sample in dataset:
+            yield sample["jpg"], sample["cls"]
+
+    return samples
 
 
 def webdataset_samples(urls: str) -> Callable[[], Iterator[tuple[bytes, bytes]]]:
@@ -112,30 +134,21 @@ def webdataset_samples(urls: str) -> Callable[[], Iterator[tuple[bytes, bytes]]]
 
 
 def sources(graph: Callable[..., Any], urls: str) -> dict[str, Callable[[], object]]:
-    """An epoch of each source in a pipeline by hand."""
+    """One epoch of each source in a pipeline around it."""
     dataset = ShardDataset(urls, fields="jpg cls", shuffle=True)
-    batches, samples = batch_source(dataset, BATCH), sample_source(dataset)
-    ours = by_hand(graph, batches, num_outputs=batches.num_outputs)
-    single = by_hand(graph, samples, num_outputs=samples.num_outputs, batch=False)
-    plain = by_hand(graph, PlainIterator(webdataset_samples(urls)), num_outputs=2, batch=False, cycle="raise")
-    whole = SAMPLES // BATCH * BATCH  # the rest of its samples DALI throws away
-    return {OURS: lambda: run(ours), "`sample_source`": lambda: run(single), PLAIN: lambda: run(plain, whole)}
+    ours = by_hand(graph, dali.batch_source(dataset, BATCH))
+    single = by_hand(graph, PlainIterator(our_samples(dataset)), batch=False, cycle="raise")
+    plain = by_hand(graph, PlainIterator(webdataset_samples(urls)), batch=False, cycle="raise")
+    whole = SAMPLES // BATCH * BATCH  # DALI discards a last batch that is not full
+    return {OURS: lambda: run(ours), SINGLE: lambda: run(single, whole), PLAIN: lambda: run(plain, whole)}
 
 
 def loaders(urls: str) -> dict[str, Callable[[], object]]:
-    """An epoch of each loader, and of the source that has a worker process."""
+    """One epoch of our loader and of DALI's reader."""
     dataset = ShardDataset(urls, fields="jpg cls", shuffle=True)
-    indexed = indexed_source(dataset)
-    workers = {"batch": False, "parallel": True, "bytes_per_sample_hint": 1 << 16}
-    parallel = by_hand(decode_and_crop, indexed, num_outputs=indexed.num_outputs, **workers)
-    options = {"batch_size": BATCH, "device": "cpu", "num_threads": THREADS}
-    native = native_loader(urls, decode_and_crop, **options)
-    loader = dali_loader(dataset, decode_and_crop, **options)
-    return {
-        "`dali_loader`": lambda: run_loader(loader),
-        NATIVE: lambda: run_loader(native),
-        "`indexed_source`, 1 worker process": lambda: run(parallel),
-    }
+    loader = dali.dali_loader(dataset, decode_and_crop, batch_size=BATCH, device="cpu", num_threads=THREADS)
+    reader = by_reader(decode_and_crop, urls)
+    return {"`dali_loader`": lambda: run_loader(loader), READER: lambda: run_reader(reader)}
 
 
 def table(seconds: dict[str, list[float]]) -> list[str]:
@@ -143,12 +156,12 @@ def table(seconds: dict[str, list[float]]) -> list[str]:
 
 
 def ratio(seconds: dict[str, list[float]], other: str) -> str:
-    """How many times as fast ours is: the median of the rounds."""
+    """Return how many times as fast ours is: the median over the rounds."""
     return f"{median(theirs / mine for theirs, mine in zip(seconds[other], seconds[OURS], strict=True)):.2f}"
 
 
-def processor_time(works: dict[str, Callable[[], object]], names: list[str]) -> str:
-    """Say what an image takes of all threads of this process, which other load on the machine hardly changes."""
+def cpu_time(works: dict[str, Callable[[], object]], names: list[str]) -> str:
+    """Return the CPU time per image over all threads of this process, which other load hardly changes."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(RUNS):
         for name in names:
@@ -167,21 +180,21 @@ def main() -> None:
         machine("nvidia-dali-cuda120", "webdataset", "numpy"),
         "",
         f"{SAMPLES:,} JPEGs of {SIDE} x {SIDE}, decoded and cropped to {CROP} x {CROP} on {THREADS} threads "
-        f"(`device_id=None`), batches of {BATCH}. Images a second: median, slowest and fastest of {RUNS} runs in turn; "
-        "how many times as fast `batch_source` is.",
+        f"(`device_id=None`), batches of {BATCH}. Images per second: median, slowest and fastest of {RUNS} runs, "
+        "and how many times as fast `batch_source` is.",
         "",
         *table(decoded),
-        f"`batch_source` has {ratio(decoded, NATIVE)} times the rate of DALI's own reader (0.8 is asked), and "
-        f"{ratio(decoded, PLAIN)} times that of a plain iterator (1.3 is asked).",
+        f"`batch_source` has {ratio(decoded, READER)} times the rate of DALI's own reader (required: 0.8), and "
+        f"{ratio(decoded, PLAIN)} times that of a plain iterator (required: 1.3).",
         "",
-        f"Processor time an image, over all threads: {processor_time(decoding, [OURS, NATIVE, PLAIN])}.",
+        f"CPU time per image, over all threads: {cpu_time(decoding, [OURS, READER, PLAIN])}.",
         "",
-        "The same without decoding: what DALI could be fed.",
+        "The same without decoding: the rate at which DALI could be fed.",
         "",
         *table(passed),
-        f"Processor time: {processor_time(passing, [OURS, PLAIN])}.",
+        f"CPU time: {cpu_time(passing, [OURS, PLAIN])}.",
         "",
-        "Nothing of this has been run on a GPU.",
+        "Not measured on a GPU.",
     ]
     record("DALI", lines)
 

@@ -33,9 +33,9 @@ def index(data: Data) -> None:
 
 
 class Loader:
-    """The epochs of a pipeline over its reader; what fills up the last batch is cut off.
+    """The epochs of a pipeline over its reader; the padding of the last batch is cut off.
 
-    It can be stopped after any batch, and be restored from a checkpoint that was made there.
+    It can stop after any batch and resume from a checkpoint made there.
     """
 
     def __init__(self, pipe: Pipeline, share: tuple[int, int], deliver: Callable[..., Any], taken: int = 0) -> None:
@@ -43,7 +43,7 @@ class Loader:
         samples = pipe.reader_meta("shards")["epoch_size"]
         rank, ranks = share
         self.count = samples * (rank + 1) // ranks - samples * rank // ranks
-        longest = (samples + ranks - 1) // ranks  # to which all ranks' shares are filled up
+        longest = (samples + ranks - 1) // ranks  # all ranks' shares are padded to this length
         self.steps = (longest + pipe.max_batch_size - 1) // pipe.max_batch_size
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,12 +93,12 @@ def load(
 
 
 def as_bytes(count: int, payloads: Any, labels: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Arrays of bytes, one a sample, in DALI's memory."""
+    """Arrays of bytes, one per sample, in DALI's memory."""
     return [np.asarray(payloads.at(i)) for i in range(count)], [np.asarray(labels.at(i)) for i in range(count)]
 
 
 def as_arrays(count: int, payloads: Any, labels: Any) -> tuple[np.ndarray, list[int]]:
-    """An array in DALI's memory, and the labels, for which it has no decoder."""
+    """An array in DALI's memory, and the labels, which DALI cannot decode."""
     return np.asarray(payloads.as_tensor())[:count], [int(np.asarray(labels.at(i)).tobytes()) for i in range(count)]
 
 

@@ -16,7 +16,7 @@ collect_ignore_glob = [] if find_spec("nvidia") and find_spec("nvidia.dali") els
 
 @pytest.fixture
 def write(tmp_path) -> Callable[..., list[str]]:
-    """Return a function that writes samples to indexed shards, some to each, and returns their names."""
+    """Return a function that writes samples to indexed shards of *size* samples each, and returns their names."""
 
     def write(samples: list[dict[str, Any]], size: int = 20, name: str = "set") -> list[str]:
         urls = []
@@ -33,7 +33,7 @@ def write(tmp_path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def photos(write) -> Callable[..., list[str]]:
-    """Return a function that writes so many photos with their number as label; *bad* ones have other bytes."""
+    """Return a function that writes *count* photos labelled by their numbers; *bad* maps numbers to other bytes."""
 
     def photos(count: int, bad: dict[int, bytes] | None = None, **options: Any) -> list[str]:
         from dali_photos import jpeg_of

@@ -74,7 +74,7 @@ def test_batches_begin_again_whatever_dali_is_told(photos, cycle):
 
 
 def test_images_that_are_no_jpeg(write):
-    """A field that has either, PNG and WebP by what their bytes say."""
+    """A field of either extension; PNG, WebP and BMP are recognized by their bytes."""
     samples = []
     for i, (field, kind) in enumerate([("png", "PNG"), ("jpg", "JPEG"), ("png", "WEBP"), ("jpg", "BMP")]):
         stream = BytesIO()
@@ -92,7 +92,7 @@ NAMES = {"long": LONG, "UTF-8": "ä/ö-日本", "spaced": "a b", "dotted folder"
 
 
 def archive(path, form: int, key: str) -> str:
-    """A shard by Python's tarfile, in one of its formats."""
+    """Write a shard with Python's tarfile, in one of its formats."""
     import tarfile
 
     with tarfile.open(path, "w", format=form) as tar:
