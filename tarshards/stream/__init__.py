@@ -1,7 +1,7 @@
 """Samples to samples: sources, ops, and the ``Stream`` that chains them.
 
 - ``sources``: where samples come from, planned or read shard by shard
-- ``ops``: one short generator an operation; ``collate``: samples to a batch
+- ``op``: the traits of an op; ``ops``: one short generator an operation; ``collate``: samples to a batch
 - ``stream``: ``Stream``, the chain; ``mix``: several indexed streams in proportion
 - ``dask``: samples mapped on a cluster
 """

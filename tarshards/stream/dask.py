@@ -8,6 +8,7 @@ from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.parallel import bounded_map
+from tarshards.stream.op import op
 
 
 def dask_executor(client: Any = None) -> Executor:
@@ -28,6 +29,7 @@ def dask_executor(client: Any = None) -> Executor:
     return executor
 
 
+@op(one_for_one=True, instead="map() runs in the workers of the loader; dask_map() is for a Stream")
 def dask_map(
     samples: Iterable[Any], function: Callable[[Any], Any], *, client: Any = None, ordered: bool = True
 ) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from tarshards.index.access import SampleReader
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample
 from tarshards.stream.sources import PlannedSource
-from tarshards.stream.stream import PER_SAMPLE, Stream
+from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import EpochPlan, Tail
@@ -56,8 +56,8 @@ def mix(
         if not isinstance(dataset._source, PlannedSource):
             raise TypeError(f"{name}: only indexed datasets are mixed; tarindex makes indexes")
         for op in dataset._ops:
-            if op.function not in PER_SAMPLE:
-                raise TypeError(f"{name}: {op.function.__name__} holds or counts samples; apply it to the mixture")
+            if not op.traits.per_sample:
+                raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
     if until not in ("first", "last") and not (type(until) is int and until >= 0):
         raise ValueError(f'until= is "first", "last" or a number of samples, not {until!r}')
     source = MixedSource(datasets, [weights[name] for name in datasets], seed, until, tail, on_error)

@@ -1,6 +1,6 @@
 """Iterator -> iterator: one short generator function each; ``Stream`` offers every one as a method.
 
-An op that takes *epoch* or *on_error* is given the stream's own unless the caller names another.
+``@op`` declares what else is true of each: see ``Traits``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
 from tarshards.samples.keys import is_reserved
 from tarshards.stream.collate import collate
+from tarshards.stream.op import op
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -29,6 +30,7 @@ Sample = dict[str, Any]
 OnError = Callable[[Exception], Any]
 
 
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnError | None = None) -> Iterator[Any]:
     """Yield ``function(sample)`` of every sample.
 
@@ -48,6 +50,7 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
         yield result
 
 
+@op(per_sample=True, resumable=True, context=("on_error",))
 def filter(
     samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error: OnError | None = None
 ) -> Iterator[Any]:
@@ -60,6 +63,7 @@ def filter(
     return (sample for sample, wanted in pairs if wanted)
 
 
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def map_fields(
     samples: Iterable[Sample], functions: Mapping[str, Callable[[Any], Any]], *, on_error: OnError | None = None
 ) -> Iterator[Sample]:
@@ -75,6 +79,7 @@ def _map_fields(functions: Mapping[str, Callable[[Any], Any]], sample: Sample) -
     return {**sample, **{field: function(sample[pick_field(sample, [field])]) for field, function in functions.items()}}
 
 
+@op(per_sample=True, resumable=True, one_for_one=True)
 def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
     """Keep the given fields, and ``__key__`` and its like; ``"jpg;png"`` is the first of them that a sample has.
 
@@ -92,6 +97,7 @@ def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
         yield kept
 
 
+@op(per_sample=True, resumable=True, one_for_one=True)
 def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:
     """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; others stay.
 
@@ -109,6 +115,7 @@ def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterat
         yield renamed
 
 
+@op(per_sample=True, resumable=True, one_for_one=True)
 def select_fields(samples: Iterable[Sample], spec: str) -> Iterator[Sample]:
     """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
 
@@ -121,6 +128,7 @@ def select_fields(samples: Iterable[Sample], spec: str) -> Iterator[Sample]:
     return (select(sample, terms) for sample in samples)
 
 
+@op(per_sample=True, resumable=True, one_for_one=True)
 def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...]]:
     """Yield the given fields as a tuple; ``"jpg;png"`` is the first of them that a sample has.
 
@@ -147,6 +155,7 @@ def _raise_cause(failure: Exception) -> None:
     raise cause
 
 
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def decode(
     samples: Iterable[Sample],
     images: str | None = None,
@@ -180,6 +189,7 @@ def decode(
         yield decoded
 
 
+@op(resumable=True, instead="batch_size= and collate_fn= make the batches")
 def batched(
     samples: Iterable[Any], size: int, *, collate: Callable[[list[Any]], Any] = collate, partial: bool = True
 ) -> Iterator[Any]:
@@ -202,6 +212,7 @@ def _batched(samples: Iterable[Any], size: int, collate: Callable[[list[Any]], A
             yield collate(batch)
 
 
+@op(instead="flatten the batch in collate_fn=")
 def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
     """Yield the elements of every element.
 
@@ -212,6 +223,11 @@ def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
         yield from elements
 
 
+@op(
+    one_for_one=True,
+    context=("epoch",),
+    instead="ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
+)
 def shuffle(
     samples: Iterable[Any], size: int, *, initial: int | None = None, seed: int = 0, epoch: int = 0
 ) -> Iterator[Any]:
@@ -244,6 +260,7 @@ def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random
     yield from buffer
 
 
+@op(instead="leave the loop over the loader early; load_state_dict resumes it there")
 def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
     """Yield the first *count* samples (None: all).
 
@@ -253,6 +270,7 @@ def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
     return islice(samples, count)
 
 
+@op(instead="load_state_dict resumes in the middle of an epoch")
 def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
     """Yield all but the first *count* samples.
 
@@ -262,6 +280,7 @@ def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
     return islice(samples, count, None)
 
 
+@op(instead="iterate over the loader again: each iteration is the next epoch")
 def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
     """Yield the samples *times* times over, or for ever; in a stream each time is an epoch of its own.
 
@@ -277,6 +296,7 @@ def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
             return
 
 
+@op(one_for_one=True, instead="enumerate the loader, or write a number into each sample")
 def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield pairs of a count and a sample.
 
@@ -286,6 +306,7 @@ def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, 
     return builtins.enumerate(samples, start)
 
 
+@op(per_sample=True, one_for_one=True)
 def async_map(
     samples: Iterable[Any],
     function: Callable[[Any], Any],
@@ -320,6 +341,7 @@ def _async_map(
         yield from bounded_map(function, samples, executor=pool, window=2 * workers, ordered=ordered)
 
 
+@op(resumable=True, one_for_one=True, instead="tqdm(loader) shows the progress")
 def progress(samples: Iterable[Any], *, total: int | None = None, description: str | None = None) -> Iterator[Any]:
     """Show a progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():  # to import the bar takes longer than many a run
@@ -341,6 +363,7 @@ class Rate(NamedTuple):
     bytes_per_second: float
 
 
+@op(resumable=True, one_for_one=True, instead="measure the loop over the loader")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
     begun = last = time.perf_counter()
@@ -371,6 +394,7 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (bytes, str)) else getattr(value, "nbytes", 0)
 
 
+@op(one_for_one=True, instead="map() can set __key__ from what a sample contains")
 def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
     """Give every sample the key that *template* makes of ``index`` (counted from 0), ``key`` and ``shard``.
 
@@ -387,6 +411,7 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
     )
 
 
+@op(per_sample=True, resumable=True, one_for_one=True)
 def add_source(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Add the URL of its shard to every sample, as the field ``source``; raise SampleError where there is one.
 

@@ -14,6 +14,7 @@ from tarshards.errors import StateError
 from tarshards.samples.ledger import Ledger
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
+from tarshards.stream.op import Traits, traits_of
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -26,16 +27,6 @@ from tarshards.stream.sources import (
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import Tail
-
-#: Ops that take no more from upstream than they give, one by one; after any sample the source says where they stand.
-_LAZY = {
-    *(ops.map, ops.filter, ops.map_fields, ops.decode, ops.batched, ops.progress, ops.monitor),
-    *(ops.keep_fields, ops.rename_fields, ops.select_fields, ops.to_tuple),
-}
-#: Ops that give one sample for each that they take.
-_ONE_FOR_ONE = _LAZY - {ops.filter, ops.batched} | {ops.shuffle, ops.enumerate, ops.async_map}
-#: Ops for which it is the same whether they run over a whole stream or over its parts.
-PER_SAMPLE = _LAZY - {ops.batched, ops.progress, ops.monitor} | {ops.async_map}
 
 
 class EpochCounter:
@@ -66,22 +57,32 @@ class EpochCounter:
 
 
 class BoundOp(NamedTuple):
-    """An op and its arguments; *context* names those that the stream supplies."""
+    """An op and its arguments."""
 
     function: Callable[..., Iterable[Any]]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    context: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.function)
+
+    def run(self, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
+        """Run the op; *epoch* and *on_error* are for an op that wants them and whose caller named none."""
+        supplied: dict[str, Any] = {"epoch": epoch, "on_error": on_error}
+        options = {name: supplied[name] for name in self.traits.context} | self.options
+        return self.function(samples, *self.args, **options)
 
 
 def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
-    parameters = inspect.signature(function).parameters
-    context = tuple(name for name in ("epoch", "on_error") if name in parameters)
-
     @wraps(function)
     def method(self: Stream, *args: Any, **options: Any) -> Any:
         inspect.signature(function).bind(None, *args, **options)
-        return self._then(BoundOp(function, args, options, context))
+        return self._then(BoundOp(function, args, options))
 
     return method
 
@@ -188,8 +189,8 @@ class Stream:
         if not isinstance(self._source, PlannedSource):
             raise TypeError("only planned epochs have a length; they need indexes, which tarindex makes")
         for op in (*self._source.ops, *self._ops):
-            if op.function not in _ONE_FOR_ONE:
-                raise TypeError(f"{op.function.__name__} changes the number of samples, so there is no length")
+            if not op.traits.one_for_one:
+                raise TypeError(f"{op.name} changes the number of samples, so there is no length")
         world = self._here()
         size = len(self._source.plan(0, world.world_size))
         return len(range(world.rank, size, world.world_size))
@@ -204,7 +205,7 @@ class Stream:
         progress = self._progress or Progress(self._epochs.next, self._here())
         state = {"version": VERSION, "digest": self._source.digest, "epoch": progress.epoch}
         state["order"] = list(self._source.order)
-        taken = {"taken": progress.taken} if self._is_lazy() else {"delivered": progress.delivered}
+        taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
         place = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
         return state | taken | {"world": place}
 
@@ -215,7 +216,7 @@ class Stream:
         """
         check_state(state, self._source.digest, ("epoch", "world"))
         check_order(state, self._source.order)
-        if ("taken" if self._is_lazy() else "delivered") not in state:
+        if ("taken" if self._is_resumable() else "delivered") not in state:
             raise StateError("the state is of a stream with other ops")
         self._resumed = dict(state)
 
@@ -229,9 +230,9 @@ class Stream:
         self._progress = progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
         return self._run(progress)
 
-    def _is_lazy(self) -> bool:
+    def _is_resumable(self) -> bool:
         """Whether the source says where the stream stands."""
-        return isinstance(self._source, PlannedSource) and all(op.function in _LAZY for op in self._ops)
+        return isinstance(self._source, PlannedSource) and all(op.traits.resumable for op in self._ops)
 
     def _here(self) -> World:
         """The rank and worker to deliver to."""
@@ -240,7 +241,7 @@ class Stream:
     def _run(self, progress: Progress) -> Iterator[Any]:
         try:
             samples = self._iterate(len(self._ops), progress)
-            if self._is_lazy():
+            if self._is_resumable():
                 yield from samples
             else:
                 for sample in islice(samples, progress.delivered, None):
@@ -258,18 +259,12 @@ class Stream:
         if op.function is ops.repeat:
             times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times") or 1
             progress = Progress(progress.epoch * times, progress.world)
-        return iter(self._apply(op, _Upstream(self, depth - 1, progress), progress.epoch, self._source.ledger))
-
-    @staticmethod
-    def _apply(op: BoundOp, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
-        supplied = {"epoch": epoch, "on_error": on_error}
-        options = {**{name: supplied[name] for name in op.context}, **op.options}
-        return op.function(samples, *op.args, **options)
+        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self._source.ledger))
 
     def through_ops(self, samples: Iterable[Any], epoch: int, on_error: Callable[[Exception], Any]) -> Iterable[Any]:
         """Run all ops over *samples*; *on_error* is for those that name none."""
         for op in self._ops:
-            samples = self._apply(op, samples, epoch, on_error)
+            samples = op.run(samples, epoch, on_error)
         return samples
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:

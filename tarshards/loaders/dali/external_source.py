@@ -19,7 +19,7 @@ from tarshards.parallel import bounded_map
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.sources import Progress
-from tarshards.stream.stream import PER_SAMPLE, Stream
+from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import EpochPlan
@@ -83,8 +83,8 @@ class BatchPasses(Passes):
             raise ValueError(f'last_batch is "partial", "pad" or "drop", not {last_batch!r}')
         super().__init__(stream, size)
         for op in stream._ops:
-            if op.function not in PER_SAMPLE and (self.is_planned or op.function is ops.batched):
-                name = op.function.__name__
+            if not op.traits.per_sample and (self.is_planned or op.function is ops.batched):
+                name = op.name
                 raise TypeError(f"DALI sources support only ops that see one sample at a time, not {name}")
         self.last_batch = last_batch
 

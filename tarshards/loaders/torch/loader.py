@@ -19,25 +19,16 @@ from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
 from tarshards.stream.sources import PlannedSource, Progress
-from tarshards.stream.stream import PER_SAMPLE
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
 
-#: What to use in place of what a ShardLoader refuses.
+#: What to use in place of the DataLoader's options that a ShardLoader refuses.
 _INSTEAD = {
     "batch_sampler": "the plan says what is in a batch",
-    "batched": "batch_size= and collate_fn= make the batches",
     "drop_last": 'tail="drop" makes the ranks equal, and only the last batch of an epoch is smaller',
-    "enumerate": "enumerate the loader, or write a number into each sample",
-    "flatten": "flatten the batch in collate_fn=",
     "in_order": "a state says how many batches came, one after the other",
-    "monitor": "monitor the loop over the loader",
-    "progress": "tqdm(loader) shows the progress",
-    "repeat": "iterate over the loader again: each iteration is an epoch further",
-    "sampler": "the plan is the order; a ShardDataset(shuffle=True) permutes it",
-    "shuffle": "a ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
-    "skip": "load_state_dict goes on in the middle of an epoch",
-    "take": "break off the loop over the loader; it can be resumed there",
+    "sampler": "the plan is the order; ShardDataset(shuffle=True) permutes it",
+    "shuffle": "ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
 }
 
 
@@ -65,11 +56,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         collate_fn: Callable[[list[Any]], Any] = collate,
         **options: Any,
     ):
-        refused = [name for name in options if name in ("batch_sampler", "drop_last", "sampler", "shuffle")]
-        refused += [] if options.get("in_order", True) else ["in_order"]
-        refused += [op.function.__name__ for op in dataset._ops if not _is_welcome(op.function, dataset._source)]
-        if refused:
-            raise TypeError(f"{refused[0]} is not for a ShardLoader: {_INSTEAD[refused[0]]}")
+        _check(dataset, options)
         self.passes = Passes(dataset, batch_size, workers=num_workers)
         self._batches = _Batches(self.passes, collate_fn, persistent=bool(options.get("persistent_workers")))
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
@@ -96,8 +83,18 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         self.ledger.audit(tallies)
 
 
-def _is_welcome(op: Callable[..., Any], source: Any) -> bool:
-    return op in PER_SAMPLE or (op is not ops.batched and not isinstance(source, PlannedSource))
+def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
+    """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
+    is_planned = isinstance(dataset._source, PlannedSource)
+    refused = {name: instead for name, instead in _INSTEAD.items() if name in options}
+    if options.get("in_order"):
+        del refused["in_order"]
+    for op in dataset._ops:
+        if op.function is ops.batched or (is_planned and not op.traits.per_sample):
+            refused[op.name] = op.traits.instead
+    if refused:
+        name, instead = next(iter(refused.items()))
+        raise TypeError(f"{name} is not for a ShardLoader: {instead}")
 
 
 def _same(batch: Any) -> Any:

@@ -1,0 +1,50 @@
+"""An op's traits: what a stream and the loaders must know of it, declared where the op is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Context = Literal["epoch", "on_error"]
+
+
+class Traits(NamedTuple):
+    """What is true of an op.
+
+    - *per_sample*: it does the same to a whole stream as to its parts, so that a loader may run it on one batch.
+    - *resumable*: it holds no sample back and counts none, so that the source's position says where it stands.
+    - *one_for_one*: it yields one sample for each that it takes.
+    - *context*: the arguments that a stream supplies unless the caller does.
+    - *instead*: what to use where a loader refuses it.
+    """
+
+    per_sample: bool = False
+    resumable: bool = False
+    one_for_one: bool = False
+    context: tuple[Context, ...] = ()
+    instead: str = ""
+
+
+def op(
+    *,
+    per_sample: bool = False,
+    resumable: bool = False,
+    one_for_one: bool = False,
+    context: tuple[Context, ...] = (),
+    instead: str = "",
+) -> Callable[[Function], Function]:
+    """Declare the traits of the function that follows; see ``Traits``."""
+    traits = Traits(per_sample, resumable, one_for_one, context, instead)
+
+    def declare(function: Function) -> Function:
+        function.traits = traits  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def traits_of(function: Callable[..., Any]) -> Traits:
+    """Return the traits that ``op`` declared."""
+    traits: Traits = function.traits  # type: ignore[attr-defined]
+    return traits
