@@ -19,7 +19,7 @@ FOLDER = DATA / "check"
 THREADS = 2
 KEYS = 10_000_000
 COUNT_KEYS = """
-from tarshards.verbs.check.keys import KeyPlaces
+from tarshards.verbs.check.duplicates import KeyPlaces
 with KeyPlaces() as keys:
     for number in range({count}):
         keys.add(f"some/folder/{{number % ({count} - 1000):012d}}", (number // 10_000, number))
@@ -129,7 +129,7 @@ def main() -> None:
     lines += [
         f"A shard of {found.size / 1e6:.0f} MB, 9,000 samples, with 100 holes of up to 200 KB: of {len(intact):,} "
         f"samples that no hole touches {len(intact & whole):,} are read; {lost / 1e6:.1f} MB are passed over, and "
-        f"{sum(found.account.values()) - found.size} bytes are not accounted for."
+        f"{sum(found.byte_counts.values()) - found.size} bytes are not accounted for."
     ]
     record("tarcheck", lines)
 

@@ -38,16 +38,20 @@ def main(
     The report goes to stdout. --repair goes on behind damage at the next sound header.
     """
     from tarshards.storage.expressions import expand_urls
-    from tarshards.verbs.check import check_shards, repair_shards
+    from tarshards.verbs.check import check_shards
+    from tarshards.verbs.repair import repair_shards
 
     urls = list(expand_urls([*shards, *(f"@{name}" for name in lists)] or ["-"]))
     if repair is not None:
         check_output(repair, overwrite)
         if repair == "-" or "-" in urls:
-            raise click.UsageError("--repair reads SHARDS twice and writes a file: neither can be -")
-    report = check_shards(_progress(urls, quiet), decode=decode, jobs=jobs or os.cpu_count() or 1, allow_pipe=True)
-    if repair is not None:
-        saved = repair_shards(urls, repair, allow_pipe=True)
+            raise click.UsageError("--repair reads files and writes a file: neither SHARDS nor OUT can be -")
+    shown = _progress(urls, quiet)
+    jobs = jobs or os.cpu_count() or 1
+    if repair is None:
+        report = check_shards(shown, decode=decode, jobs=jobs, allow_pipe=True)
+    else:
+        report, saved = repair_shards(shown, repair, decode=decode, jobs=jobs, allow_pipe=True)
         say(f"{saved} samples are in {repair}")
     if as_json:
         import json

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pydoc
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,10 @@ from PIL import Image
 from tarshards import ShardWriter, read_samples, write_samples
 from tarshards.storage.plain import open_plain
 from tarshards.tar.read import END, pack_header, padding
-from tarshards.verbs.check import SHOWN, Report, check, check_shards, repair_shards, surveying
-from tarshards.verbs.check.headers import read_headers
-from tarshards.verbs.check.keys import KeyPlaces
+from tarshards.verbs.check import SHOWN, Report, check, check_shards, inspection
+from tarshards.verbs.check.duplicates import KeyPlaces
+from tarshards.verbs.check.headers import scan_headers
+from tarshards.verbs.repair import repair_shards
 
 
 def write(path: Path, samples: list[dict]) -> str:
@@ -180,7 +183,7 @@ def test_damaged_jpegs_are_found_as_by_decoding_them_at_their_full_size(tmp_path
         samples.append({"__key__": f"{i:03d}", "jpg": bytes(data)})
     a = write(tmp_path / "a.tar", samples)
     found = check_shards([a], decode=True, jobs=2)
-    monkeypatch.setattr(surveying, "_is_sound_jpeg", lambda data: False)
+    monkeypatch.setattr(inspection, "_is_sound_jpeg", lambda data: False)
     assert found.as_json() == check_shards([a], decode=True, jobs=2).as_json()
     assert 100 < found.total("error") < 300
 
@@ -269,7 +272,7 @@ def test_the_report_as_json(tmp_path):
 def test_repair_writes_whole_samples_once(tmp_path):
     a, b = write(tmp_path / "a.tar", SAMPLES), write(tmp_path / "b.tar", SAMPLES[3:])
     flip(a, 4 * 1024 + 5)
-    assert repair_shards([a, b], str(tmp_path / "out.tar")) == 5
+    assert repair_shards([a, b], str(tmp_path / "out.tar")).samples == 5
     read = {sample["__key__"]: sample for sample in read_samples(tmp_path / "out.tar")}
     assert list(read) == ["s0", "s1", "s3", "s4", "s5"]
     assert all(read[sample["__key__"]]["txt"] == sample["txt"] for sample in SAMPLES if sample["__key__"] in read)
@@ -292,7 +295,7 @@ def test_duplicates_are_those_of_a_dict(held):
 def test_duplicates_within_bounded_memory():
     """A million keys on disk take less than 64 MB, of which Python itself has 10."""
     code = """
-from tarshards.verbs.check.keys import KeyPlaces
+from tarshards.verbs.check.duplicates import KeyPlaces
 with KeyPlaces() as keys:
     for number in range(1_000_000):
         keys.add(f"some/folder/{number % 999_999:012d}", (number // 1000, number))
@@ -340,7 +343,7 @@ def check_both_ways(urls: list[str]) -> tuple[Report, Report]:
     """Return what is found with all headers in one call where that is enough, and by a survey of every shard."""
     with pytest.MonkeyPatch.context() as patch:
         found = check_shards(urls)
-        patch.setattr(check, "read_headers", lambda file: None)
+        patch.setattr(check, "scan_headers", lambda file: None)
         return found, check_shards(urls)
 
 
@@ -367,7 +370,7 @@ def test_a_survey_of_many_samples_finds_the_same(tmp_path):
         unique = {sample["__key__"]: sample for sample in samples}
         urls.append(write(tmp_path / f"{shard}.tar", list(unique.values())))
         with open_plain(urls[-1]) as file:
-            assert read_headers(file) is not None
+            assert scan_headers(file) is not None
     found, surveyed = check_both_ways(urls)
     assert found.as_json() == surveyed.as_json()
     assert found.counts["error", "duplicate key"] > 100
@@ -389,7 +392,7 @@ def test_a_survey_of_many_samples_finds_the_same(tmp_path):
 )
 def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
     with open_plain(pack(tmp_path / "a.tar", *names)) as file:
-        assert read_headers(file) is None
+        assert scan_headers(file) is None
 
 
 @pytest.mark.parametrize("held", [1, 7, 10**6])
@@ -401,3 +404,28 @@ def test_many_keys_at_once_are_the_same_as_one_by_one(held):
         at_once.extend(keys[:20])
         at_once.extend(iter(keys[20:]))
         assert dict(at_once.duplicates()) == dict(one_by_one.duplicates())
+
+
+def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatch):
+    from tarshards.cli import tarcheck
+
+    a = write(tmp_path / "a.tar", SAMPLES)
+    flip(a, 4 * 1024 + 5)
+    calls: Counter[str] = Counter()
+    for name in (
+        "storage.plain.open_url",
+        "samples.resync.walking._pieces",
+        "verbs.check.headers.walk",
+        "samples.resync.judging._judge_segments",
+    ):
+        function = pydoc.locate(f"tarshards.{name}")
+
+        def counted(*args, name=name, function=function, **options):
+            calls[name.rpartition(".")[2]] += 1
+            return function(*args, **options)
+
+        monkeypatch.setattr(f"tarshards.{name}", counted)
+    with pytest.raises(SystemExit):
+        tarcheck.main(["--repair", str(tmp_path / "out.tar"), a], standalone_mode=False)
+    assert calls == {"open_url": 1, "_pieces": 1, "_judge_segments": 1}
+    assert [sample["__key__"] for sample in read_samples(tmp_path / "out.tar")] == ["s0", "s1", "s3", "s4", "s5"]

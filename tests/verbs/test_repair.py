@@ -91,8 +91,8 @@ def plain(tmp_path):
 def whole_samples(file: PlainFile) -> dict[str, dict[str, bytes]]:
     """Survey a shard, check its account, and return the samples that are taken for whole."""
     found = survey_file(file)
-    assert sum(found.account.values()) == file.size
-    assert min(found.account.values()) >= 0
+    assert sum(found.byte_counts.values()) == file.size
+    assert min(found.byte_counts.values()) >= 0
     whole = [sample for sample in found.samples if sample.problem is None]
     read = {sample.key: {field: file.read(a, b - a) for field, a, b in sample.members} for sample in whole}
     assert len(read) == len(whole)
@@ -396,7 +396,7 @@ def test_global_headers_and_links_belong_to_no_sample(plain):
             tar.addfile(info)
     found = survey_file(plain(buffer.getvalue()))
     assert dict(found.skipped) == {"directory": 1, "symbolic link": 1}
-    assert found.account == {"whole": 512, "quarantined": 0, "other": 5 * 512, "zeros": 14 * 512, "gaps": 0}
+    assert found.byte_counts == {"whole": 512, "quarantined": 0, "other": 5 * 512, "zeros": 14 * 512, "gaps": 0}
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"no tar at all " * 100])
@@ -404,7 +404,7 @@ def test_what_is_no_tar_at_all(plain, data):
     found = survey_file(plain(data))
     assert found.samples == []
     assert found.gaps
-    assert sum(found.account.values()) == len(data)
+    assert sum(found.byte_counts.values()) == len(data)
 
 
 def damaged_shard(path) -> Archive:
@@ -491,7 +491,7 @@ def test_members_of_no_sample_are_counted(tmp_path):
     ledger = Ledger()
     assert len(list(read_samples(tmp_path / "a.tar", on_error=ledger, on_damage="resync"))) == 1
     assert ledger.skipped == {"no extension": 2}
-    assert survey_shard(str(tmp_path / "a.tar")).account["other"] == 2048
+    assert survey_shard(str(tmp_path / "a.tar")).byte_counts["other"] == 2048
 
 
 def test_bad_arguments(tmp_path):

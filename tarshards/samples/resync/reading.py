@@ -36,7 +36,7 @@ def read_resyncing(
                 if isinstance(item, Gap) or item.problem is not None:
                     ledger(explain(found.url, item))
                     continue
-                sample = _read(file, item)
+                sample = read_found(file, item)
                 delivered += 1
                 fields += len(sample) - 2
                 yield sample
@@ -63,7 +63,8 @@ def _place(item: Gap | FoundSample) -> int:
     return item.start if isinstance(item, Gap) else item.offset
 
 
-def _read(file: PlainFile, found: FoundSample) -> dict[str, Any]:
+def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
+    """Read a sample that was found in *file*; raise OpenError where the file has become shorter."""
     sample: dict[str, Any] = {"__key__": found.key, "__url__": file.name}
     for field, start, end in found.members:
         sample[field] = data = file.read(start, end - start)

@@ -33,8 +33,8 @@ class Survey:
     other: int = 0
 
     @property
-    def account(self) -> dict[str, int]:
-        """The bytes of the shard by what they are; their sum is its size."""
+    def byte_counts(self) -> dict[str, int]:
+        """The bytes of the shard by what they are; they add up to its size."""
         return {
             "whole": sum(sample.size for sample in self.samples if sample.problem is None),
             "quarantined": sum(sample.size for sample in self.samples if sample.problem is not None),
@@ -44,8 +44,11 @@ class Survey:
         }
 
 
-def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
-    """Survey an open shard; a sample takes about 500 bytes of memory."""
+def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable[Piece] | None = None) -> Survey:
+    """Return what the headers of an open shard show; its samples are not judged.
+
+    *pieces* are those of ``walk(file)``, where it was called before. A sample takes about 500 bytes of memory.
+    """
     found = Survey(file.name, file.size, file.error)
 
     def counted(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -57,7 +60,7 @@ def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
     def skip(reason: str) -> None:
         found.skipped[reason] += 1
 
-    for item in group_found(counted(walk(file)), split=split, skip=skip):
+    for item in group_found(counted(walk(file) if pieces is None else pieces), split=split, skip=skip):
         if isinstance(item, Gap):
             found.gaps.append(item)
         elif isinstance(item, Zeros):
@@ -69,6 +72,12 @@ def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
         _, start, end = last.members[-1]
         last.size -= max(0, end + padding(end - start) - file.size)  # padding that was cut off
     found.other -= sum(sample.size for sample in found.samples)
+    return found
+
+
+def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
+    """Survey an open shard, as ``survey_shard`` does."""
+    found = group_file(file, split=split)
     judge(found.samples, found.gaps, file)
     return found
 

@@ -1,6 +1,11 @@
-"""Shards -> what is wrong with them, and what they hold."""
+"""Shards -> what is wrong with them, and what they hold.
 
-from tarshards.verbs.check.check import check_shards, repair_shards
+- ``check``: one shard after another, and the dataset that they form; ``report``: the findings and counts
+- ``headers``: the fast path, one scan of the headers of a plain shard; ``inspection``: sample by sample, for any shard
+- ``duplicates``: keys that come more than once, among more of them than fit into memory
+"""
+
+from tarshards.verbs.check.check import check_shards
 from tarshards.verbs.check.report import SHOWN, FieldSizes, Finding, Report
 
-__all__ = ["SHOWN", "FieldSizes", "Finding", "Report", "check_shards", "repair_shards"]
+__all__ = ["SHOWN", "FieldSizes", "Finding", "Report", "check_shards"]

@@ -1,94 +1,111 @@
-"""The checks of one shard after another, and those of the dataset that they are together."""
+"""Checks of single shards, and of the dataset that they form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import SampleError, ShardIndexError, TarshardsError
+from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.storage.opening import room_of
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.storage.streams import public
-from tarshards.verbs.check.headers import Headers, read_headers
-from tarshards.verbs.check.keys import KeyPlaces
+from tarshards.verbs.check.duplicates import KeyPlaces
+from tarshards.verbs.check.headers import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, FieldSizes, Finding, Report
 
 if TYPE_CHECKING:
     from tarshards.samples.resync.grouping import FoundSample
+    from tarshards.samples.resync.survey import Survey
+
+OnSurvey = Callable[["PlainFile", "Survey"], object]
 
 FORMS = 1000  # sets of fields that are told apart
 NOT_ADJACENT = "members of this key are not adjacent, or the sample comes twice"
 
 
-def repair_shards(urls: Iterable[str], target: str, *, allow_pipe: bool = False) -> int:
-    """Write the whole samples of shards, damaged or not, to the tar *target*, and return how many there were.
+def check_shards(
+    urls: Iterable[str],
+    *,
+    decode: bool = False,
+    jobs: int = 1,
+    allow_pipe: bool = False,
+    on_survey: OnSurvey | None = None,
+) -> Report:
+    """Check shards, and the dataset that they form.
 
-    Of several samples of one key it is the first.
-    """
-    from tarshards.samples.ledger import Ledger
-    from tarshards.samples.read import read_samples
-    from tarshards.write.shards import DUPLICATE_KEY, TarWriter
-
-    ledger = Ledger(max_errors=float("inf"))
-    with TarWriter(target) as writer:
-        for sample in read_samples(list(urls), on_error=ledger, on_damage="resync", allow_pipe=allow_pipe):
-            try:
-                writer.write(sample)
-            except SampleError as error:
-                if error.reason != DUPLICATE_KEY:
-                    raise
-    return writer.samples
-
-
-def check_shards(urls: Iterable[str], *, decode: bool = False, jobs: int = 1, allow_pipe: bool = False) -> Report:
-    """Check shards, and the dataset that they are together.
-
-    Reads headers only; with *decode* all fields, which *jobs* threads decode, but none that can run code. What is no
-    plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard that is
-    damaged, or of at most 1 GiB, takes about 550 bytes.
+    Reads headers only; with *decode* also all fields, which *jobs* threads decode, except those that can run code. What
+    is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard
+    that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open shard and its
+    judged survey, after the shard was checked; what it raises is raised.
     """
     with KeyPlaces() as keys:
-        check = _Check(keys, jobs if decode else 0)
+        check = _Check(keys, jobs if decode else 0, on_survey)
         for url in urls:
             check.shard(url, allow_pipe)
         return check.finish()
 
 
 class _Check:
-    """The check of one dataset, shard after shard; *threads* of them decode."""
+    """The check of one dataset, shard after shard; *threads* decode its fields, none if 0."""
 
-    def __init__(self, keys: KeyPlaces, threads: int):
-        self.report, self.keys, self.threads = Report(), keys, threads
+    def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
+        self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
-        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, and likewise
+        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
         self.indexed: dict[str, bool] = {}
 
     def shard(self, url: str, allow_pipe: bool) -> None:
         name = public(url)
         self.names.append(name)
         self.report.shards += 1
-        try:
-            with open_plain(url, allow_pipe=allow_pipe) as file:
+        survey = None
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
                 self.report.bytes += file.size
-                headers = None if self.threads else read_headers(file)
-                if headers is not None:
-                    self._count_all(headers, name)
+                if self.on_survey is None:
+                    self._count_shard(file, name)
                 else:
-                    self._survey(file, name)
+                    survey = self._survey(file, name)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or room_of(url) in ("http", "fsspec_"):
                     self._check_index(url, name)
-        except TarshardsError as error:
-            self.report.add_error("read", error)
+            except TarshardsError as error:
+                self.report.add_error("read", error)
+            if survey is not None and self.on_survey is not None:
+                self.on_survey(file, survey)
 
-    def _survey(self, file: PlainFile, name: str) -> None:
+    def _count_shard(self, file: PlainFile, name: str) -> None:
+        """Count the samples of a shard, from one scan of its headers where they are all that there is to check."""
+        scanned = None if self.threads else scan_headers(file)
+        if scanned is not None:
+            self._count_scanned(scanned, name)
+        else:
+            self._count_each(file, name)
+
+    def _survey(self, file: PlainFile, name: str) -> Survey:
+        """Survey a shard, count its samples, and return the judged survey."""
+        from tarshards.samples.resync.judging import judge
+        from tarshards.samples.resync.survey import group_file
+
+        survey = group_file(file)
+        # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
+        if survey.gaps:
+            judge(survey.samples, survey.gaps, file)
+        self._count_each(file, name, survey)
+        if not survey.gaps:
+            judge(survey.samples, survey.gaps, file)
+        return survey
+
+    def _count_each(self, file: PlainFile, name: str, survey: Survey | None = None) -> None:
         """Count the samples of any shard one by one."""
-        from tarshards.verbs.check.surveying import decoded, misread_by_dali, whole_samples
+        from tarshards.verbs.check.inspection import decoded, misread_by_dali, whole_samples
 
-        samples = whole_samples(file, self.report)
+        samples = whole_samples(file, self.report, survey)
         for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
             self._count(sample, name)
             if odd := misread_by_dali(sample):
@@ -106,8 +123,8 @@ class _Check:
         if len(self.forms) < FORMS:
             self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))
 
-    def _count_all(self, headers: Headers, name: str) -> None:
-        """Count the samples of a shard of which the headers tell all."""
+    def _count_scanned(self, headers: ScannedShard, name: str) -> None:
+        """Count the samples of a plain shard."""
         report = self.report
         report.samples += len(headers.keys)
         report.members += sum(map(len, headers.sizes))

@@ -17,7 +17,7 @@ LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
 NO_FIELDS = {"__key__", "__url__"}  # which have a meaning of their own in a sample
 
 
-class Headers(NamedTuple):
+class ScannedShard(NamedTuple):
     """The samples of a shard: the offset of each one's first header, and its form.
 
     A form is the places in *fields*, little-endian uint16, of a sample's fields. *sizes* holds for each field the bytes
@@ -39,7 +39,7 @@ class Headers(NamedTuple):
             yield frozenset(self.fields[place] for (place,) in places), number
 
 
-def read_headers(file: PlainFile) -> Headers | None:
+def scan_headers(file: PlainFile) -> ScannedShard | None:
     """Return what the headers of a plain shard tell; None for any other, which has more to be told.
 
     A plain shard is sound, not overly large, and its samples and one end of an archive are all that it holds: no other
@@ -67,7 +67,7 @@ def read_headers(file: PlainFile) -> Headers | None:
     sizes_of: list[list[int]] = [[] for _ in fields]
     for place, size in zip(places, sizes):
         sizes_of[place].append(size)
-    return Headers(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
+    return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
 
 
 def _is_odd(keys: list[str], fields: list[str]) -> bool:

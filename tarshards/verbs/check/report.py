@@ -73,6 +73,10 @@ class Report:
         """Count an error as a finding."""
         self.add(Finding("error", kind, error.reason, error.url, error.offset, error.key, error.field))
 
+    def skip(self, reason: str) -> None:
+        """Count a member that is in no sample."""
+        self.skipped[reason] += 1
+
     def total(self, severity: str) -> int:
         """How many errors, or warnings, there are."""
         return sum(count for (of, _), count in self.counts.items() if of == severity)

@@ -1,4 +1,4 @@
-"""The samples of any shard, one by one: those that are whole, and what is wrong with all else."""
+"""The samples of any shard, inspected one by one: those that are whole, and what is wrong with the rest."""
 
 from __future__ import annotations
 
@@ -14,32 +14,39 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
 from tarshards.samples.resync.grouping import FoundSample, group_found
+from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.reading import explain
-from tarshards.samples.resync.survey import survey_file
+from tarshards.samples.resync.survey import Survey, group_file
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, walk
 from tarshards.storage.plain import PlainFile
 from tarshards.verbs.check.report import Finding, Report
 
-HELD = 1 << 16  # members of a shard that are held rather than looked for twice
+HELD = 1 << 16  # members of a shard whose headers are held rather than read twice
 BATCH = 1 << 21  # bytes of samples that are decoded at once
 WHITE = re.compile(r"\s")
 
 
-def whole_samples(file: PlainFile, report: Report) -> Iterator[FoundSample]:
-    """Yield the samples of a shard that are whole; the others, and gaps, are findings."""
+def whole_samples(file: PlainFile, report: Report, survey: Survey | None = None) -> Iterator[FoundSample]:
+    """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
-    def skip(reason: str) -> None:
-        report.skipped[reason] += 1
-
-    pieces = _Held(walk(file))
-    if any(isinstance(piece, Gap) for piece in pieces):
-        found = survey_file(file)
-        report.skipped += found.skipped
-        items: list[Any] = sorted([*found.samples, *found.gaps, *found.zeros], key=_start)
-        lost = sum(sample.problem is not None for sample in found.samples)
-        report.damaged[file.name] = {"samples": len(found.samples) - lost, "lost": lost, **found.account}
+    *survey* is that of the shard, judged if there are gaps; without one the headers are read here, and the samples of a
+    shard without gaps are not held.
+    """
+    if survey is None:
+        pieces = _Held(walk(file))
+        gaps = [piece for piece in pieces if isinstance(piece, Gap)]
+        if gaps:
+            survey = group_file(file, pieces=pieces.held)
+            judge(survey.samples, survey.gaps, file)
+    if survey is not None:
+        report.skipped += survey.skipped
+        items: Iterable[Any] = sorted([*survey.samples, *survey.gaps, *survey.zeros], key=_start)
+        if survey.gaps:
+            lost = sum(sample.problem is not None for sample in survey.samples)
+            whole = len(survey.samples) - lost
+            report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
     else:
-        items = group_found(pieces.held or walk(file), skip=skip)  # type: ignore[assignment]
+        items = group_found(pieces.held or walk(file), skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
             if item.end < file.size:
@@ -59,7 +66,7 @@ def _start(item: FoundSample | Gap | Zeros) -> int:
 
 
 class _Held:
-    """Pieces that are iterated over once, and *held* for another time if they are not too many; None if they are."""
+    """Pieces that are iterated over once, and *held* for a second time; None if of more than HELD members."""
 
     def __init__(self, pieces: Iterable[Piece]):
         self._pieces = pieces
@@ -77,7 +84,7 @@ class _Held:
 
 
 def decoded(samples: Iterable[FoundSample], file: PlainFile, report: Report, threads: int) -> Iterator[FoundSample]:
-    """Yield the samples when *threads* have decoded their fields; those that do not decode are findings."""
+    """Yield the samples after *threads* have decoded their fields; fields that do not decode become findings."""
 
     def decode(batch: list[FoundSample]) -> list[tuple[FoundSample, list[DecodeError]]]:
         return [(sample, list(_undecodable(sample, file))) for sample in batch]
@@ -122,15 +129,15 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    """Say whether *name* is that of a field that ``decode_field`` takes for an image."""
+    """Say whether ``decode_field`` decodes the field *name* as an image."""
     extension = name.rpartition(".")[2]
     return extension in EXTENSIONS and extension not in DECODERS
 
 
 def _is_sound_jpeg(data: bytes) -> bool:
-    """Say whether *data* is a JPEG that decodes at an eighth of its size, for which every bit of it is read too.
+    """Say whether *data* is a JPEG that decodes at an eighth of its size.
 
-    Damage shows in those bits; there are only fewer pixels to compute. Where this is False, ``decode_field`` decides.
+    That reads every bit, where damage shows, but computes fewer pixels. Where this is False, ``decode_field`` decides.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return False
@@ -149,7 +156,7 @@ def _is_sound_jpeg(data: bytes) -> bool:
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:
-    """Say what DALI's reader of tars, or its ``wds2idx``, makes another sample of; None where all is well."""
+    """Say which of its names make DALI's tar reader, or ``wds2idx``, read another sample; None if none do."""
     fields = sample.fields
     longest, white = _longest_and_white(fields)
     if sample.extended:
