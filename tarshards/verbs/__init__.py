@@ -4,5 +4,5 @@
 - ``join``: parallel shards to samples with the fields of all; ``mix``: streams in given proportions
 - ``create``: tables, lines and files to samples; ``jsonl``: samples to JSON lines and back; ``table``: to tab-separated
 - ``show``: samples as text and pictures; ``contact_sheet``: as one HTML page
-- ``check``: what is wrong with shards; ``repair``: their whole samples
+- ``check``: what is wrong with shards; ``repair``: their whole samples; ``contents``: counts that check and show share
 """

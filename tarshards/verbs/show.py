@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
@@ -14,6 +14,7 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.lines import visible
 from tarshards.samples.read import Sample
+from tarshards.verbs.contents import Contents, FieldSizes, align
 
 TEXTS = frozenset(["txt", "text", "transcript"])
 NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
@@ -137,18 +138,16 @@ def _fit(picture: Any, columns: int) -> Any:
     return picture.resize([length * factor for length in picture.size], Image.Resampling.NEAREST)
 
 
-class Summary:
-    """What many samples are together: their number, the sizes of their fields, keys that come more than once.
+class Summary(Contents):
+    """What many samples are together: their number, the sizes of their fields, and keys that come more than once.
 
-    Keys of up to *max_keys* samples are remembered for that, about 150 bytes each.
+    The keys of up to *max_keys* samples are remembered for that, about 150 bytes each.
     """
 
     def __init__(self, *, max_keys: int = 10_000_000):
+        super().__init__()
         self.max_keys = max_keys
-        self.samples = 0
         self.duplicates: Counter[str] = Counter()  # how often each key came again
-        self.sizes: dict[str, Counter[int]] = defaultdict(Counter)  # field -> bits of a size -> samples
-        self.totals: Counter[str] = Counter()  # field -> bytes
         self._keys: set[str] = set()
 
     def add(self, sample: Sample) -> None:
@@ -160,11 +159,12 @@ class Summary:
         elif len(self._keys) < self.max_keys:
             self._keys.add(key)
         for field, data in fields_of(sample):
-            self.sizes[field][len(data).bit_length()] += 1
-            self.totals[field] += len(data)
+            if field not in self.fields:
+                self.fields[field] = FieldSizes()
+            self.fields[field].add(len(data))
 
     def __str__(self) -> str:
-        r"""Return the tables.
+        r"""Return the counts, the table of fields and the histogram of their sizes.
 
         >>> summary = Summary()
         >>> summary.add({"__key__": "a", "txt": b"hello"})
@@ -179,35 +179,21 @@ class Summary:
         field  from  to  samples
         txt       4   7        1  ########################################
         """
-        head = [f"samples     {self.samples}", f"bytes       {self.totals.total()}", self._told_duplicates()]
-        fields = sorted(self.sizes)
-        if not fields:
-            return "\n".join(head)
-        counts = [("field", "samples", "missing", "bytes", "mean")]
-        bars = [("field", "from", "to", "samples")]
-        most = max(max(sizes.values()) for sizes in self.sizes.values())
-        marks = [""]
-        for field in fields:
-            name, count, total = visible(field), self.sizes[field].total(), self.totals[field]
-            counts.append((name, str(count), str(self.samples - count), str(total), f"{total / count:.1f}"))
-            bits = self.sizes[field]
-            for power in sorted(bits):
-                bars.append((name, str(1 << power >> 1), str((1 << power) - 1), str(bits[power])))
-                marks.append("#" * -(-40 * bits[power] // most))
-        rows = [f"{row}  {mark}".rstrip() for row, mark in zip(_table(bars), marks)]
-        return "\n".join([*head, "", *_table(counts), "", *rows])
+        size = sum(sizes.bytes for sizes in self.fields.values())
+        head = [f"samples     {self.samples}", f"bytes       {size}", self._describe_duplicates()]
+        return "\n".join([*head, "", *self.table("bytes", "mean"), "", *self._bars()] if self.fields else head)
 
-    def _told_duplicates(self) -> str:
+    def _bars(self) -> list[str]:
+        rows, marks = [("field", "from", "to", "samples")], [""]
+        most = max(max(sizes.histogram.values()) for sizes in self.fields.values())
+        for field, sizes in sorted(self.fields.items()):
+            for power, count in sorted(sizes.histogram.items()):
+                rows.append((visible(field), str(1 << power >> 1), str((1 << power) - 1), str(count)))
+                marks.append("#" * -(-40 * count // most))
+        return [f"{row}  {mark}".rstrip() for row, mark in zip(align(rows), marks)]
+
+    def _describe_duplicates(self) -> str:
         some = ", ".join(f"{visible(key)} ({again + 1} times)" for key, again in self.duplicates.most_common(5))
         more = ", …" if len(self.duplicates) > 5 else ""
         known = f" among the first {self.max_keys} keys" if len(self._keys) >= self.max_keys else ""
         return f"duplicates  {len(self.duplicates)}{known}{some and ': ' + some}{more}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align the first column left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]

@@ -62,8 +62,8 @@ def test_a_sound_dataset(tmp_path):
     assert report.findings == []
     assert (report.shards, report.samples, report.members, report.lost) == (2, 6, 12, 0)
     assert report.bytes == Path(a).stat().st_size + Path(b).stat().st_size
-    assert vars(report.fields["txt"]) == {"samples": 6, "bytes": 84, "least": 4, "most": 24}
-    assert vars(report.fields["cls"]) == {"samples": 6, "bytes": 6, "least": 1, "most": 1}
+    assert report.fields["txt"].as_json() == {"samples": 6, "bytes": 84, "least": 4, "most": 24}
+    assert report.fields["cls"].as_json() == {"samples": 6, "bytes": 6, "least": 1, "most": 1}
 
 
 def test_damage_is_told_with_its_place_and_the_rest_is_counted(tmp_path):

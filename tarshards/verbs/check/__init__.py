@@ -6,6 +6,6 @@
 """
 
 from tarshards.verbs.check.check import check_shards
-from tarshards.verbs.check.report import SHOWN, FieldSizes, Finding, Report
+from tarshards.verbs.check.report import SHOWN, Finding, Report
 
-__all__ = ["SHOWN", "FieldSizes", "Finding", "Report", "check_shards"]
+__all__ = ["SHOWN", "Finding", "Report", "check_shards"]

@@ -13,7 +13,8 @@ from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.storage.streams import public
 from tarshards.verbs.check.duplicates import KeyPlaces
 from tarshards.verbs.check.headers import ScannedShard, scan_headers
-from tarshards.verbs.check.report import SHOWN, FieldSizes, Finding, Report
+from tarshards.verbs.check.report import SHOWN, Finding, Report
+from tarshards.verbs.contents import FieldSizes
 
 if TYPE_CHECKING:
     from tarshards.samples.resync.grouping import FoundSample

@@ -7,12 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 from tarshards.errors import TarshardsError
 from tarshards.samples.lines import visible
+from tarshards.verbs.contents import Contents
 
-SHOWN = 1000  # findings of a kind that are kept; of the others the number
+SHOWN = 1000  # findings of a kind that are kept; the others are only counted
 
 
 class Finding(NamedTuple):
-    """Something wrong; *url*, *offset* (bytes), *key* and *field* are None where it is of no single place."""
+    """Something wrong; *url*, *offset* (bytes), *key* and *field* are None where they do not apply."""
 
     severity: Literal["error", "warning"]
     kind: str
@@ -27,41 +28,20 @@ class Finding(NamedTuple):
         return f"{self.severity}: {TarshardsError(self.reason, **place)}"  # type: ignore[arg-type]
 
 
-class FieldSizes:
-    """How many samples have a field, and the bytes of its data."""
+class Report(Contents):
+    """What a check found, and what the shards hold.
 
-    def __init__(self) -> None:
-        self.samples = self.bytes = self.least = self.most = 0
-
-    def add(self, size: int) -> None:
-        """Count one member."""
-        self.least = min(self.least, size) if self.samples else size
-        self.most = max(self.most, size)
-        self.samples += 1
-        self.bytes += size
-
-    def extend(self, sizes: list[int]) -> None:
-        """Count members, at least one."""
-        self.least = min(self.least, min(sizes)) if self.samples else min(sizes)
-        self.most = max(self.most, max(sizes))
-        self.samples += len(sizes)
-        self.bytes += sum(sizes)
-
-
-class Report:
-    """What a check found. *counts* are the findings by kind, of which *findings* holds the first SHOWN each.
-
-    *samples* and *members* are those that are whole, *lost* the samples that are not; *damaged* holds for each shard
-    with a gap what its bytes are.
+    *counts* are the findings by severity and kind; *findings* holds the first SHOWN of each. *samples* and *members*
+    are whole, *lost* counts the samples that are not. *damaged* has the samples and bytes of each shard with a gap.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.findings: list[Finding] = []
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.shards = self.bytes = self.samples = self.members = self.lost = 0
+        self.shards = self.bytes = self.members = self.lost = 0
         self.damaged: dict[str, dict[str, int]] = {}
         self.skipped: Counter[str] = Counter()
-        self.fields: dict[str, FieldSizes] = {}
 
     def add(self, finding: Finding) -> None:
         """Count a finding, and keep it if it is one of the first of its kind."""
@@ -83,7 +63,6 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON's types."""
-        sizes = {name: vars(sizes) for name, sizes in sorted(self.fields.items())}
         return {
             "errors": self.total("error"),
             "warnings": self.total("warning"),
@@ -93,27 +72,24 @@ class Report:
             "members": self.members,
             "lost": self.lost,
             "skipped": dict(sorted(self.skipped.items())),
-            "fields": {name: {**values, "missing": self.samples - values["samples"]} for name, values in sizes.items()},
+            "fields": {
+                name: {**sizes.as_json(), "missing": self.samples - sizes.samples}
+                for name, sizes in sorted(self.fields.items())
+            },
             "damaged": self.damaged,
             "counts": {kind: count for (_, kind), count in sorted(self.counts.items())},
             "findings": [finding._asdict() for finding in self.findings],
         }
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("field", "samples", "missing", "bytes", "least", "mean", "most")]
-        for name, sizes in sorted(self.fields.items()):
-            mean = f"{sizes.bytes / sizes.samples:.1f}"
-            numbers = sizes.samples, self.samples - sizes.samples, sizes.bytes, sizes.least, mean, sizes.most
-            rows.append((visible(name), *(str(number) for number in numbers)))
-        widths = [max(map(len, column)) for column in zip(*rows)]
         lines = [visible(str(finding)) for finding in self.findings]
         for (severity, kind), count in sorted(self.counts.items()):
             if count > SHOWN:
                 lines.append(f"{severity}: {count - SHOWN} more: {kind}")
-        for name, account in self.damaged.items():
-            parts = ", ".join(f"{count} {what}" for what, count in account.items() if what not in ("samples", "lost"))
+        for name, counts in self.damaged.items():
+            sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if what not in ("samples", "lost"))
             lines.append(
-                f"{visible(name)}: {account['samples']} samples are whole, {account['lost']} lost; bytes: {parts}"
+                f"{visible(name)}: {counts['samples']} samples are whole, {counts['lost']} lost; bytes: {sizes}"
             )
         lines += [
             *([""] if lines else []),
@@ -126,8 +102,5 @@ class Report:
             f"warnings  {self.total('warning')}",
         ]
         if self.fields:
-            lines.append("")
-        for row in rows if self.fields else []:
-            cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
-            lines.append("  ".join(cells))
+            lines += ["", *self.table("bytes", "least", "mean", "most")]
         return "\n".join(lines)
