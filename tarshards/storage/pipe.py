@@ -7,10 +7,14 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import IO, Any
 
 from tarshards.errors import OpenError
 from tarshards.storage.streams import Reader, Writer, failure
+
+#: A list that a thread sets to have its PipeReaders added to, so that another thread can kill their commands.
+OPENED: ContextVar[list[PipeReader]] = ContextVar("OPENED")
 
 
 def open_stream(url: str, mode: str, *, allow_pipe: bool, **_: Any) -> Reader | Writer:
@@ -60,12 +64,17 @@ class PipeReader(Reader):
         self._owner = os.getpid()
         self._process = start(url, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0)
         self._stdout = _end(self._process.stdout)
+        OPENED.get([]).append(self)
 
     def read_some(self, size: int) -> bytes:
         data = self._stdout.read(size)
         if not data:
             check(self._process, self.name)
         return data
+
+    def kill(self) -> None:
+        """Kill the command, also while another thread waits for its output, which then ends."""
+        kill(self._process)
 
     def close(self) -> None:
         if not self.closed and hasattr(self, "_stdout"):

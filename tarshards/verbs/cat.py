@@ -1,13 +1,15 @@
-"""Many shards -> one stream of samples: in turn, interleaved, by several readers at once; and new keys for it."""
+"""Many shards -> one stream of samples: one after the other, interleaved, or read by several threads at once."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar
+from threading import Condition, Lock, Thread
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
 
+from tarshards.errors import TarshardsError
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_urls
@@ -15,7 +17,7 @@ from tarshards.storage.expressions import expand_urls
 T = TypeVar("T")
 OnError = Callable[[Exception], Any]
 
-PATIENCE = 1.0  # seconds that a reader has to notice that nobody waits for it
+PATIENCE = 2.0  # seconds that readers have to end, when nobody takes their samples any more
 
 
 def round_robin(sources: Iterable[Iterable[T]], width: int) -> Iterator[T]:
@@ -59,139 +61,147 @@ def read_parallel(
     on_error: OnError | None = None,
     allow_pipe: bool = False,
 ) -> Generator[Sample, None, None]:
-    """Yield the samples of all shards, up to *readers* of which are read at once, by threads; each exactly once.
+    """Yield each sample of all shards exactly once; up to *readers* threads read one shard each.
 
-    They come as they are read, or *ordered* as the shards are. At most *memory* bytes of fields wait, besides the one
-    sample in the hands of each reader; a larger sample waits alone. Errors are as in ``read_samples``, raised when all
-    that the shard had before has been yielded. Breaking off stops the readers.
+    Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields wait
+    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. Errors are as in
+    ``read_samples``, and come after the samples that precede them in their shard. Closing the generator stops the
+    readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
     """
     if readers < 1:
         raise ValueError(f"at least 1 reader reads, not {readers}")
     if memory < 1:
         raise ValueError(f"memory must be positive, not {memory}")
-    return _Readers(expand_urls(urls), memory, ordered, allow_pipe).run(readers, Ledger.of(on_error))
+    return _read_parallel(expand_urls(urls), readers, memory, ordered, Ledger.of(on_error), allow_pipe)
 
 
-class _ShardLedger(Ledger):
-    """The account of one shard, kept in one thread; what is done about an error is decided elsewhere."""
+def _read_parallel(
+    urls: list[str], readers: int, memory: int, ordered: bool, ledger: Ledger, allow_pipe: bool
+) -> Generator[Sample, None, None]:
+    waiting = _Waiting(urls, memory, ordered)
+    threads = [_Reader(waiting, allow_pipe) for _ in range(min(readers, len(urls)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in urls:
+            while not isinstance(item := waiting.take(), _End):
+                yield item
+            if isinstance(item.error, TarshardsError):
+                ledger(item.error)
+            elif item.error is not None:
+                raise item.error
+    finally:
+        waiting.stop()
+        _end(threads)
+        for thread in threads:
+            ledger.merge(thread.ledger)
 
-    error: Exception | None = None
-    crash: BaseException | None = None
+
+class _End(NamedTuple):
+    """The end of a shard, and the error that ended it."""
+
+    error: BaseException | None
+
+
+class _Waiting:
+    """Samples that wait to be taken, in one queue a shard if *ordered*, else in one queue for all shards.
+
+    They take at most *memory* bytes, but the queue to take from next accepts one sample of any size.
+    """
+
+    def __init__(self, urls: list[str], memory: int, ordered: bool):
+        self.memory, self.ordered = memory, ordered
+        lock = Lock()
+        self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
+        self.shards = iter(enumerate(urls))
+        self.queues: dict[int, deque[tuple[Sample | _End, int]]] = defaultdict(deque)
+        self.current = 0  # the queue to take from next
+        self.held = 0  # bytes
+        self.stopped = False
+
+    def next_shard(self) -> tuple[int, str] | None:
+        """Return the number and the URL of a shard that nobody reads yet, or None if there is none."""
+        with self.drained:
+            return None if self.stopped else next(self.shards, None)
+
+    def put(self, shard: int, item: Sample | _End, size: int) -> bool:
+        """Add *item* when there is memory for its *size* bytes; return False if it is not wanted any more."""
+        queue = shard if self.ordered else 0
+        with self.drained:
+            while not self.stopped and size and self.held + size > self.memory:
+                if queue == self.current and not self.queues[queue]:
+                    break
+                self.drained.wait()
+            if not self.stopped:
+                self.queues[queue].append((item, size))
+                self.held += size
+                self.filled.notify()
+            return not self.stopped
+
+    def take(self) -> Any:
+        """Wait for the next sample or end of a shard, and return it."""
+        from tarshards.parallel import TICK
+
+        with self.filled:
+            while not self.queues[self.current]:
+                self.filled.wait(TICK)
+            item, size = self.queues[self.current].popleft()
+            self.held -= size
+            if self.ordered and isinstance(item, _End):
+                del self.queues[self.current]
+                self.current += 1
+            self.drained.notify_all()
+            return item
+
+    def stop(self) -> None:
+        """Let readers end."""
+        with self.drained:
+            self.stopped = True
+            self.drained.notify_all()
+
+
+class _ReaderLedger(Ledger):
+    """The counts of one reader; it keeps an error for the thread that takes the samples, which decides what to do."""
+
+    error: BaseException | None = None
 
     def __call__(self, error: Exception) -> None:
         self.error = error
 
 
-class _Stopped(BaseException):
-    """Nobody waits for the samples any more."""
+class _Reader(Thread):
+    """A thread that reads shard after shard."""
 
+    def __init__(self, waiting: _Waiting, allow_pipe: bool):
+        super().__init__(daemon=True)
+        self.waiting, self.allow_pipe = waiting, allow_pipe
+        self.ledger = _ReaderLedger()
+        self.pipes: list[Any] = []  # those of the shard that is read
 
-class _Readers:
-    """Threads that read shards, and the samples that wait to be taken: a queue a shard, or one for all."""
+    def run(self) -> None:
+        from tarshards.storage.pipe import OPENED
 
-    def __init__(self, urls: list[str], memory: int, ordered: bool, allow_pipe: bool):
-        from threading import Condition, Lock
-
-        self.urls, self.memory, self.ordered, self.allow_pipe = urls, memory, ordered, allow_pipe
-        lock = Lock()
-        self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
-        self.shards = iter(enumerate(urls))
-        self.queues: dict[int, deque[Any]] = defaultdict(deque)
-        self.current = 0  # the queue to take from
-        self.held = 0  # bytes
-        self.stopped = False
-        self.ledgers: list[_ShardLedger] = []
-
-    def run(self, readers: int, ledger: Ledger) -> Generator[Sample, None, None]:
-        """Yield what the threads read."""
-        from threading import Thread
-
-        threads = [Thread(target=self.read, daemon=True) for _ in range(min(readers, len(self.urls)))]
-        try:
-            for thread in threads:
-                thread.start()
-            yield from self.take(ledger)
-        finally:
-            with self.drained:
-                self.stopped = True
-                self.drained.notify_all()
-            _join([thread for thread in threads if thread.ident])
-            for account in self.ledgers:
-                ledger.merge(account)
-
-    def take(self, ledger: Ledger) -> Iterator[Sample]:
-        """Yield what waits, until every shard has ended; let *ledger* decide about errors."""
-        from tarshards.parallel import TICK
-
-        for _ in self.urls:
-            ended = None
-            while ended is None:
-                with self.filled:
-                    while not self.queues[self.current]:
-                        self.filled.wait(TICK)
-                    item, size = self.queues[self.current].popleft()
-                    self.held -= size
-                    ended = item if isinstance(item, _ShardLedger) else None
-                    if ended is not None and self.ordered:
-                        del self.queues[self.current]
-                        self.current += 1
-                    self.drained.notify_all()
-                if ended is None:
-                    yield item
-            if ended.crash is not None:
-                raise ended.crash
-            if ended.error is not None:
-                ledger(ended.error)
-
-    def read(self) -> None:
-        """Read shard after shard; the work of each thread."""
-        while True:
-            account = _ShardLedger()
-            with self.drained:
-                number, url = next(self.shards, (-1, ""))
-                if number < 0 or self.stopped:
-                    return
-                self.ledgers.append(account)
-            queue = number if self.ordered else 0
+        OPENED.set(self.pipes)
+        while (shard := self.waiting.next_shard()) is not None:
+            number, url = shard
+            self.pipes.clear()
+            self.ledger.error = None
             try:
-                for sample in read_shard(url, ledger=account, allow_pipe=self.allow_pipe):
-                    self.put(queue, sample, sum(map(len, sample.values())))
-                self.put(queue, account, 0)
-            except _Stopped:
-                return
+                for sample in read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe):
+                    if not self.waiting.put(number, sample, sum(map(len, sample.values()))):
+                        return
             except BaseException as error:
-                account.crash = error
-                with suppress(_Stopped):
-                    self.put(queue, account, 0)
-                return
-
-    def put(self, queue: int, item: Any, size: int) -> None:
-        """Wait for room for *item*; what is to be taken next always has room for one."""
-        with self.drained:
-            while self.held + size > self.memory and size and (queue != self.current or self.queues[queue]):
-                if self.stopped:
-                    raise _Stopped
-                self.drained.wait()
-            if self.stopped:
-                raise _Stopped
-            self.queues[queue].append((item, size))
-            self.held += size
-            self.filled.notify()
+                self.ledger.error = error
+            self.waiting.put(number, _End(self.ledger.error), 0)
 
 
-def _join(threads: list[Any]) -> None:
-    """Wait for threads to end; a command that one still waits for is killed, and no thread waited for for ever."""
-    import os
-    import signal
-    from pathlib import Path
-    from time import monotonic
+def _end(readers: list[_Reader]) -> None:
+    """Wait for readers, and kill the commands that they wait for; those that wait for a network end by themselves."""
+    from tarshards.parallel import TICK
 
-    for _ in range(2):
-        deadline = monotonic() + PATIENCE
-        for thread in threads:
-            thread.join(max(0, deadline - monotonic()))
-        threads = [thread for thread in threads if thread.is_alive()]
-        for thread in threads:
-            with suppress(OSError):
-                for child in Path(f"/proc/self/task/{thread.native_id}/children").read_text().split():
-                    os.killpg(int(child), signal.SIGKILL)
+    deadline = monotonic() + PATIENCE
+    while (alive := [reader for reader in readers if reader.is_alive()]) and monotonic() < deadline:
+        alive[0].join(TICK)
+        for reader in alive:
+            for pipe in reader.pipes:
+                pipe.kill()
