@@ -28,6 +28,8 @@ _SUFFIXES = {
     ".zst": "zstd",
 }
 
+MAX_RATIO = 200  # by default, how many times its own size compressed data may expand to, beyond the first MiB
+
 _FEED = 1 << 16
 _PIECE = 1 << 20
 # The largest windows that are allocated on a file's word: what `zstd -d` and `xz -d -M256MiB` accept.
@@ -54,6 +56,26 @@ def find_compression(head: bytes) -> str | None:
     ('gzip', None)
     """
     return next((name for name, magic in _MAGICS.items() if re.match(magic, head, re.DOTALL)), None)
+
+
+def is_bomb(plain: int, packed: int, max_ratio: float = MAX_RATIO) -> bool:
+    """Say whether *packed* bytes that expand to *plain* bytes count as a decompression bomb.
+
+    >>> is_bomb(1 << 20, 10), is_bomb(2 << 20, 10)
+    (False, True)
+    """
+    return plain > (1 << 20) + max_ratio * packed
+
+
+def gunzip(data: bytes) -> bytes:
+    """Decompress gzip data of any number of members; raise ValueError for damaged data and decompression bombs."""
+    if find_compression(data) != "gzip":
+        raise ValueError("not gzip data")
+    stream = Decompressed(io.BytesIO(data), "gzip", "", MAX_RATIO)
+    try:
+        return b"".join(iter(lambda: stream.read(_PIECE), b""))
+    except OpenError as error:
+        raise ValueError(error.reason) from error
 
 
 def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
@@ -97,7 +119,7 @@ class Prefixed(Reader):
 class Decompressed(Reader):
     """The data of all the members of a compressed stream, each checked to its end."""
 
-    def __init__(self, stream: io.RawIOBase, compression: str, url: str, max_ratio: float):
+    def __init__(self, stream: io.RawIOBase | io.BytesIO, compression: str, url: str, max_ratio: float):
         self.name = url
         self._stream, self._compression, self._max_ratio = stream, compression, max_ratio
         self._decoder: Decoder | None = None
@@ -119,7 +141,7 @@ class Decompressed(Reader):
                 return b""
             output = self._decompress(self._decoder)  # type: ignore[arg-type]
         self._made += len(output)
-        if self._made > _PIECE + self._max_ratio * self._taken:
+        if is_bomb(self._made, self._taken, self._max_ratio):
             raise self._error(f"more than {self._max_ratio:g} times the compressed size comes out (max_ratio)")
         return output
 

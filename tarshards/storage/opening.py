@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from tarshards.errors import UrlError
-from tarshards.storage.compression import compressed, decompressed
+from tarshards.storage.compression import MAX_RATIO, compressed, decompressed
 from tarshards.storage.streams import SCHEME, Reader, Writer, public
 
 __all__ = ["Reader", "Writer", "open_shard", "open_url", "public"]
@@ -42,7 +42,7 @@ def open_url(
 
 
 def open_shard(
-    url: str | os.PathLike[str], mode: str = "rb", *, allow_pipe: bool = False, max_ratio: float = 200
+    url: str | os.PathLike[str], mode: str = "rb", *, allow_pipe: bool = False, max_ratio: float = MAX_RATIO
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 

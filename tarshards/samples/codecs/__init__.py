@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
-from io import BytesIO
 from typing import Any
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (to import a kind is to register it)
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
+from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
-
-MIB = 2**20
-MAX_RATIO = 200
 
 
 def decode_field(field: str, data: bytes, *, images: str | None = None, allow_unsafe: bool = False) -> Any:
@@ -43,7 +39,7 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
             return image.decode_image(data, images)
 
     try:
-        return decode(_gunzip(data) if gzipped else data)
+        return decode(gunzip(data) if gzipped else data)
     except Exception as exc:
         raise DecodeError(_reason(exc), field=field) from exc
 
@@ -84,30 +80,14 @@ def _extension(field: str) -> tuple[str, bool]:
     return (inner, True) if last == "gz" else (last, False)
 
 
-def _gunzip(data: bytes) -> bytes:
-    if not data:
-        raise EOFError("no gzip data")  # which the gzip module takes for an empty file
-    plain = bytearray()
-    with gzip.open(BytesIO(data)) as stream:
-        while piece := stream.read(MIB):
-            plain += piece
-            if len(plain) > _max_plain(data):
-                raise ValueError(f"gzip data of {len(data)} bytes expands more than {MAX_RATIO}-fold")
-    return bytes(plain)
-
-
 def _gzip(data: bytes) -> bytes:
     # A long run of one byte shrinks a thousandfold, past what we would read back; Huffman alone shrinks eightfold.
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)
         packed = stream.compress(data) + stream.flush()
-        if len(data) <= _max_plain(packed):
+        if not is_bomb(len(data), len(packed)):
             break
     return packed
-
-
-def _max_plain(packed: bytes) -> int:
-    return MIB + MAX_RATIO * len(packed)
 
 
 def _reason(exc: Exception) -> str:

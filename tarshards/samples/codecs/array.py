@@ -11,11 +11,12 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from tarshards.samples.codecs.registry import decoder, encoder, require
+from tarshards.storage.compression import is_bomb
 
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_DEFLATE = 1032  # the most that deflate can shrink honest data
+MAX_DEFLATE = 1032  # how many times its own size deflated data can expand to: arrays of zeros do
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of zip files
 TENBIN_MAGIC = b"~TenBin~"
 TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
@@ -69,8 +70,8 @@ def decode_npz(data: bytes) -> dict[str, np.ndarray]:
 
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = archive.infolist()
-        if sum(member.file_size for member in members) > MAX_DEFLATE * len(data):
-            raise ValueError("the zip claims more than its bytes can hold")
+        if is_bomb(sum(member.file_size for member in members), len(data), MAX_DEFLATE):
+            raise ValueError(f"more than {MAX_DEFLATE} times the compressed size would come out")
         arrays = {member.filename.removesuffix(".npy"): decode_npy(archive.read(member)) for member in members}
     if len(arrays) != len(members):
         raise ValueError("two arrays of one name")

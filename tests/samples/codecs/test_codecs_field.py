@@ -82,7 +82,7 @@ def test_gzip_damaged_anywhere_never_gives_another_text():
 
 def test_gzip_bomb_is_refused_and_our_own_long_runs_are_not():
     zeros = bytes(4 * 2**20)
-    with pytest.raises(DecodeError, match="expands more than 200-fold"):
+    with pytest.raises(DecodeError, match="more than 200 times the compressed size"):
         decode_field("txt.gz", gzip.compress(zeros))
     assert decode_field("txt.gz", gzip.compress(zeros[: 2**20])) == zeros[: 2**20].decode()
     assert decode_field("txt.gz", encode_field("txt.gz", zeros.decode())) == zeros.decode()
