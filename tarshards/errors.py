@@ -1,16 +1,16 @@
-"""Every error of tarshards; each says where in the data it happened.
+"""The error tree; every error says where in the data it happened.
 
 TarshardsError
-├── UrlError         a shard expression or URL that cannot be understood (also a ValueError)
-├── OpenError        a URL that cannot be opened, or that breaks off while it is read or written
-├── TarError         bytes that are not a whole and sound tar archive
+├── UrlError         an invalid shard expression or URL (also a ValueError)
+├── OpenError        a URL that cannot be opened, or fails while it is read or written
+├── TarError         bytes that are not a complete, valid tar archive
 ├── SampleError      members that do not form samples, or samples that do not form members
 ├── OpError          a user's function that failed on a sample
 ├── DecodeError      a field whose bytes do not decode
 ├── EncodeError      a field whose value does not encode
-├── WorldError       ranks and shards that do not fit together
+├── WorldError       ranks, workers and shards that do not match
 ├── ShardIndexError  an index that is missing, stale or damaged
-├── StateError       a state that is of another dataset, version or kind of run
+├── StateError       a state from another dataset, version or kind of run
 └── AuditError       samples that were neither delivered nor accounted for
 
 Bad arguments raise Python's own TypeError and ValueError.
@@ -51,15 +51,15 @@ def _rebuild(kind: type[TarshardsError], reason: str, url: Any, offset: Any, key
 
 
 class UrlError(TarshardsError, ValueError):
-    """A shard expression or URL that cannot be understood."""
+    """An invalid shard expression or URL."""
 
 
 class OpenError(TarshardsError):
-    """A URL that cannot be opened, or that breaks off while it is read or written."""
+    """A URL that cannot be opened, or fails while it is read or written."""
 
 
 class TarError(TarshardsError):
-    """Bytes that are not a whole and sound tar archive."""
+    """Bytes that are not a complete, valid tar archive."""
 
 
 class SampleError(TarshardsError):
@@ -79,7 +79,7 @@ class EncodeError(TarshardsError):
 
 
 class WorldError(TarshardsError):
-    """Ranks and shards that do not fit together."""
+    """Ranks, workers and shards that do not match."""
 
 
 class ShardIndexError(TarshardsError):
@@ -87,7 +87,7 @@ class ShardIndexError(TarshardsError):
 
 
 class StateError(TarshardsError):
-    """A state that is of another dataset, version or kind of run."""
+    """A state from another dataset, version or kind of run."""
 
 
 class AuditError(TarshardsError):

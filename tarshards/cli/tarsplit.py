@@ -118,7 +118,7 @@ def _parse_ratios(text: str) -> dict[str, float]:
         raise click.UsageError(f"--ratios {text}: write train=.9,val=.1, with a sum of 1") from error
     for name in ratios:
         if not is_safe(name):
-            raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file's name")
+            raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file name")
     if len(ratios) <= text.count(","):
         raise click.UsageError(f"--ratios {text}: a name comes twice")
     return ratios

@@ -71,7 +71,7 @@ def _parse(expression: str) -> ast.Expression:
         tree = ast.parse(expression.strip(), mode="eval")
         nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{expression!r} is no expression: {getattr(error, 'msg', error)}") from error
+        raise ValueError(f"{expression!r} is not an expression: {getattr(error, 'msg', error)}") from error
     for node in nodes:
         if refused := _refused(node):
             raise ValueError(f"{expression!r}: {refused}")
@@ -83,14 +83,14 @@ def _refused(node: ast.AST) -> str | None:
     if not isinstance(node, SYNTAX):
         return f"{type(node).__name__} is not allowed"
     if isinstance(node, ast.Attribute) and not any(node.attr in names for names in METHODS.values()):
-        return f"no attribute or method {node.attr}; items are written json[{node.attr!r}]"
+        return f"no attribute or method {node.attr}; write items as json[{node.attr!r}]"
     if isinstance(node, ast.Name) and node.id.startswith("__"):
         return f"no name {node.id}"
     if isinstance(node, ast.Call):
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            return "functions take plain arguments"
+            return "functions take positional arguments only"
         if not isinstance(node.func, ast.Attribute) and getattr(node.func, "id", None) not in {*FUNCTIONS, "has"}:
-            return f"no function {ast.unparse(node.func)}; there are has {' '.join(FUNCTIONS)}"
+            return f"no function {ast.unparse(node.func)}; known: has {' '.join(FUNCTIONS)}"
     return None
 
 
@@ -106,7 +106,7 @@ def _of_numbers(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
     def checked(left: Any, right: Any) -> Any:
         if isinstance(left, (str, bytes, list, tuple)) or isinstance(right, (str, bytes, list, tuple)):
-            raise TypeError("* and % are for numbers")
+            raise TypeError("* and % accept numbers only")
         return operator(left, right)
 
     return checked
@@ -126,7 +126,7 @@ class _Fields:
         if field not in self._decoded:
             if not self.has(field):
                 known = ", ".join(filter(self.has, self._sample))
-                reason = f"no field {field}; there are {known}. has({field!r}) asks first"
+                reason = f"no field {field}; the sample has {known}; test for it with has({field!r})"
                 raise SampleError(reason, **place(self._sample))
             self._decoded[field] = self._decode(field)
         return self._decoded[field]
@@ -165,7 +165,7 @@ class Template:
             self._parts = list(Formatter().parse(template))
             for _, name, spec, conversion in self._parts:
                 if name is not None and (name not in like or conversion or "{" in (spec or "")):
-                    raise ValueError(f"{{{name}}} is not among {', '.join(like)}, maybe with a format")
+                    raise ValueError(f"{{{name}}} is not among {', '.join(like)} (a format may follow)")
             self.fill(like)
         except ValueError as error:
             raise ValueError(f"{template!r}: {error}") from error

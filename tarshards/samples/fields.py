@@ -33,7 +33,7 @@ def pick_field(sample: Sample, alternatives: list[str]) -> str:
             return field
     wanted = " or ".join(alternatives)
     known = ", ".join(field for field in sample if not is_reserved(field))
-    raise SampleError(f"no field {wanted}; there are {known}", **place(sample))
+    raise SampleError(f"no field {wanted}; the sample has {known}", **place(sample))
 
 
 def place(sample: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def parse_selection(spec: str) -> list[Term]:
         name, colon, old = word.rpartition(":")
         alternatives = old.split(";")
         if not all(alternatives) or (colon and not name) or ("*" in alternatives and word != "*"):
-            raise ValueError(f"{word!r} in {spec!r} selects no field; words are new:old1;old2, keep, or *")
+            raise ValueError(f"{word!r} in {spec!r} selects no field; write new:old1;old2, keep, or *")
         terms.append(Term(name or None, alternatives))
     if not terms:
         raise ValueError("an empty selection of fields")

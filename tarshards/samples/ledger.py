@@ -190,7 +190,7 @@ class Ledger:
         if not total.parts and (all_ranks or total.planned == self._indexed(total, 1).total()):
             differences = self._differences(total, ranks)
             if differences:
-                raise AuditError("not every sample was read once an epoch" + differences)
+                raise AuditError("not every sample was read once per epoch" + differences)
 
     def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
         """Count what the epochs of *total* hold, by shard."""
@@ -323,7 +323,7 @@ def _gather(tally: Tally, group: Any, timeout: float) -> list[Tally]:
         try:
             distributed.monitored_barrier(group, timeout=timedelta(seconds=timeout))
         except RuntimeError as exc:
-            raise AuditError(f"not all ranks came within {timeout:g} s: {str(exc).splitlines()[0]}") from exc
+            raise AuditError(f"not all ranks arrived within {timeout:g} s: {str(exc).splitlines()[0]}") from exc
     tallies: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(tallies, tally, group=group)
     return tallies

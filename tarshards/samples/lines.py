@@ -56,10 +56,10 @@ def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
         with located(place):
             fields = [field for field in sample if not is_reserved(field)]
             if not fields:
-                raise SampleError("no field but the key", key=key)
+                raise SampleError("no field except the key", key=key)
             for field in fields:
                 join_name(key, field)
             if key in keys:
-                raise SampleError("this key came before", key=key)
+                raise SampleError("this key occurred before", key=key)
         keys.add(key)
         yield sample

@@ -77,9 +77,9 @@ def _read_tree(
         if class_field is not None:
             name, slash, _ = key.partition("/")
             if not slash:
-                raise SampleError("not in a folder that could be its class", url=folder, key=key)
+                raise SampleError("not in a folder named after its class", url=folder, key=key)
             if class_field in paths:
-                raise SampleError("there is a file for this field too", url=folder, key=key, field=class_field)
+                raise SampleError("a file for this field exists already", url=folder, key=key, field=class_field)
             sample[class_field] = str(classes[name]).encode()
         for field, path in paths.items():
             sample[field] = read_file(path)
@@ -106,7 +106,7 @@ def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
             key, field = parts
             paths = found.setdefault(key, Found(key, {})).paths
             if field in paths:
-                raise SampleError(f"{paths[field]} and {entry.path} are one field", url=folder, key=key, field=field)
+                raise SampleError(f"{paths[field]} and {entry.path} are the same field", url=folder, key=key, field=field)
             paths[field] = entry.path
     for name, entry_found in found.items():
         if entry_found.folder is None:

@@ -1,5 +1,5 @@
-"""Bytes to members and back: the tar format, and nothing of samples.
+"""Bytes to members and back: the tar format.
 
-- ``read``: ``read_members``, headers of members that are written, limits
-- ``_tar.c``: the native parser; ``_tar_py``: its twin in Python, which gives the same results
+- ``read``: ``read_members``, the headers of members to write, limits
+- ``_tar.c``: the parser in C; ``_tar_py``: the same parser in Python, with identical results
 """

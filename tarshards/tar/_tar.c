@@ -1,5 +1,5 @@
-/* Parse tar headers out of a buffer, and make them: the native twin of _tar_py.py, where the contracts of scan(), cut(),
- * walk() and plain_header() are written.
+/* Parse and create tar headers. _tar_py.py is the equivalent in Python, and documents the contracts of scan(), cut(),
+ * walk() and plain_header().
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -49,7 +49,7 @@ static PyObject *scan(PyObject *self, PyObject *args) {
     return Py_BuildValue("NLLiz", members, (long long)scan.position, (long long)scan.need, scan.ended, scan.problem);
 }
 
-/* Read an offset out of a scanned member; -1 with an exception set where there is none. */
+/* Read an offset of a scanned member; -1 with an exception set if there is none. */
 static Py_ssize_t scanned_offset(PyObject *scanned, int item) {
     PyObject *offset = PyTuple_GetItem(scanned, item);
     return offset ? PyLong_AsSsize_t(offset) : -1;
@@ -63,7 +63,7 @@ static PyObject *cut_member(const Py_buffer *view, PyObject *scanned, long long 
     Py_ssize_t start = scanned_offset(scanned, 2), end = scanned_offset(scanned, 3);
     if (PyErr_Occurred()) return NULL;
     if (start < 0 || start > end || end > view->len) {
-        PyErr_SetString(PyExc_ValueError, "a member that does not lie in the buffer");
+        PyErr_SetString(PyExc_ValueError, "a member that lies outside the buffer");
         return NULL;
     }
     PyObject *fields = PyTuple_New(3);
@@ -73,7 +73,7 @@ static PyObject *cut_member(const Py_buffer *view, PyObject *scanned, long long 
     PyTuple_SetItem(fields, 1, PyBytes_FromStringAndSize((const char *)view->buf + start, end - start));
     PyTuple_SetItem(fields, 2, PyLong_FromLongLong(base + header));
     PyTuple_SetItem(arguments, 0, fields);
-    /* tuple.__new__ rather than an allocation of ours: since 3.14 only it sets up the hash that a tuple keeps. */
+    /* Call tuple.__new__ instead of allocating: since Python 3.14 only it initializes the cached hash. */
     newfunc make = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
     return PyErr_Occurred() ? NULL : make(type, arguments, NULL);
 }
@@ -86,7 +86,7 @@ static PyObject *cut(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*O!LO!:cut", &view, &PyList_Type, &scanned, &base, &PyType_Type, &type)) return NULL;
     PyObject *members = NULL, *arguments = PyTuple_New(1);
     if (!PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type))
-        PyErr_SetString(PyExc_TypeError, "the type of a member must be a tuple's");
+        PyErr_SetString(PyExc_TypeError, "the type of a member must be a subclass of tuple");
     else if (arguments)
         members = PyList_New(0);
     for (Py_ssize_t i = 0; members && i < PyList_Size(scanned); i++) {
@@ -101,22 +101,22 @@ static PyObject *cut(PyObject *self, PyObject *args) {
     return members;
 }
 
-/* Bytes that grow; little-endian numbers are put behind one another. */
+/* A growing buffer to which little-endian numbers are appended. */
 typedef struct {
     char *data;
-    size_t used, room;
+    size_t used, capacity;
 } Bytes;
 
 static int reserve(Bytes *bytes, size_t more) {
-    if (bytes->used + more <= bytes->room) return 0;
-    size_t room = 2 * (bytes->used + more) + 4096;
-    char *data = PyMem_Realloc(bytes->data, room);
+    if (bytes->used + more <= bytes->capacity) return 0;
+    size_t capacity = 2 * (bytes->used + more) + 4096;
+    char *data = PyMem_Realloc(bytes->data, capacity);
     if (!data) {
         PyErr_NoMemory();
         return -1;
     }
     bytes->data = data;
-    bytes->room = room;
+    bytes->capacity = capacity;
     return 0;
 }
 
@@ -127,27 +127,27 @@ static int put(Bytes *bytes, int64_t value, int width) {
     return 0;
 }
 
-#define PLAIN 16 /* fields that are found without asking split(), */
-#define TEXT 32  /* and the bytes of the longest */
+#define PLAIN 16 /* the number of fields that are recognized without calling split(), */
+#define TEXT 32  /* and the maximum length of one, in bytes */
 
-/* What walk() has found, and how it reads. */
+/* The state of walk(): what it has found, and how it reads. */
 typedef struct {
     PyObject *source, *split;
     int descriptor; /* -1: the source is a function */
-    Bytes window;   /* what was read last */
-    PyObject *keys, *fields, *numbers; /* numbers: field -> its place in fields */
-    Bytes sample, field, offset, size; /* of each member */
-    Bytes key;                         /* of the sample in hand */
-    Bytes latest;                      /* of each field, the count of samples when it came last, 8 bytes */
+    Bytes window;   /* the bytes read last */
+    PyObject *keys, *fields, *numbers; /* numbers: field -> its position in fields */
+    Bytes sample, field, offset, size; /* one number per member */
+    Bytes key;                         /* of the current sample */
+    Bytes latest;                      /* for each field, the number of samples when it last occurred, 8 bytes */
     struct {
         char text[TEXT];
         int64_t length, number;
     } plain[PLAIN];
     int plains;
-    int unsound; /* a field that comes twice */
+    int unsound; /* a sample has a duplicate field */
 } Walk;
 
-/* Read bytes of the archive into the window; 1 where all came, 0 where the archive is shorter, -1 for an exception. */
+/* Read bytes of the archive into the window; 1 if complete, 0 if the archive is shorter, -1 for an exception. */
 static int read_window(Walk *walk, int64_t offset, int64_t size) {
     Bytes *window = &walk->window;
     window->used = 0;
@@ -176,14 +176,14 @@ static int read_window(Walk *walk, int64_t offset, int64_t size) {
     return 1;
 }
 
-static int is_key_in_hand(const Walk *walk, const char *key, int64_t length) {
+static int is_current_key(const Walk *walk, const char *key, int64_t length) {
     if (!PyList_Size(walk->keys) || (size_t)length != walk->key.used) return 0;
     return !length || !memcmp(key, walk->key.data, (size_t)length);
 }
 
-/* Append a member; one of another key begins a sample. */
+/* Append a member; a new key starts a sample. */
 static int add_member(Walk *walk, const char *key, int64_t length, int64_t number, int64_t offset, int64_t size) {
-    if (!is_key_in_hand(walk, key, length)) {
+    if (!is_current_key(walk, key, length)) {
         PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape");
         int failed = !text || PyList_Append(walk->keys, text) < 0;
         Py_XDECREF(text);
@@ -200,7 +200,7 @@ static int add_member(Walk *walk, const char *key, int64_t length, int64_t numbe
     return failed || put(&walk->offset, offset, 8) < 0 || put(&walk->size, size, 8) < 0 ? -1 : 0;
 }
 
-/* Return the place of a field, a text; a new one is appended. */
+/* Return the position of a field (a str); a new one is appended. */
 static int64_t number_of(Walk *walk, PyObject *field) {
     PyObject *known = PyDict_GetItemWithError(walk->numbers, field);
     if (known || PyErr_Occurred()) return known ? PyLong_AsLongLong(known) : -1;
@@ -221,15 +221,15 @@ static int64_t number_of(Walk *walk, PyObject *field) {
     return number;
 }
 
-/* Split a name at the first dot of its last component and return the place of the field: where it is one of the plain
-   ones, and nothing in the key might be reserved. Else -1: split() must say. */
+/* Split a name at the first dot of its last component and return the position of the field, if the field is plain and
+   the key cannot be reserved. Otherwise return -1: split() must decide. */
 static int64_t split_plain(const Walk *walk, const char *name, int64_t length, int64_t *key_length) {
     const char *end = name + length, *base = end;
     while (base > name && base[-1] != '/') base--;
     const char *dot = memchr(base, '.', (size_t)(end - base));
     if (!dot || dot == base) return -1;
     *key_length = dot - name;
-    if (!is_key_in_hand(walk, name, *key_length))
+    if (!is_current_key(walk, name, *key_length))
         for (const char *at = name; (at = memchr(at, '_', (size_t)(dot - at))); at++)
             if (at[1] == '_') return -1;
     int64_t left = end - dot - 1;
@@ -239,7 +239,7 @@ static int64_t split_plain(const Walk *walk, const char *name, int64_t length, i
     return -1;
 }
 
-/* Append a member whose name split() splits, if it has a key. */
+/* Append a member whose name needs split(), if it has a key. */
 static int add_split(Walk *walk, const Found *found, int64_t offset) {
     PyObject *name = PyUnicode_DecodeUTF8(found->name, found->name_length, "surrogateescape");
     PyObject *parts = name ? PyObject_CallFunctionObjArgs(walk->split, name, NULL) : NULL, *key = NULL, *field = NULL;
@@ -249,7 +249,7 @@ static int add_split(Walk *walk, const Found *found, int64_t offset) {
         char *text;
         Py_ssize_t length;
         int64_t number;
-        if (!PyTuple_Check(parts)) PyErr_SetString(PyExc_TypeError, "split() returns a tuple or None");
+        if (!PyTuple_Check(parts)) PyErr_SetString(PyExc_TypeError, "split() must return a tuple or None");
         failed = PyErr_Occurred() || !PyArg_ParseTuple(parts, "UU:split", &key, &field) ||
                  (number = number_of(walk, field)) < 0 ||
                  !(raw = PyUnicode_AsEncodedString(key, "utf-8", "surrogateescape")) ||
@@ -262,7 +262,7 @@ static int add_split(Walk *walk, const Found *found, int64_t offset) {
     return failed ? -1 : 0;
 }
 
-/* Find the members; 1 where the archive is sound, 0 where it is not, -1 for an exception. */
+/* Find the members; 1 if the archive is valid, 0 if it is not, -1 for an exception. */
 static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, int64_t most, int64_t large) {
     int64_t position = 0, ahead = least;
     int ended = 0, came;
@@ -309,7 +309,7 @@ static PyObject *walk(PyObject *self, PyObject *args) {
         return NULL;
     }
     if (size < 0 || limit < 0 || least < 1 || large < 0 || large > UINT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "sizes and limits must not be negative, nor may reads be empty");
+        PyErr_SetString(PyExc_ValueError, "sizes and limits must not be negative, and reads must not be empty");
         return NULL;
     }
     walk.keys = PyList_New(0);
@@ -341,7 +341,7 @@ static void put_octal(char *end, int64_t value, int digits) {
 static PyObject *plain_header(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 2 || !PyUnicode_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "plain_header takes a name, a text, and a size");
+        return PyErr_Format(PyExc_TypeError, "plain_header takes a name (str) and a size");
     long long size = PyLong_AsLongLong(args[1]);
     if (size < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a size must not be negative");
     Py_ssize_t length = PyUnicode_GetLength(args[0]), bytes;
@@ -375,7 +375,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tar", "Tar headers out of a buffer.", 0, methods,
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tar", "Parse and create tar headers.", 0, methods,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__tar(void) { return PyModule_Create(&module); }

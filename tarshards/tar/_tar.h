@@ -1,4 +1,4 @@
-/* Tar headers out of a buffer, one member at a time: what _tar.c is made with.
+/* Parse tar headers in a buffer, one member at a time; used by _tar.c.
  *
  * Formats: POSIX.1-2017 pax "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
  */
@@ -12,11 +12,11 @@
 static const char zeros[BLOCK];
 static const char continued[] = "continued members of multi-volume archives are not supported";
 
-/* What the extended headers before a member say of it. */
+/* The contents of the extended headers before a member. */
 typedef struct {
     const char *path;
-    int64_t path_length; /* -1: nothing said */
-    int64_t size;           /* -1: nothing said */
+    int64_t path_length; /* -1: not given */
+    int64_t size;        /* -1: not given */
 } Extended;
 
 static int64_t round_up(int64_t size) { return (size + BLOCK - 1) & ~(int64_t)(BLOCK - 1); }
@@ -26,7 +26,7 @@ static int64_t bounded_length(const char *text, int64_t limit) {
     return end ? end - text : limit;
 }
 
-/* Read an octal field ended by a NUL, a space or the field's end; -1 where it is none. */
+/* Read an octal field that ends at a NUL, a space or the end of the field; -1 if it is not a number. */
 static int64_t parse_octal(const char *field, int width) {
     int i = 0;
     int64_t value = 0;
@@ -36,7 +36,7 @@ static int64_t parse_octal(const char *field, int width) {
     return i == width || field[i] == 0 || field[i] == ' ' ? value : -1;
 }
 
-/* Read a size: octal, or base-256 where the first bit is set; -1 where it is none or too large. */
+/* Read a size: octal, or base-256 if the first bit is set; -1 if it is not a number or too large. */
 static int64_t parse_size(const char *field) {
     if (!((unsigned char)field[0] & 0x80)) return parse_octal(field, 12);
     if ((unsigned char)field[0] != 0x80) return -1;
@@ -48,7 +48,7 @@ static int64_t parse_size(const char *field) {
     return value <= (uint64_t)MAX_SIZE ? (int64_t)value : -1;
 }
 
-/* Sum the bytes of a block, eight at a time: 64 words of at most 2 x 255 a lane stay below 2^16. */
+/* Sum the bytes of a block, eight at a time: 64 words of at most 2 x 255 per lane stay below 2^16. */
 static int64_t sum_bytes(const unsigned char *block) {
     const uint64_t even = 0x00ff00ff00ff00ffULL;
     uint64_t lanes = 0, word;
@@ -59,12 +59,12 @@ static int64_t sum_bytes(const unsigned char *block) {
     return (int64_t)((lanes & 0xffff) + (lanes >> 16 & 0xffff) + (lanes >> 32 & 0xffff) + (lanes >> 48));
 }
 
-/* Compare the stored checksum with the sum of the header, its own field counted as spaces; some old tars summed signed
-   bytes, each of which from 128 up counts 256 less. */
+/* Compare the stored checksum with the sum of the header, in which the checksum field counts as spaces. Some old
+   programs summed signed bytes: each byte from 128 up then counts 256 less. */
 static int checksum_is_right(const unsigned char *block) {
     int64_t stored = parse_octal((const char *)block + 148, 8);
     int64_t sum = sum_bytes(block), high = 0;
-    if (stored < 0) return 0; /* else a signed sum of -1 would look right where there is no number */
+    if (stored < 0) return 0; /* otherwise a signed sum of -1 would match a missing number */
     for (int i = 148; i < 156; i++) sum += ' ' - block[i];
     if (stored == sum) return 1;
     for (int i = 0; i < BLOCK; i++) high += i < 148 || i >= 156 ? block[i] >> 7 : 0;
@@ -113,7 +113,7 @@ static const char *parse_pax(const char *data, int64_t length, int global, Exten
     return NULL;
 }
 
-/* The word for a member that holds no sample's data; "" for a regular file, NULL for an unknown type. */
+/* Return the name of a member's type: "" for a regular file, NULL for an unknown type. */
 static const char *kind_of(char type, const char *name, int64_t length) {
     switch (type) {
     case 0: case '0': return length && name[length - 1] == '/' ? "directory" : "";
@@ -129,31 +129,31 @@ static const char *kind_of(char type, const char *name, int64_t length) {
     }
 }
 
-/* Where a scan stands. */
+/* The state of a scan. */
 typedef struct {
-    int64_t position;    /* in the buffer, of what comes next, or of what is wrong */
-    int64_t need;        /* bytes from there that the next step must have */
-    int ended;           /* whether the block before was one of zeros */
+    int64_t position;    /* offset in the buffer of the next header, or of the problem */
+    int64_t need;        /* bytes from there that the next step needs */
+    int ended;           /* whether the previous block contained only zeros */
     const char *problem; /* what is wrong, or NULL */
 } Scan;
 
 typedef struct {
     const char *name;
-    int64_t name_length, header, start, end; /* where its first header block and its data lie in the buffer */
+    int64_t name_length, header, start, end; /* offsets in the buffer */
     const char *kind;
-    char joined[257]; /* a prefix and a name */
+    char joined[257]; /* buffer for a prefix and a name */
 } Found;
 
-/* Find the next member in the buffer; 0 where there is a problem, or the buffer does not hold its headers. */
+/* Find the next member in the buffer; 0 if there is a problem, or the buffer does not hold all of its headers. */
 static int next_member(const char *data, int64_t length, int64_t limit, Scan *scan, Found *found) {
     Extended extended = {NULL, -1, -1};
-    int64_t at = scan->position; /* the block in hand; beyond the position inside a chain of extended headers */
+    int64_t at = scan->position; /* the current block; beyond the position within a chain of extended headers */
     scan->need = BLOCK;
     while (at <= length - BLOCK) {
         const char *block = data + at;
         if (block[0] == 0 && !memcmp(block, zeros, BLOCK)) {
             if (at != scan->position) {
-                scan->problem = "an extended header without its member";
+                scan->problem = "an extended header without a member";
                 break;
             }
             scan->ended = 1;
@@ -168,7 +168,7 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         int64_t size = parse_size(block + 124);
         if (type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K') {
             if (size < 0 || size > MAX_EXTENDED - (at - scan->position)) {
-                scan->problem = "an extended header of a bad size";
+                scan->problem = "an extended header with a bad size";
                 break;
             }
             int64_t next = at + BLOCK + round_up(size);
@@ -213,7 +213,7 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         if (!has_data) size = 0;
         if (!found->kind) scan->problem = "a member of an unknown type";
         else if (found->name_length == 0) scan->problem = "a member without a name";
-        else if (size < 0) scan->problem = "a size that is no number";
+        else if (size < 0) scan->problem = "a size that is not a number";
         else if (size > limit) scan->problem = "a member larger than the limit";
         if (scan->problem) break;
         found->header = scan->position;
@@ -223,6 +223,6 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         scan->position = found->start + round_up(size);
         return 1;
     }
-    if (scan->problem) scan->position = at; /* the block that is wrong, rather than the first of its chain */
+    if (scan->problem) scan->position = at; /* the faulty block, not the first of its chain */
     return 0;
 }

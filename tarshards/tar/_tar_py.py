@@ -1,4 +1,4 @@
-"""Parse tar headers out of a buffer, and make them, in Python: the twin of _tar.c, with the same results to the letter.
+"""Parse and create tar headers in Python: equivalent to _tar.c, with identical results.
 
 Formats: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 """
@@ -44,13 +44,14 @@ ScannedMember = tuple[str, int, int, int, str]
 
 
 def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
-    """Parse the headers in *buffer* from *position* on, as far as it reaches.
+    """Parse the headers in *buffer* from *position* up to its end.
 
-    *ended* says whether the block before *position* was one of zeros; *limit* is the largest size of a member.
-    Returns ``(members, position, need, ended, problem)``. A member is ``(name, header, start, end, kind)``: where its
-    first header block and its data lie in the buffer; its data may end beyond the buffer, and then so does *position*,
-    from which reading goes on. At least *need* bytes from there on are needed to get any further. *kind* is
-    "" for a regular file, else the word for what it is. *problem* is None, or what is wrong at *position*.
+    *ended* says whether the block before *position* contained only zeros; *limit* is the maximum size of a member.
+    Returns ``(members, position, need, ended, problem)``. A member is ``(name, header, start, end, kind)``: the offsets
+    in the buffer of its first header block and of the start and end of its data. The data of the last member may end
+    beyond the buffer. The returned *position* is where parsing must continue, maybe beyond the buffer, too; the next
+    call needs at least *need* bytes from there. *kind* is "" for a regular file, else it names the type. *problem* is
+    None, or describes what is wrong at *position*.
     """
     if position < 0 or limit < 0:
         raise ValueError("position and limit must not be negative")
@@ -63,7 +64,7 @@ def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[Sca
         block = buffer[at : at + BLOCK]
         if block[0] == 0 and block == ZEROS:
             if at != position:
-                problem = "an extended header without its member"
+                problem = "an extended header without a member"
                 break
             ended = 1
             position = at = at + BLOCK
@@ -75,7 +76,7 @@ def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[Sca
         size = _parse_size(block[124:136])
         if kind_code in b"xXgLK":
             if not 0 <= size <= MAX_EXTENDED - (at - position):
-                problem = "an extended header of a bad size"
+                problem = "an extended header with a bad size"
                 break
             following = at + BLOCK + (size + 511 & ~511)
             if following > length:
@@ -116,7 +117,7 @@ def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[Sca
         elif not raw_name:
             problem = "a member without a name"
         elif size < 0:
-            problem = "a size that is no number"
+            problem = "a size that is not a number"
         elif size > limit:
             problem = "a member larger than the limit"
         if problem:
@@ -131,16 +132,17 @@ def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[Sca
 
 
 def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> list[Any]:
-    """Make a *type* of (name, data, offset) of every regular file that was scanned in *buffer*, which begins at *base*.
+    """Return a *type* of (name, data, offset) for every regular file in *scanned*.
 
-    Raises ValueError for one that does not lie in the buffer.
+    *buffer* is the buffer that was scanned, and *base* its offset in the archive. Raises ValueError for a member
+    outside the buffer.
     """
-    make = tuple.__new__  # twice as fast as a named tuple's own
+    make = tuple.__new__  # twice as fast as the __new__ of a named tuple
     members: list[Any] = []
     for name, header, start, end, kind in scanned:
         if not kind:
             if not 0 <= start <= end <= len(buffer):
-                raise ValueError("a member that does not lie in the buffer")
+                raise ValueError("a member that lies outside the buffer")
             members.append(make(type, (name, buffer[start:end], base + header)))
     return members
 
@@ -152,29 +154,29 @@ def walk(
     limit: int,
     split: Callable[[str], tuple[str, str] | None],
 ) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes]] | None:
-    """Find the members of samples in an archive of *size* bytes, reading little but headers where members are large.
+    """Find the members of samples in an archive of *size* bytes, skipping the data of large members.
 
-    *source* is a descriptor of its file, or a function that returns the bytes of an offset and a size; *reads* says how
-    many bytes are read at once, at least and at most, and from how many bytes a member on its data is passed over.
-    *limit* is the largest size of a member; *split* splits a name into key and field, or returns None.
+    *source* is a file descriptor, or a function that takes an offset and a size and returns bytes. *reads* gives the
+    minimum and maximum bytes per read, and the member size above which data is skipped rather than read. *limit* is the
+    maximum size of a member; *split* splits a name into key and field, or returns None.
 
-    Returns ``(keys, fields, (sample, field, offset, size))``. Members in a row that have the same key are a sample. The
-    arrays have one little-endian number a member: uint32, its sample's place in *keys*; uint16, the low bits of its
-    field's in *fields*; uint64, where its data begins, and its bytes. Returns None for an archive that is damaged, or
-    where a field comes twice in a sample.
+    Returns ``(keys, fields, (sample, field, offset, size))``. Adjacent members with the same key form a sample. The
+    arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low bits
+    of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. Returns None
+    for a damaged archive, and for a sample with a duplicate field.
 
-    *split* is asked only for names that are not a key like any other and a field that came before: it must split at the
-    first dot of the last component, take what is lower-case as it is, and refuse only components that hold "__" in
-    the key or end the field with it, and empty keys.
+    *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
+    last component, keep lower-case fields as they are, and return None only for empty keys, for components with "__" in
+    the key, and for fields that end with "__".
     """
     read = partial(_pread, source) if isinstance(source, int) else source
     least, most, large = reads
     if size < 0 or limit < 0 or least < 1 or not 0 <= large < 1 << 32:
-        raise ValueError("sizes and limits must not be negative, nor may reads be empty")
+        raise ValueError("sizes and limits must not be negative, and reads must not be empty")
     keys: list[str] = []
     numbers: dict[str, int] = {}
-    plain: dict[str, int] = {}  # fields that a name may end with that need not be split by *split*
-    latest: dict[int, int] = {}  # of each field, the count of samples when it came last
+    plain: dict[str, int] = {}  # known fields: names that end with them need no call of *split*
+    latest: dict[int, int] = {}  # field -> number of samples when it last occurred
     members: list[tuple[int, int, int, int]] = []
     position, ended, ahead, last = 0, 0, least, None
     while position < size:
@@ -234,8 +236,8 @@ def _pread(descriptor: int, offset: int, size: int) -> bytes:
 def _checksum_is_right(block: bytes) -> bool:
     stored = _parse_octal(block[148:156])
     if stored < 0:
-        return False  # else a signed sum of -1 would look right where there is no number
-    # The low half of Adler-32 is one more than the sum of up to 256 bytes: they cannot reach its modulus, 65521.
+        return False  # otherwise a signed sum of -1 would match a missing number
+    # The low half of Adler-32 is 1 plus the sum of the bytes; the sum of 256 bytes stays below its modulus, 65521.
     total = (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
     total += 8 * 0x20 - sum(block[148:156])
     if stored == total:
@@ -289,7 +291,7 @@ AFTER_CHECKSUM_SUM = sum(AFTER_CHECKSUM) + sum(b" " * 8)
 
 
 def plain_header(name: str, size: int) -> bytes | None:
-    """Return the ustar header of a regular file, None where it takes more to tell the name or the size.
+    """Return the ustar header of a regular file, or None if ustar cannot hold the name or the size.
 
     Time, owner and mode are fixed. Raises ValueError for a negative size.
     """
@@ -298,7 +300,7 @@ def plain_header(name: str, size: int) -> bytes | None:
     if len(name) > 100 or not name.isascii() or size >= 1 << 33:
         return None
     before = name.encode().ljust(100, b"\0") + _before_checksum(size)
-    # The low half of Adler-32 is 1 and the sum of all bytes, modulo 65521, which 148 bytes of ASCII do not reach.
+    # The low half of Adler-32 is 1 plus the sum of the bytes, modulo 65521, which 148 bytes of ASCII do not reach.
     return before + _from_checksum(adler32(before) & 0xFFFF)
 
 

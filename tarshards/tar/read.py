@@ -1,6 +1,6 @@
-"""Bytes <-> members: plain POSIX tar, read loudly and written the same for the same input.
+"""Read and write the members of plain POSIX tar archives; every fault raises, and equal input gives equal bytes.
 
-``scan``, ``cut``, ``walk`` and ``plain_header`` are the one switch between the native kernel and its pure-Python twin.
+This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk`` and ``plain_header``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ except ImportError:
     from tarshards.tar._tar_py import walk as walk
 
 BLOCK = 512
-CHUNK = 1 << 19  # bytes read at once where members are small; fits the processor's cache
-MAX_READ = 1 << 26  # bytes asked for at once, so that a lying size costs no more memory than this
+CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
+MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
-END = bytes(2 * BLOCK)  # what ends an archive that we write
+END = bytes(2 * BLOCK)  # the end of an archive that we write
 
-NOT_YET = "the stream is non-blocking and has no bytes yet"  # which is no end of the archive
+NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end of the archive
 
 
 class SkipCounter(Protocol):
-    """What counts the members that are passed over; a ``Ledger`` is one."""
+    """An object that counts skipped members, such as a ``Ledger``."""
 
     def skip(self, reason: str) -> None:
-        """Count a member that is no part of a sample."""
+        """Count a member that does not belong to a sample."""
 
 
 class Member(NamedTuple):
-    """A regular file of an archive; *offset* is where its first header lies in the (decompressed) archive."""
+    """A regular file of an archive; *offset* is that of its first header in the (decompressed) archive, in bytes."""
 
     name: str
     data: bytes
@@ -51,21 +51,21 @@ def read_members(
     limit: int = MEMBER_LIMIT,
     ledger: SkipCounter | None = None,
 ) -> Iterator[Member]:
-    """Yield the regular files of the tar archive in *stream*, in their order.
+    """Yield the regular files of the tar archive in *stream*, in archive order.
 
-    The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n.
-    Members for whose name *select* is false are passed over without being held. Directories, links and devices are
-    skipped, and counted by *ledger*. *url* names the archive in errors (by default the stream's own name).
+    The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n bytes.
+    Members whose name *select* rejects are skipped without being held in memory. Directories, links and devices are
+    skipped, and counted by *ledger*. *url* names the archive in errors (by default the name of the stream).
     Concatenated archives are read as one.
 
-    Raises TarError with the offset for a damaged or sparse member, one of more than *limit* bytes, an archive that is
-    cut short (``end="optional"`` accepts one cut between members), and for an empty input.
+    Raises TarError with the offset for a damaged or sparse member, a member of more than *limit* bytes, a truncated
+    archive (``end="optional"`` accepts truncation between members), and empty input.
     """
     if url is None and isinstance(name := getattr(stream, "name", None), str):
         url = name
     buffer, base = b"", 0  # base: offset of the buffer in the archive
     position, ended = 0, 0
-    ahead = CHUNK  # how much to read when members are missing
+    ahead = CHUNK  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
     while True:
         members, position, need, ended, problem = scan(buffer, position, ended, limit)
@@ -77,7 +77,7 @@ def read_members(
             for kind in [found[4] for found in members if found[4]]:
                 ledger.skip(kind)
         yield from whole
-        if last is not None:  # its data goes on beyond the buffer
+        if last is not None:  # its data continues beyond the buffer
             name, header, start, stop, kind = last
             if not kind and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
@@ -91,8 +91,8 @@ def read_members(
                 if kind and ledger is not None:
                     ledger.skip(kind)
             if stop - start >= CHUNK // 8:
-                # A large member is best read straight into its bytes: read no further than to the data of the next,
-                # which is likely as far off as this one was from the one before.
+                # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the
+                # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
             available, buffer = stop, b""
@@ -144,23 +144,23 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
 
 
 def _check_end(rest: bytes, base: int, missing: int, ended: int, url: str | None, end: str) -> None:
-    """Raise TarError unless an archive may end after *rest*, whole blocks of which begin at *base*."""
+    """Raise TarError unless the archive may end after *rest*, which starts at offset *base*."""
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)
     if base == 0 and not ended and not missing and len(rest) < BLOCK:
-        raise TarError("less than a header, not a tar archive", url=url, offset=0)
+        raise TarError("shorter than a header, not a tar archive", url=url, offset=0)
     if ended and any(rest):
         raise TarError("junk after the end of the archive", url=url, offset=base)
     if not ended and (rest or missing):
         raise TarError("truncated in a header or its padding", url=url, offset=base)
     if not ended and end != "optional":
-        raise TarError("truncated: no block of zeros ends the archive", url=url, offset=base)
+        raise TarError("truncated: no block of zeros at the end of the archive", url=url, offset=base)
 
 
 def pack_header(name: str, size: int) -> bytes:
-    """Return the header of a regular file: plain ustar where it says everything, else with a pax header before it.
+    """Return the header of a regular file: ustar, preceded by a pax header if ustar cannot hold the name or size.
 
-    Time, owner and mode are fixed, so that the same members give the same bytes.
+    Time, owner and mode are fixed, so the same members give the same bytes.
     """
     return plain_header(name, size) or _pax_header(name, size)
 
@@ -174,7 +174,7 @@ def _pax_header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> int:
-    """How many zero bytes follow *size* bytes of data up to the next block.
+    """Return the number of zero bytes that fill *size* bytes of data up to the next block.
 
     >>> padding(1), padding(512)
     (511, 0)

@@ -134,7 +134,7 @@ class _Encoder:
 
 def _fields(number: int, sample: Any) -> Sample:
     if not isinstance(sample, dict):
-        raise SampleError(f"item {number} is no dict but {type(sample).__name__}: to_sample makes samples of items")
+        raise SampleError(f"item {number} is not a dict but {type(sample).__name__}: convert items with to_sample=")
     keyed = {"__key__": f"{number:09d}", **sample}
     try:
         members = sample_members(keyed)

@@ -109,7 +109,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
     else:
         names = expand_urls(outputs)
     if len(names) != count:
-        raise ValueError(f"{count} inputs and {len(names)} outputs: every shard has its own")
+        raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} shards would write {name}")

@@ -131,7 +131,7 @@ def work_folder(pattern: str, tmpdir: str | None = None) -> str:
     """Return the folder where samples lie between the passes; ValueError where it must be named."""
     first = local_of(shard_name(pattern, 0))
     if first is None and tmpdir is None:
-        raise ValueError(f"{pattern} is no local folder: tmpdir says where samples lie between the passes")
+        raise ValueError(f"{pattern} is not local: name a local folder for the samples between the passes with tmpdir")
     name = f"{os.path.basename(first or shard_name(pattern, 0))}.reshard"
     return os.path.join(os.path.dirname(first or "") if tmpdir is None else tmpdir, name)
 
@@ -139,9 +139,9 @@ def work_folder(pattern: str, tmpdir: str | None = None) -> str:
 def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> Cut:
     given = [number for number in (max_bytes, max_samples, shards) if number is not None]
     if len(given) > 1:
-        raise ValueError("one of max_bytes, max_samples and shards says where shards end")
+        raise ValueError("max_bytes, max_samples and shards exclude one another")
     if given and given[0] < 1:
-        raise ValueError(f"a positive number says where shards end, not {given[0]}")
+        raise ValueError(f"the limit of a shard must be positive, not {given[0]}")
     return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
 
 
@@ -292,7 +292,7 @@ class _Gather:
                 try:
                     writer.write_members(key, [record[entry["key"] :]])
                 except SampleError as error:
-                    reason = f"{error.reason}, from another input; rekey makes them differ"
+                    reason = f"{error.reason}, from another input; make the keys unique with rekey"
                     raise SampleError(reason, url=target, key=key) from error
         if not writer.is_compressed:
             from tarshards.index.build import build_index

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarshards.index.members import Members
 
 ZEROS = bytes(BLOCK)
-DUPLICATE_KEY = "this key is in the shard already"
+DUPLICATE_KEY = "this key is already in the shard"
 LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
 
 
@@ -128,7 +128,7 @@ class ShardWriter(_Writer):
         on_finish: Callable[[str, TarWriter], Any] | None = None,
     ):
         if max_samples is not None and max_samples < 1:
-            raise ValueError(f"a shard holds at least 1 sample, not max_samples={max_samples}")
+            raise ValueError(f"max_samples must be at least 1, not {max_samples}")
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes must be positive, not {max_bytes}")
         self.pattern = str(pattern)

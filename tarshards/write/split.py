@@ -131,9 +131,9 @@ def route_by_field(field: str) -> Route:
         try:
             text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
         except ValueError as error:
-            raise SampleError(f"no text to split by: {error}", **where) from error
+            raise SampleError(f"cannot split by a field that is not text: {error}", **where) from error
         if not is_safe(text):
-            raise SampleError(f"{text[:50]!r} is not safe in a file's name", **where)
+            raise SampleError(f"{text[:50]!r} is not safe in a file name", **where)
         return text
 
     return route
@@ -156,7 +156,7 @@ def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
     """
     names = list(ratios)
     if not names or not (min(ratios.values()) > 0 and abs(sum(ratios.values()) - 1) < 1e-9):
-        raise ValueError("ratios are positive and their sum is 1")
+        raise ValueError("ratios must be positive and their sum must be 1")
     bounds = list(accumulate(ratios.values()))[:-1]
 
     def route(sample: Sample) -> str:

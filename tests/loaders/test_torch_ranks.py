@@ -130,7 +130,7 @@ input()
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=2)
-        with pytest.raises(AuditError, match=r"not all ranks came within 1 s: .*[Rr]ank 1"):
+        with pytest.raises(AuditError, match=r"not all ranks arrived within 1 s: .*[Rr]ank 1"):
             Ledger().check(torch.distributed.group.WORLD, timeout=1)
     finally:
         torch.distributed.destroy_process_group()

@@ -37,7 +37,7 @@ def test_zeros_may_stand_between_members_and_must_stand_at_the_end(archive):
 def test_an_archive_without_an_end_is_truncated_unless_the_end_is_optional(archive):
     reading = read(archive)
     assert (len(reading.members), reading.error.offset) == (2, len(archive))
-    assert reading.error.reason == "truncated: no block of zeros ends the archive"
+    assert reading.error.reason == "truncated: no block of zeros at the end of the archive"
     assert read(archive, end="optional").error is None
     assert read(archive, end="typing error").error is not None
 

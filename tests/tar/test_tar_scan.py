@@ -184,7 +184,7 @@ def test_sizes_are_octal_or_base_256(scan, size, value):
     ],
 )
 def test_a_size_that_is_none_is_refused(scan, size):
-    assert problem_of(scan(header(size=size.ljust(12, b"\0")), limit=1 << 62)) == (0, "a size that is no number")
+    assert problem_of(scan(header(size=size.ljust(12, b"\0")), limit=1 << 62)) == (0, "a size that is not a number")
 
 
 def test_a_checksum_may_add_signed_bytes_as_old_programs_did(scan):
@@ -300,8 +300,8 @@ CONTINUED = "continued members of multi-volume archives are not supported"
         (header(kind=b"N"), "a member of an unknown type"),
         (header(name=b""), "a member without a name"),
         (header(size=b"%011o\0" % 101), "a member larger than the limit"),
-        (header(kind=b"x", size=b"x"), "an extended header of a bad size"),
-        (header(kind=b"L", size=b"%011o\0" % ((1 << 20) + 1)), "an extended header of a bad size"),
+        (header(kind=b"x", size=b"x"), "an extended header with a bad size"),
+        (header(kind=b"L", size=b"%011o\0" % ((1 << 20) + 1)), "an extended header with a bad size"),
     ],
 )
 def test_what_is_wrong_with_a_header(scan, archive, problem):
@@ -363,14 +363,14 @@ def test_a_global_name_or_size_is_refused(scan, record):
 
 
 def test_extended_headers_without_a_member_are_refused(scan):
-    assert problem_of(scan(pax(b"path=a") + END)) == (1024, "an extended header without its member")
+    assert problem_of(scan(pax(b"path=a") + END)) == (1024, "an extended header without a member")
     assert problem_of(scan(pax(b"comment=a", kind=b"g") + END)) == (2048, None)
 
 
 def test_extended_headers_of_one_member_are_bounded_together(scan):
     half = entry(bytes(1 << 19), kind=b"K")
     assert problem_of(scan(half + header())) == (len(half) + BLOCK, None)
-    assert problem_of(scan(half + half + header())) == (len(half), "an extended header of a bad size")
+    assert problem_of(scan(half + half + header())) == (len(half), "an extended header with a bad size")
 
 
 def test_a_block_of_zeros_ends_an_archive_until_the_next_member(scan):

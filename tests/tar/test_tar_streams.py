@@ -270,7 +270,7 @@ def test_a_lying_header_of_a_file_costs_no_more_than_one_read(tmp_path):
 def test_extended_headers_without_end_do_not_fill_the_memory():
     stream = Drip(pax(b"mtime=1") * 20_000, (1 << 16,))
     with little_memory(10 << 20):
-        assert read(stream).error.reason == "an extended header of a bad size"
+        assert read(stream).error.reason == "an extended header with a bad size"
 
 
 @pytest.mark.parametrize("select", [None, not_huge])

@@ -127,10 +127,10 @@ def test_a_plan_is_read_row_by_row(folder):
         ("__key__\trecord\n", "plan.tsv: line 1: a column cannot be named record"),
         ("__key__\ttxt\na\tb\na\n", "plan.tsv: line 3: 1 cells for 2 columns"),
         ("__key__\ttxt\na\tb\n\n", "plan.tsv: line 3: 1 cells for 2 columns"),
-        ("__key__\ttxt\na\tb\nb\tc\na\td\n", "plan.tsv: line 4: a: this key came before"),
+        ("__key__\ttxt\na\tb\nb\tc\na\td\n", "plan.tsv: line 4: a: this key occurred before"),
         ("__key__\ttxt\na.b\tc\n", "plan.tsv: line 2: a.b.txt: the name"),
         ("__key__\ttxt\n\tc\n", "plan.tsv: line 2: .txt: the name"),
-        ("__key__\na\n", "plan.tsv: line 2: a: no field but the key"),
+        ("__key__\na\n", "plan.tsv: line 2: a: no field except the key"),
         ("__key__\ttxt\na\tC:\\dir\n", "plan.tsv: line 2: \\d in"),
         ("__key__\t@txt\na\tmissing\n", "plan.tsv: line 2: missing: No such file"),
         ("__key__\t@txt\na\t.\n", "plan.tsv: line 2: .: Is a directory"),
@@ -250,8 +250,8 @@ def test_classes_are_the_numbers_of_the_sorted_folders(folder):
     ("names", "message"),
     [
         (["tree/x.jpg"], "tree: x: not in a folder"),
-        (["tree/a/x.jpg", "tree/a/x.cls"], "tree: a/x.cls: there is a file for this field too"),
-        (["tree/a.jpg", "tree/a.JPG"], "tree: a.jpg: tree/a.JPG and tree/a.jpg are one field"),
+        (["tree/a/x.jpg", "tree/a/x.cls"], "tree: a/x.cls: a file for this field exists already"),
+        (["tree/a.jpg", "tree/a.JPG"], "tree: a.jpg: tree/a.JPG and tree/a.jpg are the same field"),
     ],
 )
 def test_mistakes_in_a_tree(folder, names, message):
@@ -292,7 +292,7 @@ def test_lines_of_names_and_sources(folder):
         ("a.txt\n", "lines: line 1: a line is NAME SOURCE, not 'a.txt'"),
         ("README text:x\n", "lines: line 1: 'README' has no key and field"),
         ("a.txt text:x\na.TXT text:y\n", "lines: line 2: a.txt: this field comes twice"),
-        ("a.txt text:x\nb.txt text:y\na.jpg text:z\n", "lines: line 3: a: this key came before"),
+        ("a.txt text:x\nb.txt text:y\na.jpg text:z\n", "lines: line 3: a: this key occurred before"),
         ("a.txt pipe:true\n", "lines: line 1: pipe:true: a command runs only"),
         ("a.txt missing\n", "lines: line 1: missing: No such file"),
         ("a.txt text:\\q\n", "lines: line 1: \\q in"),
@@ -320,5 +320,5 @@ def test_text_that_is_not_utf8_is_told_with_its_line(folder):
     write(b"one\n\xe9t\xe9\n", "a.txt")
     with pytest.raises(DecodeError, match=r"^a.txt: line 2: not UTF-8$"):
         list(read_text("a.txt"))
-    with pytest.raises(SampleError, match=r"^a.txt: line 2: k: this key came before$"):
+    with pytest.raises(SampleError, match=r"^a.txt: line 2: k: this key occurred before$"):
         list(read_text(write("one\ntwo\n", "a.txt"), key="k"))

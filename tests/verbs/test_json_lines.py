@@ -130,7 +130,7 @@ def test_what_json_cannot_hold_is_an_error(field, data):
         ("[]", r"an object with a __key__"),
         ('{"txt": "x"}', r"an object with a __key__"),
         ('{"__key__": 7, "txt": "x"}', r"an object with a __key__"),
-        ('{"__key__": "a"}', r"a: no field but the key"),
+        ('{"__key__": "a"}', r"a: no field except the key"),
         ('{"__key__": "a.b", "txt": "x"}', r"a\.b\.txt: .* would read back as"),
         ('{"__key__": "a", "TXT": "x"}', r"a\.TXT: .* would read back as"),
         ('{"__key__": "a", "__url__": "x", "txt": "x"}', r"a\.__url__: this cannot name a field"),
@@ -143,7 +143,7 @@ def test_what_json_cannot_hold_is_an_error(field, data):
         ('{"__key__": "a", "jpg": ["/w=="]}', r"a\.jpg: "),
         ('{"__key__": "a", "txt": "\\ud800"}', r"a\.txt: "),
         ('{"__key__": "a", "json": NaN}', r"NaN has no place"),
-        ('{"__key__": "ok", "txt": "again"}', r"ok: this key came before"),
+        ('{"__key__": "ok", "txt": "again"}', r"ok: this key occurred before"),
     ],
 )
 def test_lines_that_are_no_samples_are_told(tmp_path, line, reason):

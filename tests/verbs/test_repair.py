@@ -376,7 +376,7 @@ def test_a_header_without_its_long_name_gives_no_sample(plain):
     [
         (b"junk" * 1000, "junk after the end of the archive"),
         (bytes(40 * BLOCK), "zeros in the place of members"),
-        (b"", "truncated: no block of zeros ends the archive"),
+        (b"", "truncated: no block of zeros at the end of the archive"),
     ],
 )
 def test_what_follows_the_last_member(plain, tail, reason):

@@ -65,7 +65,7 @@ def test_no_samples():
 
 def test_a_missing_field():
     samples = [*SAMPLES, {"__key__": "c", "__url__": "y.tar", "cls": b"3"}]
-    with pytest.raises(SampleError, match=r"y\.tar: c: no field txt; there are cls"):
+    with pytest.raises(SampleError, match=r"y\.tar: c: no field txt; the sample has cls"):
         list(tabulate(samples))
     assert list(tabulate(samples, missing=r"\N"))[-1] == "c\t3\t\\N"
 
@@ -85,7 +85,7 @@ def test_rejected_samples_leave_the_rest():
     samples = [SAMPLES[0], {"__key__": "c", "cls": b"3"}, SAMPLES[1]]
     lines = tabulate(samples, reject=lambda sample, error: rejected.append((sample["__key__"], error.reason)))
     assert list(lines)[1:] == ["a\t1\tone", "b\t2\ttwo\\n"]
-    assert rejected == [("c", "no field txt; there are cls")]
+    assert rejected == [("c", "no field txt; the sample has cls")]
 
 
 @pytest.mark.parametrize("fields", ["cls cls", "a:cls a:txt", ""])

@@ -135,7 +135,7 @@ def test_a_torch_dataset():
 @pytest.mark.parametrize(
     ("dataset", "error", "message"),
     [
-        ([(1, 2)], SampleError, "item 0 is no dict but tuple: to_sample makes samples"),
+        ([(1, 2)], SampleError, "item 0 is not a dict but tuple: convert items with to_sample="),
         ([{"txt": "a"}, {"cls": object()}], EncodeError, "item 1: "),
         ([{"__key__": "a.b", "txt": "a"}], SampleError, "would read back as"),
     ],

@@ -30,7 +30,7 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
     elif extension in DECODERS:
         decode = DECODERS[extension]
     elif extension in UNSAFE_DECODERS:
-        raise DecodeError(f"{extension} can run code from the data; allow_unsafe=True decodes it", field=field)
+        raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
     elif images is None or extension not in image.EXTENSIONS:
         return data
     else:

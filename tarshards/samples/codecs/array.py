@@ -35,7 +35,7 @@ def to_array(value: Any) -> np.ndarray:
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.numpy(force=True)
     if not isinstance(value, (np.ndarray, np.generic)):
-        raise TypeError(f"an array or tensor is wanted, not {type(value).__name__}")
+        raise TypeError(f"expected an array or tensor, not {type(value).__name__}")
     if isinstance(value, np.ma.MaskedArray) or value.dtype.hasobject:
         raise TypeError("masked arrays and arrays of Python objects have no safe form in bytes")
     return np.asarray(value, order="C")
@@ -74,7 +74,7 @@ def decode_npz(data: bytes) -> dict[str, np.ndarray]:
             raise ValueError(f"more than {MAX_DEFLATE} times the compressed size would come out")
         arrays = {member.filename.removesuffix(".npy"): decode_npy(archive.read(member)) for member in members}
     if len(arrays) != len(members):
-        raise ValueError("two arrays of one name")
+        raise ValueError("two arrays with the same name")
     return arrays
 
 
@@ -84,7 +84,7 @@ def encode_npz(value: dict[str, Any]) -> bytes:
     import zipfile
 
     if not isinstance(value, dict):
-        raise TypeError(f"a dict of arrays is wanted, not {type(value).__name__}")
+        raise TypeError(f"expected a dict of arrays, not {type(value).__name__}")
     stream = BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, array in value.items():
@@ -103,7 +103,7 @@ def decode_torch(data: bytes) -> Any:
     try:
         return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as exc:
-        raise ValueError("not mere weights for torch.load; allow_unsafe=True loads it in full") from exc
+        raise ValueError("more than tensors and plain containers; load it with allow_unsafe=True") from exc
 
 
 @decoder("pth", unsafe=True)
@@ -130,7 +130,7 @@ def decode_tenbin(data: bytes) -> list[np.ndarray]:
     """
     chunks = list(_tenbin_chunks(memoryview(data)))
     if len(chunks) % 2:
-        raise ValueError("a header without its array")
+        raise ValueError("a header without an array")
     return [_tenbin_array(header, elements) for header, elements in zip(chunks[::2], chunks[1::2])]
 
 
@@ -158,7 +158,7 @@ def _tenbin_chunks(data: memoryview) -> Iterator[memoryview]:
         magic, length = struct.unpack("<8sq", data[:16])
         padded = 16 + length + -length % 64
         if magic != TENBIN_MAGIC or length < 0 or padded > len(data):
-            raise ValueError("no whole tenbin chunk where one must be")
+            raise ValueError("an incomplete tenbin chunk")
         yield data[16 : 16 + length]
         data = data[padded:]
 

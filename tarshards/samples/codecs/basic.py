@@ -44,7 +44,7 @@ def decode_integer(data: bytes) -> int:
 def encode_integer(value: Any) -> bytes:
     """Encode an int or a numpy integer as ASCII decimal."""
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
-        raise TypeError("an integer is wanted, not a bool")
+        raise TypeError("expected an integer, not a bool")
     return str(operator.index(value)).encode()
 
 

@@ -101,7 +101,7 @@ def _decode_pillow(data: bytes, mode: str) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         image = _to_8_bits(image)
     elif image.mode in ("I", "F"):
-        raise ValueError(f"pixels of 32 bits (mode {image.mode}) have no meaning in 8; register a decoder of your own")
+        raise ValueError(f"pixels of 32 bits (mode {image.mode}) do not convert to 8 bits; register a decoder of your own")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)
@@ -208,10 +208,10 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
     else:
         raise TypeError(
             f"an image is a PIL image or a numpy array (HW or HWC), not {type(value).__name__}; "
-            "of a CHW tensor pass tensor.permute(1, 2, 0).numpy()"
+            "for a CHW tensor pass tensor.permute(1, 2, 0).numpy()"
         )
     if image.mode not in modes.split():  # Pillow would drop alpha or colours without a word
-        raise ValueError(f"an image of mode {image.mode} does not fit; modes that do: {modes}")
+        raise ValueError(f"an image of mode {image.mode} is not supported; supported modes: {modes}")
     return image
 
 
@@ -219,13 +219,13 @@ def _to_uint8(pixels: np.ndarray) -> np.ndarray:
     import numpy as np
 
     if pixels.size == 0 or pixels.ndim < 2 or pixels.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise ValueError(f"pixels of shape {pixels.shape}; wanted are (H, W) or (H, W, 1, 3 or 4)")
+        raise ValueError(f"pixels of shape {pixels.shape}; expected (H, W) or (H, W, 1, 3 or 4)")
     if pixels.shape[2:] == (1,):
         pixels = pixels[:, :, 0]
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype.kind != "f":
-        raise TypeError(f"pixels of {pixels.dtype}; wanted are uint8, or floats in [0, 1]")
+        raise TypeError(f"pixels of {pixels.dtype}; expected uint8, or floats in [0, 1]")
     scaled = np.rint(pixels.astype(np.float32) * 255)
     if not (scaled.min() >= 0 and scaled.max() <= 255):
         raise ValueError(f"pixels from {pixels.min()} to {pixels.max()}; floats must lie in [0, 1]")

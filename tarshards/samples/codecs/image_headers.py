@@ -56,9 +56,9 @@ def _read_jpeg(data: bytes) -> Header:
         if marker == START_OF_SCAN:
             break
     else:
-        raise DecodeError("a JPEG that ends or breaks off in its header")
+        raise DecodeError("a JPEG truncated in its header")
     if header is None:
-        raise DecodeError("a JPEG that does not say its size")
+        raise DecodeError("a JPEG without its size")
     # Within a scan 0xFF is followed by 0 or by a restart marker: it cannot look like the end.
     if data.rfind(END_OF_IMAGE, place) < 0:
         raise DecodeError(f"a truncated JPEG: no end-of-image marker in {end} bytes")
@@ -67,7 +67,7 @@ def _read_jpeg(data: bytes) -> Header:
 
 def _read_png(data: bytes) -> Header:
     if data[12:16] != b"IHDR" or len(data) < 33:
-        raise DecodeError("a PNG that ends or breaks off in its header")
+        raise DecodeError("a PNG truncated in its header")
     if data.rfind(PNG_END) < 0:
         raise DecodeError(f"a truncated PNG: no IEND chunk in {len(data)} bytes")
     return _sized("png", int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))

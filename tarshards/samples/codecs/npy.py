@@ -34,5 +34,5 @@ def parse_header(payload: memoryview) -> Header:
     except ValueError as exc:
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
-        raise DecodeError("an array of Python objects or in Fortran's order; decoded() reads the latter")
+        raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
     return Header(dtype, shape, bytes(payload[: stream.tell()]))

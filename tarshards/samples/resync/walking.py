@@ -151,13 +151,13 @@ def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
     if not file.size:
         yield Gap(0, 0, "empty input, not a tar archive")
     elif file.size < BLOCK:
-        yield Gap(0, file.size, "less than a header, not a tar archive")
+        yield Gap(0, file.size, "shorter than a header, not a tar archive")
     elif ended and any(rest):
         yield Gap(position, file.size, "junk after the end of the archive")
     elif ended and rest:
         yield Zeros(position, file.size)
     elif not ended and position == file.size:
-        yield Gap(file.size, file.size, "truncated: no block of zeros ends the archive")
+        yield Gap(file.size, file.size, "truncated: no block of zeros at the end of the archive")
     elif not ended:
         yield Gap(min(position, file.size), file.size, "truncated in a header or its padding")
 

@@ -148,7 +148,7 @@ def test_npz_that_would_lose_or_invent_arrays():
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("a.npy", encode_field("npy", np.zeros(1)))
         archive.writestr("a.npy", encode_field("npy", np.ones(1)))
-    with pytest.raises(DecodeError, match="two arrays of one name"):
+    with pytest.raises(DecodeError, match="two arrays with the same name"):
         decode_field("npz", stream.getvalue())
     for value in [np.zeros(3), {1: np.zeros(3)}, {"a\0b": np.zeros(3)}, {"a": [1, 2]}]:
         with pytest.raises(EncodeError):

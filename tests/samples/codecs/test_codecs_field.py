@@ -157,7 +157,7 @@ def test_an_encoder_must_give_bytes(own_codecs):
 @pytest.mark.parametrize("register", [decoder, encoder])
 @pytest.mark.parametrize("extensions", [(), ("",), ("JPG",), ("tar.gz",), (".jpg",), ("gz",)])
 def test_extensions_are_lower_case_without_a_dot(register, extensions):
-    with pytest.raises(ValueError, match="is no extension"):
+    with pytest.raises(ValueError, match="is not an extension"):
         register(*extensions)(len)
 
 

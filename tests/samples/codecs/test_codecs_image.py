@@ -237,9 +237,9 @@ def test_pil_images_of_other_modes():
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("jpg", RGBA, "mode RGBA does not fit; modes that do: L RGB CMYK"),
-        ("ppm", np.asarray(RGBA), "mode RGBA does not fit"),
-        ("bmp", RGBA, "mode RGBA does not fit"),
+        ("jpg", RGBA, "mode RGBA is not supported; supported modes: L RGB CMYK"),
+        ("ppm", np.asarray(RGBA), "mode RGBA is not supported"),
+        ("bmp", RGBA, "mode RGBA is not supported"),
         ("gif", RGB, "mode RGB does not fit"),
         ("pgm", RGB, "mode RGB does not fit"),
         ("pbm", RGB.convert("L"), "mode L does not fit"),
@@ -252,7 +252,7 @@ def test_pil_images_of_other_modes():
         ("png", np.full((3, 3), 1.1), "must lie in"),
         ("png", np.full((3, 3), -0.1), "must lie in"),
         ("png", np.full((3, 3), np.nan), "must lie in"),
-        ("png", torch.zeros(3, 4, 4), r"not Tensor; of a CHW tensor pass tensor.permute\(1, 2, 0\).numpy\(\)"),
+        ("png", torch.zeros(3, 4, 4), r"not Tensor; for a CHW tensor pass tensor.permute\(1, 2, 0\).numpy\(\)"),
         ("jpg", [[1, 2]], "not list"),
     ],
 )
