@@ -76,7 +76,7 @@ def make_bytes(payloads: list[list[Payloads]]) -> Work:
 def planned(data: Data, *, shuffled: bool) -> Path:
     """Samples one by one, by index."""
     source, stream = open_shards(data.urls, shuffle=shuffled), Stream.from_shards(data.urls, shuffle=shuffled)
-    names, keys = source.shards.names, [source.shards.keys_of(i) for i in range(len(data.urls))]
+    names, keys = source.shards.names, [source.shards.shards.index(i).keys for i in range(len(data.urls))]
     without_fields = IndexedShards(list(data.urls), fields="")
 
     def dicts() -> None:

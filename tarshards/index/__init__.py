@@ -5,7 +5,9 @@ Read in this order:
 - ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
-- ``access``: ``IndexedShards``, any sample by its number; ``join``: columns from several shards
-- ``places``, ``column``, ``memory``: fields gathered straight from mapped shards; ``_rows.c`` and ``_pixels.c`` do it
+- ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
+- ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
+- ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
+- ``places``, ``column``: the fields of mapped shards as such bytes, and as one array
 - ``exports``, ``energon``: indexes as other programs read them
 """

@@ -1,23 +1,19 @@
-"""Samples with the fields of parallel shards added: columns that were made later, or are kept apart."""
+"""Samples with the fields of parallel shards added, such as fields that were made later or are stored separately."""
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 from tarshards.errors import SampleError, UrlError
 from tarshards.index.access import IndexedShards, SampleReader
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.read import Sample
 
-TABLES = 64  # shards at once of which the keys are looked up
-
 
 class JoinedShards(SampleReader):
-    """The samples of *left*, each with the fields of the sample of its key in the same shard of *right*.
+    """The samples of *left*, each with the fields of the sample of the same key in the corresponding shard of *right*.
 
-    The two have as many shards, and the nth of one goes with the nth of the other; *right* may have more samples
-    there, and in another order. Raises UrlError for other numbers of shards; a sample without partner, and a field
-    that both have, are SampleErrors when it is read.
+    Both have the same number of shards, and the nth of one corresponds to the nth of the other, which may have more
+    samples, in any order. Raises UrlError for different numbers of shards; reading a sample raises SampleError where
+    it has no partner, or both have a field of the same name.
     """
 
     def __init__(self, left: SampleReader, right: IndexedShards):
@@ -26,7 +22,6 @@ class JoinedShards(SampleReader):
         self.left, self.right = left, right
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
         self.reserved = left.reserved
-        self._tables: OrderedDict[int, dict[str, int]] = OrderedDict()
 
     def read(self, shard: int, sample: int) -> Sample:
         result = self.left.read(shard, sample)
@@ -45,18 +40,13 @@ class JoinedShards(SampleReader):
         return result
 
     def _partner(self, shard: int, sample: int, key: str) -> int:
-        """Return the number in its shard of the sample of *key*: most often the same number."""
-        keys = self.right.keys_of(shard)
-        if sample < len(keys) and keys[sample] == key:
+        """Return the number in its shard of the sample of *key*, which usually is the same number."""
+        index = self.right.shards.index(shard)
+        if sample < len(index) and index.keys[sample] == key:
             return sample
-        table = self._tables.get(shard)
-        if table is None:
-            table = self._tables[shard] = {key: number for number, key in enumerate(keys)}
-            if len(self._tables) > TABLES:
-                self._tables.popitem(last=False)
-        if key not in table:
+        if key not in index.numbers:
             raise SampleError(f"no sample of this key in {self.right.names[shard]}", url=self.names[shard], key=key)
-        return table[key]
+        return index.numbers[key]
 
     def is_remote(self) -> bool:
         return self.left.is_remote() or self.right.is_remote()

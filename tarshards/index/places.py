@@ -16,7 +16,7 @@ from tarshards.index.access import IndexedShards, SampleReader
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.sidecar import Index
 from tarshards.samples.fields import Term, pick_field
-from tarshards.storage.ranges import LocalRanges
+from tarshards.storage.ranges import Ranges
 
 MOST_SHARDS = 1 << 12  # mapped at once
 MOST_SAMPLES = 1 << 25  # of which the places are held
@@ -78,44 +78,43 @@ class Places(NamedTuple):
 class MappedPlaces:
     """The places of some fields of all samples of local shards, which stay mapped.
 
-    A shard that cannot be opened fails when samples of it are looked for. While places are in use, no shard may be cut
-    short: what has gone cannot be read, and ends the process (SIGBUS).
+    A shard that cannot be opened is *broken*: its samples fail when they are looked for. While places are in use, no
+    shard may be truncated: reading what is gone ends the process (SIGBUS).
     """
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
         self.names, self.terms = shards.names, terms
-        self.ranges: dict[int, LocalRanges] = {}
+        self.ranges: dict[int, Ranges] = {}
         self.broken: dict[int, TarshardsError] = {}
         self._first = np.concatenate(([0], np.cumsum(shards.counts)))
         total = int(self._first[-1])
         self._keys = np.full(total, "", object)
         starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
+        buffers: list[Any] = [b""] * len(shards.urls)
         for number in range(len(shards.urls)):
             try:
-                index, ranges = shards.open_shard(number)
-                assert isinstance(ranges, LocalRanges)
-                self._add(number, index, shards.fields, starts, sizes)
-                self.ranges[number] = ranges
+                shard = shards.shards.open(number)
+                self._add(number, shard.index, shards.fields, starts, sizes)
+                self.ranges[number], buffers[number] = shard.ranges, shard.buffer
             except TarshardsError as error:
                 self.broken[number] = error
-        mapped = (self.ranges.get(number) for number in range(len(shards.urls)))
-        self._buffers = Buffers([b"" if ranges is None else ranges.mapping for ranges in mapped])
+        self._buffers = Buffers(buffers)
         self._missing = [missing if missing.any() else None for missing in sizes < 0]
-        shard = np.repeat(np.arange(len(shards.urls)), shards.counts)
-        self._table = np.empty((total, len(terms), 2), np.int64)  # a row holds all that there is to look up of a sample
+        shard_of = np.repeat(np.arange(len(shards.urls)), shards.counts)
+        self._table = np.empty((total, len(terms), 2), np.int64)  # a row is all that is looked up of a sample
         for i, rows in enumerate(zip(starts, np.maximum(sizes, 0))):
-            payloads = Payloads(self._buffers, shard, *rows)
+            payloads = Payloads(self._buffers, shard_of, *rows)
             self._table[:, i] = np.stack([payloads.addresses.view(np.int64), payloads.sizes], axis=1)
 
     def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
         begin, end = self._first[number], self._first[number + 1]
         self._keys[begin:end] = index.keys
-        names = {field: i for i, field in enumerate(index.fields) if fields is None or field in fields}
         for start, size, term in zip(starts, sizes, self.terms):
             for field in reversed(term.alternatives):
-                members = np.flatnonzero(index.field == names.get(field, -1))
-                samples = begin + index.sample[members].astype(np.int64)
-                start[samples], size[samples] = index.offset[members], index.size[members]
+                if fields is None or field in fields:
+                    members = index.members_of(field)
+                    samples = begin + index.sample[members].astype(np.int64)
+                    start[samples], size[samples] = index.offset[members], index.size[members]
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:

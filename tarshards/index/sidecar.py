@@ -78,6 +78,17 @@ class Index:
         first[-1] = len(self.sample)
         return first
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each sample by its key."""
+        return {key: number for number, key in enumerate(self.keys)}
+
+    def members_of(self, field: str) -> np.ndarray:
+        """Return the numbers of the members that are of *field*, in the order of the shard."""
+        import numpy as np
+
+        return np.flatnonzero(self.field == (self.fields.index(field) if field in self.fields else -1))
+
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""
         import msgpack

@@ -36,6 +36,10 @@ class Ranges:
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""
 
+    def is_current(self) -> bool:
+        """Return whether opening the URL again would give the same bytes; False where nothing tells."""
+        return False
+
     def close(self) -> None:
         """Let go of the file."""
 
@@ -94,6 +98,14 @@ class LocalRanges(Ranges):
         if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino) and now.st_mtime_ns != then.st_mtime_ns:
             raise OpenError("was written to while it was read", url=self.name)
 
+    def is_current(self) -> bool:
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            return False
+        then = self._opened
+        return (now.st_dev, now.st_ino, now.st_mtime_ns) == (then.st_dev, then.st_ino, then.st_mtime_ns)
+
 
 class HttpRanges(Ranges):
     """A file of a web server, read by range requests, each tried again until it is whole."""
@@ -113,6 +125,9 @@ class HttpRanges(Ranges):
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
         return self._ask(offset, size)
+
+    def is_current(self) -> bool:
+        return self._validator is not None  # with which each answer is compared
 
     def _ask(self, offset: int, size: int) -> bytes:
         from tarshards.storage.http import Patience

@@ -227,47 +227,29 @@ def _look_up(rest: Iterable[Sample], tables: list[Table], taken: set[str], join:
 
 
 class Table:
-    """Where the samples of indexed shards are, by key; and which have not been taken, as those of *taken* have.
+    """The samples of indexed shards by key, and which of them have not been taken, as those of *taken* have been.
 
-    Raises SampleError for a key that comes twice. Beside the indexes it holds 17 bytes a sample.
+    Raises SampleError for a key that comes twice.
     """
 
     def __init__(self, shards: IndexedShards, taken: set[str]):
         import numpy as np
 
+        if (key := shards.repeated_key()) is not None:
+            raise SampleError(TWICE, url=shards.names[0], key=key)
         self.shards = shards
-        self.ends = np.cumsum(shards.counts)
-        keys = chain.from_iterable(shards.keys_of(number) for number in range(len(shards.urls)))
-        hashes = np.empty(len(shards), np.int64)
-        self.untaken = np.ones(len(shards), bool)
-        for index, key in enumerate(keys):
-            hashes[index] = hash(key)
-            self.untaken[index] = key not in taken
-        self.order = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[self.order]
-        for index in self.order[1:][self.hashes[1:] == self.hashes[:-1]].tolist():
-            key = self.key(index)
-            if len(self.find(key)) > 1:
-                raise SampleError(TWICE, url=shards.names[0], key=key)
-
-    def key(self, index: int) -> str:
-        """The key of the sample of this number."""
-        shard = int(self.ends.searchsorted(index, "right"))
-        return self.shards.keys_of(shard)[index - int(self.ends[shard] - self.shards.counts[shard])]
-
-    def find(self, key: str) -> list[int]:
-        """The numbers of the samples of *key*."""
-        begin, end = (self.hashes.searchsorted(hash(key), side) for side in ("left", "right"))
-        return [index for index in self.order[begin:end].tolist() if self.key(index) == key]
+        self.untaken = np.fromiter((key not in taken for key in shards.keys), bool, len(shards))
 
     def take(self, key: str) -> Sample | None:
         """Read the sample of *key*, or return None where there is none; raise SampleError where it was taken before."""
-        for index in self.find(key):
-            if not self.untaken[index]:
-                raise SampleError(TWICE, key=key)
-            self.untaken[index] = False
-            return self.shards[index]
-        return None
+        try:
+            index = self.shards.find(key)
+        except KeyError:
+            return None
+        if not self.untaken[index]:
+            raise SampleError(TWICE, key=key)
+        self.untaken[index] = False
+        return self.shards[index]
 
     def rest(self) -> Iterator[Sample]:
         """Read the samples that have not been taken."""

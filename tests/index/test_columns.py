@@ -104,8 +104,12 @@ def test_a_part_of_the_samples_has_a_column_of_its_own(tmp_path):
     ("odd", "error", "words"),
     [
         (None, SampleError, r"set-1\.tar: 027: no field x\.npy"),
-        (TABLE[0].astype(np.float64), DecodeError, r"set-1\.tar: 027\.x\.npy: not of the first one's kind, float32"),
-        (TABLE[0].reshape(4, 3), DecodeError, r"set-1\.tar: 027\.x\.npy: not of the first one's kind"),
+        (
+            TABLE[0].astype(np.float64),
+            DecodeError,
+            r"set-1\.tar: 027\.x\.npy: differs from the first sample's, float32",
+        ),
+        (TABLE[0].reshape(4, 3), DecodeError, r"set-1\.tar: 027\.x\.npy: differs from the first sample's"),
     ],
     ids=["missing", "dtype", "shape"],
 )
@@ -122,7 +126,7 @@ def test_what_is_no_array_is_named(tmp_path):
     shards = IndexedShards(write(tmp_path, TABLE))
     with pytest.raises(DecodeError, match=r"set-0\.tar: 000\.txt: not a \.npy file"):
         shards.column("txt")
-    with pytest.raises(SampleError, match="no sample"):
+    with pytest.raises(SampleError, match="no samples"):
         shards[:0].column("x.npy")
 
 

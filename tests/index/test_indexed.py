@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tarshards import ShardDataset, ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, ShardIndexError, UrlError
-from tarshards.index import access as shards
+from tarshards.index import open as opening
 from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
@@ -145,13 +145,14 @@ def test_threads_are_started_only_for_many_files(make_uneven, monkeypatch):
 
 
 def test_many_threads(make_uneven, monkeypatch):
-    """Few indexes are held, so that shards are opened and let go of all the time."""
-    monkeypatch.setattr(shards, "HELD", 20)
+    """Few shards are held, so they are opened and released all the time."""
+    monkeypatch.setattr(opening, "HELD", 20)
     found = IndexedShards(make_uneven([4, 7, 1, 9, 5, 6, 3]))
     places = random.Random(0).choices(range(35), k=2000)
     with ThreadPoolExecutor(8) as threads:
         assert [sample["cls"] for sample in threads.map(found.__getitem__, places)] == [b"%d" % i for i in places]
-    assert found._held == sum(len(index.sample) for index in found._indexes.values()) <= 20
+    held = found.shards
+    assert held._members == sum(len(index.sample) for index in held._indexes.values()) <= 20
 
 
 def test_over_http_only_what_is_asked_for(write, site):
@@ -294,7 +295,7 @@ def test_a_manifest_that_counts_wrongly(write, tmp_path):
     manifest = tmp_path / "set.shards.json"
     manifest.write_text(manifest.read_text().replace('"nsamples": 5', '"nsamples": 6', 1))
     found = IndexedShards(str(manifest))
-    with pytest.raises(ShardIndexError, match=r"set-00\.tar\.index: 5 samples, and 6 in the manifest"):
+    with pytest.raises(ShardIndexError, match=r"set-00\.tar\.index: 5 samples, but 6 in the manifest"):
         found[0]
     assert found[6]["__key__"] == "005"
 

@@ -106,8 +106,8 @@ def test_a_manifest_of_another_shard_is_told_when_the_shard_is_opened(here):
     index = build_index("a.tar")
     index.save("a.tar")
     for shard, reason in [
-        (Shard("a.tar", 2, index.shard_size), "1 samples, and 2 in the manifest"),
-        (Shard("a.tar", 1, 512), f"{index.shard_size} bytes, and 512 in the manifest"),
+        (Shard("a.tar", 2, index.shard_size), "1 samples, but 2 in the manifest"),
+        (Shard("a.tar", 1, 512), f"{index.shard_size} bytes, but 512 in the manifest"),
     ]:
         write_manifest("a.shards.json", [shard])
         with pytest.raises(ShardIndexError, match=f"a.tar.index: {reason}"):

@@ -80,7 +80,7 @@ def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
     from tarshards.storage import _mapped_py, ranges
 
     monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-    assert MappedPlaces.of(shards, TERMS) is None
+    assert MappedPlaces.of(IndexedShards(shards.urls), TERMS) is None
 
 
 def test_keys_are_like_a_list():

@@ -1,0 +1,45 @@
+"""Samples looked up by key."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+
+class KeyTable:
+    """The place of each of *keys*, by their sorted hashes: 16 bytes a key beside the keys, a fifth of a dict.
+
+    >>> table = KeyTable(["a", "b", "a"])
+    >>> table.find("a"), table.find("c"), table.repeated()
+    (0, -1, 'a')
+    """
+
+    def __init__(self, keys: list[str]):
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        order = np.argsort(hashes, kind="stable")  # of equal keys the first stays first
+        self._keys, self._hashes, self._places = (
+            keys,
+            hashes[order].data,
+            order.data,
+        )  # quicker than arrays, item by item
+
+    def find(self, key: str) -> int:
+        """Return the first place of *key*, -1 where there is none."""
+        hashes, wanted = self._hashes, hash(key)
+        at = bisect_left(hashes, wanted)
+        while at < len(hashes) and hashes[at] == wanted:
+            place: int = self._places[at]
+            if self._keys[place] == key:
+                return place
+            at += 1
+        return -1
+
+    def repeated(self) -> str | None:
+        """Return a key that has several places, None where there is none."""
+        hashes = np.asarray(self._hashes)
+        for at in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
+            place = self._places[at]
+            if self.find(self._keys[place]) != place:
+                return self._keys[place]
+        return None

@@ -1,0 +1,142 @@
+"""A shard is mapped, and compared with its index, once in a process, whatever reads it; and again where it changed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tarshards import ArrayLoader, ShardDataset, ShardWriter, Stream, readers
+from tarshards.errors import ShardIndexError
+from tarshards.index.access import IndexedShards
+from tarshards.index.lookup import KeyTable
+from tarshards.index.sidecar import Index
+from tarshards.storage import ranges
+
+SHARDS, ROWS = 8, 5
+
+
+@pytest.fixture
+def urls(tmp_path) -> str:
+    with ShardWriter(str(tmp_path / "set-%d.tar"), max_samples=ROWS) as writer:
+        for i in range(SHARDS * ROWS):
+            writer.write({"__key__": f"{i:03d}", "x.npy": np.full(3, i), "cls": i})
+    return str(tmp_path / f"set-{{0..{SHARDS - 1}}}.tar")
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Counter[str]:
+    """How many files have been mapped, and compared with an index, since."""
+    counts: Counter[str] = Counter()
+
+    def count(name, function):
+        def counted(*args, **options):
+            counts[name] += 1
+            return function(*args, **options)
+
+        return counted
+
+    monkeypatch.setattr(ranges, "Mapping", count("mapped", ranges.Mapping))
+    monkeypatch.setattr(Index, "check", count("checked", Index.check))
+    return counts
+
+
+ONCE = {"mapped": SHARDS, "checked": SHARDS}
+
+
+@pytest.fixture(params=["indexes", "manifest"])
+def spec(request, urls, tmp_path) -> str:
+    return urls if request.param == "indexes" else str(tmp_path / "set.shards.json")
+
+
+def test_an_array_loader_opens_a_shard_once(spec, opened):
+    dataset = ShardDataset(spec, shuffle=True)
+    fields = {"x.npy": readers.array(), "cls": readers.integer()}
+    for _ in range(2):
+        batches = [batch["cls"].tolist() for batch in ArrayLoader(dataset, 8, fields=fields)]
+        assert sorted(chain.from_iterable(batches)) == list(range(SHARDS * ROWS))
+    assert opened == ONCE
+
+
+def test_reading_and_a_column_open_a_shard_once(spec, opened):
+    shards = IndexedShards(spec)
+    assert [int(sample["cls"]) for sample in shards] == list(range(SHARDS * ROWS))
+    assert [int(shards[::-1][i]["cls"]) for i in (0, 30)] == [39, 9]
+    assert np.asarray(shards.column("x.npy"))[:, 0].tolist() == list(range(SHARDS * ROWS))
+    assert np.asarray(shards[10:30].column("x.npy"))[:, 0].tolist() == list(range(10, 30))
+    assert opened == ONCE
+
+
+def test_a_planned_stream_and_an_array_loader_open_a_shard_once(spec, opened):
+    stream = Stream.from_shards(spec, shuffle=True)
+    for _ in range(2):
+        assert sorted(int(sample["cls"]) for sample in stream) == list(range(SHARDS * ROWS))
+    assert len(list(ArrayLoader(stream, 10, fields={"cls": readers.integer()}))) == 4
+    assert opened == ONCE
+
+
+def test_threads_open_a_shard_once(spec, opened):
+    shards = IndexedShards(spec)
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(shards.__getitem__, range(len(shards))))) == SHARDS * ROWS
+    assert opened == ONCE
+
+
+def test_a_pickled_copy_opens_anew(spec, opened):
+    shards = IndexedShards(spec)
+    list(shards)
+    assert len(list(pickle.loads(pickle.dumps(shards)))) == SHARDS * ROWS
+    assert opened == {name: 2 * count for name, count in ONCE.items()}
+
+
+def test_a_shard_that_was_replaced_is_opened_again(urls, tmp_path, opened):
+    shards = IndexedShards(urls)
+    assert len(list(islice(shards, 2 * ROWS))) == 2 * ROWS
+    whole = Path(tmp_path / "set-0.tar").read_bytes()
+    for number in (0, 3):
+        os.unlink(tmp_path / f"set-{number}.tar")
+        Path(tmp_path / f"set-{number}.tar").write_bytes(whole)
+    assert shards.column("x.npy")[4][0] == 4
+    assert opened == {"mapped": SHARDS + 1, "checked": SHARDS + 1}
+    with pytest.raises(ShardIndexError, match=r"set-3\.tar\.index: stale"):
+        shards[3 * ROWS]
+
+
+def test_slices_share_what_is_held(urls, opened):
+    shards = IndexedShards(urls)
+    assert len(list(shards[5:20])) + len(list(shards[::-2])) == 35
+    assert opened == ONCE
+    assert shards[3:].shards is shards.shards
+
+
+def test_keys_are_located_in_any_order_and_in_slices(urls):
+    shards = IndexedShards(urls)
+    assert shards.locate(["031", "nobody", "000", "031"]).tolist() == [31, -1, 0, 31]
+    assert shards[30:0:-3].locate(["000", "030", "029", "003", "039"]).tolist() == [-1, 0, -1, 9, -1]
+    assert shards.locate([]).tolist() == []
+    assert shards.locate(shards.keys).tolist() == list(range(SHARDS * ROWS))
+    assert shards.repeated_key() is None
+    assert IndexedShards([urls, urls]).repeated_key() in shards.keys
+
+
+class Alike(str):
+    """Texts that all have one hash."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 7
+
+
+def test_keys_of_one_hash_are_told_apart():
+    keys = [Alike(text) for text in "abcab"]
+    table = KeyTable(keys)
+    assert [table.find(Alike(text)) for text in "abcd"] == [0, 1, 2, -1]
+    assert table.repeated() in ("a", "b")
+    assert KeyTable(keys[:3]).repeated() is None
