@@ -164,10 +164,10 @@ def _grouped(plan: Any, group: str | None) -> Any:
         return plan
     from tarshards.errors import OpenError
     from tarshards.run.jobs.plan import group_tasks
-    from tarshards.storage.markers import look_up, size_of
+    from tarshards.storage.location import Location, look_up
 
     try:
-        sizes: list[int | None] = list(look_up(size_of, [item.values[0] for item in plan.items]))
+        sizes: list[int | None] = list(look_up(Location.size, [item.values[0] for item in plan.items]))
     except OpenError:
         sizes = []
     if group.isdigit() and int(group) > 0:

@@ -47,14 +47,14 @@ def main(
     it was killed, and it goes on where it was.
     """
     from tarshards.parallel import ProcessPool
-    from tarshards.storage.markers import exists
+    from tarshards.storage.location import Location
     from tarshards.write.reshard import reshard, work_folder
     from tarshards.write.shards import shard_name
 
     try:
         resumes = os.path.exists(work_folder(output, tmpdir))
-        if not overwrite and not resumes and exists(first := shard_name(output, 0)):
-            raise OpenError("the file exists; --overwrite replaces it", url=first)
+        if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).exists():
+            raise OpenError("the file exists; --overwrite replaces it", url=first.name)
         with ProcessPool(jobs or None) as pool:
             made = reshard(
                 [*shards, *(f"@{name}" for name in lists)],

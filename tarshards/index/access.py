@@ -19,7 +19,7 @@ from tarshards.index.options import field_names
 from tarshards.parallel import bounded_map
 from tarshards.samples.read import Sample
 from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.opening import room_of
+from tarshards.storage.location import Location
 
 FETCHES = 16  # samples of remote shards that are read at once
 
@@ -170,7 +170,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             yield result
 
     def is_remote(self) -> bool:
-        return any(room_of(url) != "local" for url in self.urls)
+        return not all(Location.of(url).is_local for url in self.urls)
 
     def verify(self) -> None:
         self.shards.verify()

@@ -15,9 +15,10 @@ from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Index, fingerprint
 from tarshards.samples.keys import split_name
 from tarshards.storage.compression import find_compression
-from tarshards.storage.opening import open_shard, open_url, room_of
-from tarshards.storage.ranges import Ranges, open_ranges
-from tarshards.storage.streams import failure, public
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_shard
+from tarshards.storage.ranges import Ranges
+from tarshards.storage.streams import failure
 from tarshards.tar.read import MEMBER_LIMIT, read_members, scan, walk
 
 # Bytes read at once, at least and at most, and the bytes of a member from which its data is passed over.
@@ -33,15 +34,16 @@ def build_index(url: str, *, crc: bool = False) -> Index:
     Where members are large only their headers are read. What is no sound shard of samples raises the error that
     ``read_samples`` raises; a compressed shard, which has no random access, ShardIndexError; a stream, OpenError.
     """
-    with FileRanges(url) if room_of(url) == "local" else open_ranges(url) as ranges:
+    location = Location.of(url)
+    with FileRanges(location) if location.is_local else location.ranges() as ranges:
         if compression := find_compression(ranges.read(0, min(10, ranges.size))):
-            name = public(url)
+            name = location.name
             plain = name[: -len(os.path.splitext(name)[1])].removesuffix(".tar") + ".tar"
             reason = f"compressed ({compression}), so it has no random access; decompress it: tarcat {name} -o {plain}"
             raise ShardIndexError(reason, url=name)
         index = _index(ranges)
         if index is None:
-            raise _reason(url)
+            raise _reason(location)
         if crc:
             index.arrays["crc32"] = struct.pack(f"<{len(index.sample)}I", *_checksums(ranges, index))
     return index
@@ -52,9 +54,9 @@ class FileRanges(Ranges):
 
     remote = False
 
-    def __init__(self, url: str):
-        self.name = url
-        self._file: Any = open_url(url)
+    def __init__(self, location: Location):
+        self.name = location.name
+        self._file: Any = location.open()
         self.descriptor = self._file.fileno()
         self.size = os.fstat(self.descriptor).st_size
 
@@ -96,13 +98,13 @@ def header_offset(ranges: Ranges, start: int, stop: int) -> int:
     return start + found[-1][1]
 
 
-def _reason(url: str) -> Exception:
-    """Return the error with which reading the damaged shard *url* ends."""
+def _reason(location: Location) -> Exception:
+    """Return the error with which reading a damaged shard ends."""
     from tarshards.samples.read import group_members
 
-    name = public(url)
+    name = location.name
     try:
-        with open_shard(url) as stream:
+        with open_shard(location) as stream:
             deque(group_members(read_members(stream, url=name), url=name), 0)
     except Exception as error:
         return error

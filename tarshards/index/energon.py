@@ -17,9 +17,7 @@ from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.exports import pack_offsets, sample_bounds
 from tarshards.index.refresh import find_index
 from tarshards.index.sidecar import Index
-from tarshards.storage.local import local_path
-from tarshards.storage.opening import open_url, room_of
-from tarshards.storage.ranges import open_ranges
+from tarshards.storage.location import Location
 
 TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -56,7 +54,7 @@ def export_energon(urls: Sequence[str], folder: str | None = None, *, dry_run: b
             for number, (name, url) in enumerate(zip(names, urls)):
                 index = find_index(url)
                 counts[name] = len(index)
-                with open_ranges(url) as ranges:
+                with Location.of(url).ranges() as ranges:
                     _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)
                     yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run)
             database.executescript(LOOKUPS)
@@ -102,13 +100,14 @@ def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: 
 
 
 def _path(url: str) -> str:
-    if room_of(url) != "local":
-        raise UrlError("a dataset of Energon is made of local shards", url=url)
-    return local_path(url)
+    location = Location.of(url)
+    if location.path is None:
+        raise UrlError("a dataset of Energon is made of local shards", url=location.name)
+    return location.path
 
 
 def _write(path: str, content: bytes, dry_run: bool) -> str:
     if not dry_run:
-        with open_url(path, "wb") as stream:
+        with Location(path).open("wb") as stream:
             stream.write(content)
     return path

@@ -9,9 +9,8 @@ import numpy as np
 from tarshards.errors import ShardIndexError
 from tarshards.index.build import header_offset
 from tarshards.index.sidecar import Index
-from tarshards.storage.opening import open_url
-from tarshards.storage.ranges import Ranges, open_ranges
-from tarshards.storage.streams import public
+from tarshards.storage.location import Location
+from tarshards.storage.ranges import Ranges
 from tarshards.tar.read import BLOCK
 
 
@@ -27,7 +26,7 @@ def pack_dali(index: Index, url: str) -> str:
         name = f"{key}.{field}"
         if not field or re.search(r"\s", name):
             reason = "DALI misreads names with white space, or that end in a dot; tarcat --rekey makes others"
-            raise ShardIndexError(reason, url=public(url), key=key, field=field)
+            raise ShardIndexError(reason, url=Location.of(url).name, key=key, field=field)
         lines[sample].append(f"{field} {offset} {size} {name}")
     return "".join(f"{line}\n" for line in [f"v1.2 {len(index)}", *map(" ".join, lines)])
 
@@ -52,25 +51,22 @@ def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
 
 def write_dali(index: Index, url: str, folder: str | None, *, dry_run: bool = False) -> str:
     """Write DALI's index of the shard *url* beside it or into *folder*: ``a.tar`` gets ``a.idx``; return its name."""
-    path, mark, query = url.partition("?") if url.startswith(("http:", "https:")) else (url, "", "")
-    return _write(
-        path.removesuffix(".tar") + ".idx" + mark + query,
-        folder,
-        pack_dali(index, url).encode("utf-8", "surrogateescape"),
-        dry_run,
-    )
+    location = Location.of(url)
+    target = location.with_base(location.base.removesuffix(".tar") + ".idx")
+    return _write(target, folder, pack_dali(index, url).encode("utf-8", "surrogateescape"), dry_run)
 
 
 def write_offsets(index: Index, url: str, folder: str | None, *, dry_run: bool = False) -> str:
     """Write the ``.tar.idx`` of the shard *url* beside it or into *folder*; return its name."""
-    with open_ranges(url) as ranges:
-        return _write(f"{url}.idx", folder, pack_offsets(index, ranges), dry_run)
+    location = Location.of(url)
+    with location.ranges() as ranges:
+        return _write(location.sibling(".idx"), folder, pack_offsets(index, ranges), dry_run)
 
 
-def _write(url: str, folder: str | None, content: bytes, dry_run: bool) -> str:
+def _write(target: Location, folder: str | None, content: bytes, dry_run: bool) -> str:
     if folder is not None:
-        url = f"{folder.rstrip('/')}/{url.rpartition('/')[2]}"
+        target = Location(f"{folder.rstrip('/')}/{target.base}")
     if not dry_run:
-        with open_url(url, "wb") as stream:
+        with target.open("wb") as stream:
             stream.write(content)
-    return url
+    return target.url

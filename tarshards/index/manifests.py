@@ -6,14 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from urllib.parse import unquote
 
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.expressions import expand_shards
-from tarshards.storage.local import local_path
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import SUFFIX, Shard, dump_manifest
-from tarshards.storage.opening import open_url, room_of
 from tarshards.storage.streams import is_missing
 
 _ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
@@ -25,12 +23,12 @@ def manifest_url(pattern: str) -> str:
     >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
     ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
     """
-    path, mark, query = pattern.partition("?") if room_of(pattern) == "http" else (pattern, "", "")
-    before, *after = path.split("\0")
-    folder = re.match("(?:file:)?(?:.*/)?", before, re.DOTALL | re.IGNORECASE)[0]  # type: ignore[index]
-    *parts, last = [before[len(folder) :], *after]
+    location = Location.of(pattern)
+    before, *after = (location.folder + location.base).split("\0")
+    first = Location(before)
+    *parts, last = [first.base, *after]
     words = [part.replace("/", "-").strip("-_. ") for part in (*parts, _ENDING.sub("", last))]
-    return folder + ("-".join(filter(None, words)) + SUFFIX).lstrip(".") + mark + query
+    return first.folder + ("-".join(filter(None, words)) + SUFFIX).lstrip(".") + location.query
 
 
 def read_manifest(url: str) -> list[Shard]:
@@ -94,15 +92,14 @@ def _without_number(url: str) -> str:
     >>> _without_number("d7/a1-002.tar")
     'd7/a1-\x00.tar'
     """
-    path, mark, query = url.partition("?") if room_of(url) == "http" else (url, "", "")
-    folder, slash, name = path.rpartition("/")
-    stem = _ENDING.sub("", name)
-    return folder + slash + re.sub(r"\d+(?=\D*$)", "\0", stem) + name[len(stem) :] + mark + query
+    location = Location.of(url)
+    stem = _ENDING.sub("", location.base)
+    return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
 
 
 def _merged(url: str, shards: list[Shard]) -> list[Shard]:
     """Return *shards* and what else the manifest *url* names, by their names."""
-    others = [shard for shard in read_manifest(url) if room_of(shard.url) != "local" or _exists(shard.url)]
+    others = [shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))]
     merged = {shard.url: shard for shard in [*others, *shards]}
     return sorted(merged.values(), key=lambda shard: _natural(shard.url))
 
@@ -112,48 +109,22 @@ def _natural(url: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", url)]
 
 
-def _exists(url: str) -> bool:
-    return os.path.exists(local_path(url))
+def _may_exist(location: Location) -> bool:
+    """Say whether a shard is there; remote ones are not asked."""
+    return not location.is_local or location.exists()
 
 
 def write_manifest(url: str, shards: Iterable[Shard]) -> None:
     """Write the manifest *url* of *shards*, at once or not at all; those beside or below it by their relative names."""
-    text = dump_manifest(shard._replace(url=name_in(url, shard.url)) for shard in shards)
-    with open_url(url, "wb") as stream:
+    location = Location.of(url)
+    text = dump_manifest(shard._replace(url=location.relative(Location.of(shard.url))) for shard in shards)
+    with location.open("wb") as stream:
         stream.write(text.encode())
 
 
 def remove_manifest(url: str) -> None:
     """Remove the manifest *url* where it is a local file."""
-    if room_of(url) == "local":
+    path = Location.of(url).path
+    if path is not None:
         with suppress(FileNotFoundError):
-            os.unlink(local_path(url))
-
-
-def name_in(manifest: str, url: str) -> str:
-    """Return the name that the shard *url* has in *manifest*.
-
-    >>> name_in("d/a.shards.json", "d/b.tar"), name_in("d/a.shards.json", "e/b.tar"), name_in("a.json", "http://h/b.tar")
-    ('b.tar', '../e/b.tar', 'http://h/b.tar')
-    """
-    room = room_of(url)
-    if room != room_of(manifest):
-        return url
-    if room == "local":
-        folder, path = os.path.dirname(local_path(manifest)), local_path(url)
-        name = os.path.relpath(path, folder or ".")
-        if name.startswith("../") and os.path.isabs(path):
-            return path
-    else:
-        folder, query = _folder(manifest)
-        if not url.startswith(folder) or _folder(url)[1] != query:
-            return url
-        path = url[len(folder) : len(url) - len(query)]
-        name = unquote(path) if room == "http" else path
-    return f"./{name}" if re.match("[^/]*:", name) else name
-
-
-def _folder(url: str) -> tuple[str, str]:
-    """Return the remote folder of *url*, and its query."""
-    path, mark, query = url.partition("?") if room_of(url) == "http" else (url, "", "")
-    return path[: path.rindex("/") + 1], mark + query
+            os.unlink(path)

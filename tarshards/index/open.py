@@ -11,12 +11,12 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.lookup import KeyTable
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_url
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location
 from tarshards.samples.read import Sample
 from tarshards.storage.compression import find_compression
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, open_ranges
-from tarshards.storage.streams import public
+from tarshards.storage.ranges import LocalRanges
 
 HELD = 1 << 22  # members of the shards that are held at once
 KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
@@ -32,9 +32,10 @@ class OpenShard:
     """
 
     def __init__(self, url: str, index: Index, fields: frozenset[str] | None = None):
-        self.name, self.index, self.keys = public(url), index, index.keys
-        self.ranges = open_ranges(url)
-        index.check(self.ranges, url=public(index_url(url)))
+        location = Location.of(url)
+        self.name, self.index, self.keys = location.name, index, index.keys
+        self.ranges = location.ranges()
+        index.check(self.ranges, url=index_location(url).name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
         self._fill = self.ranges.mapping.fill if isinstance(self.ranges, LocalRanges) else self._fetch
 
@@ -97,7 +98,7 @@ class OpenShards:
 
     def __init__(self, shards: list[Shard], fields: frozenset[str] | None):
         self.urls = [shard.url for shard in shards]
-        self.names = [public(url) for url in self.urls]
+        self.names = [Location.of(url).name for url in self.urls]
         self.fields = fields
         self._reset()
         self.counts, self.sizes = self._count(shards)
@@ -133,7 +134,7 @@ class OpenShards:
                 for mine, its, unit in zip(found, told, ("samples", "bytes")):
                     if mine != its:
                         reason = f"{mine} {unit}, but {its} in the manifest"
-                        raise ShardIndexError(reason, url=public(index_url(self.urls[number])))
+                        raise ShardIndexError(reason, url=index_location(self.urls[number]).name)
                 self._hold(number, index)
             return index
 
@@ -222,9 +223,10 @@ def load_index(url: str) -> Index:
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise
-        with open_ranges(url) as ranges:
+        location = Location.of(url)
+        with location.ranges() as ranges:
             compression = find_compression(ranges.read(0, min(10, ranges.size)))
         if compression is None:
             raise
         reason = f"compressed ({compression}), so it has no random access; decompress it with `tarcat -o`"
-        raise ShardIndexError(reason, url=public(url)) from error
+        raise ShardIndexError(reason, url=location.name) from error

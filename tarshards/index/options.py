@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import has_index
 from tarshards.storage.expressions import Shard
-from tarshards.storage.streams import public
+from tarshards.storage.location import Location
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
 
@@ -53,10 +53,11 @@ class Opening:
         if any(found):
             raise ShardIndexError(
                 "no index found, but other shards have one; create it with `tarindex`, or pass index=False",
-                url=public(probed[found.index(False)].url),
+                url=Location.of(probed[found.index(False)].url).name,
             )
         log.info(
-            "%s: no indexes found, so shards are streamed whole; create them with `tarindex`", public(shards[0].url)
+            "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",
+            Location.of(shards[0].url).name,
         )
         return False
 

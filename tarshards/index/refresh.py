@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +11,9 @@ from typing import NamedTuple
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import Index, index_url
-from tarshards.storage.local import local_path
+from tarshards.index.sidecar import Index, index_location
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.opening import room_of
-from tarshards.storage.streams import public
 
 MANY = 1 << 26  # bytes of shards from which several processes save more time than they cost
 
@@ -69,16 +66,16 @@ def _refresh(url: str, *, crc: bool, dry_run: bool) -> Outcome:
         index = build_index(url, crc=crc)
         if not dry_run:
             index.save(url)
-    return Outcome(Shard(url, len(index), index.shard_size), None if fresh else index_url(url))
+    return Outcome(Shard(url, len(index), index.shard_size), None if fresh else index_location(url).url)
 
 
 def _verify(url: str, *, crc: bool) -> Outcome:
     index = Index.load(url)
     if crc:
         if "crc32" not in index.arrays:
-            raise ShardIndexError("without checksums; tarindex --crc makes them", url=public(index_url(url)))
+            raise ShardIndexError("without checksums; tarindex --crc makes them", url=index_location(url).name)
         if index != (found := build_index(url, crc=True)):
-            raise ShardIndexError(f"stale: {index.difference(found)}", url=public(index_url(url)))
+            raise ShardIndexError(f"stale: {index.difference(found)}", url=index_location(url).name)
     return Outcome(Shard(url, len(index), index.shard_size))
 
 
@@ -112,8 +109,9 @@ def _work(function: Callable[[str], Outcome], urls: Sequence[str], jobs: int) ->
 def _are_many(urls: Sequence[str]) -> bool:
     size = 0
     for url in urls:
-        with suppress(OSError, UrlError):
-            size += os.path.getsize(local_path(url)) if room_of(url) == "local" else MANY
+        with suppress(OpenError, UrlError):
+            location = Location.of(url)
+            size += (location.size() or 0) if location.is_local else MANY
         if size >= MANY:
             return True
     return False

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.storage.local import local_path
-from tarshards.storage.opening import open_url, room_of
-from tarshards.storage.ranges import Ranges, open_ranges
-from tarshards.storage.streams import is_missing, public
+from tarshards.storage.location import Location
+from tarshards.storage.ranges import Ranges
+from tarshards.storage.streams import is_missing
 from tarshards.tar.read import BLOCK
 
 if TYPE_CHECKING:
@@ -133,18 +131,17 @@ class Index:
         Raises ShardIndexError with the reason MISSING where there is none, and with another where it is damaged, of a
         newer version, or stale.
         """
-        url = index_url(shard_url)
+        location = index_location(shard_url)
         try:
-            with open_url(url) as stream:
-                packed = b"".join(iter(lambda: stream.read(1 << 24), b""))
+            packed = location.read()
         except OpenError as error:
             if is_missing(error):
-                raise ShardIndexError(MISSING, url=public(url)) from error
+                raise ShardIndexError(MISSING, url=location.name) from error
             raise
-        index = cls.unpack(packed, url=public(url))
+        index = cls.unpack(packed, url=location.name)
         if check:
-            with open_ranges(shard_url) as ranges:
-                index.check(ranges, url=public(url))
+            with Location.of(shard_url).ranges() as ranges:
+                index.check(ranges, url=location.name)
         return index
 
     def difference(self, other: Index) -> str:
@@ -164,7 +161,7 @@ class Index:
 
     def save(self, shard_url: str) -> None:
         """Write the sidecar of *shard_url*, at once or not at all."""
-        with open_url(index_url(shard_url), "wb") as stream:
+        with index_location(shard_url).open("wb") as stream:
             stream.write(self.pack())
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
@@ -184,18 +181,12 @@ def fingerprint(ranges: Ranges, offset: bytes) -> int:
     return value
 
 
-def index_url(shard_url: str) -> str:
-    """Return the URL of a shard's sidecar.
-
-    >>> index_url("data/a.tar"), index_url("https://host/a.tar?token=x")
-    ('data/a.tar.index', 'https://host/a.tar.index?token=x')
-    """
-    if shard_url == "-" or shard_url.startswith("pipe:"):
-        raise ShardIndexError("a stream has no index", url=shard_url)
-    if shard_url.lower().startswith(("http:", "https:")):
-        path, mark, query = shard_url.partition("?")
-        return f"{path}.index{mark}{query}"
-    return f"{shard_url}.index"
+def index_location(shard_url: str) -> Location:
+    """Return where a shard's sidecar lies; raise ShardIndexError for a stream."""
+    location = Location.of(shard_url)
+    if location.is_stream:
+        raise ShardIndexError("a stream has no index", url=location.name)
+    return location.sibling(".index")
 
 
 def has_index(urls: Sequence[str]) -> list[bool]:
@@ -204,23 +195,12 @@ def has_index(urls: Sequence[str]) -> list[bool]:
 
 
 def _has_index(url: str) -> bool:
-    room = room_of(url)
-    if room == "local":
-        return os.path.exists(local_path(index_url(url)))
-    if room not in ("http", "fsspec_"):
-        return False
-    try:
-        open_url(index_url(url)).close()
-    except OpenError as error:
-        if is_missing(error):
-            return False
-        raise
-    return True
+    return not Location.of(url).is_stream and index_location(url).exists()
 
 
 def for_each_shard(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
     """Yield *function* of each URL, in order; threads call it for several at once, except for a few local shards."""
-    if len(urls) <= FEW and all(room_of(url) == "local" for url in urls):
+    if len(urls) <= FEW and all(Location.of(url).is_local for url in urls):
         yield from map(function, urls)
         return
     from concurrent.futures import ThreadPoolExecutor

@@ -12,6 +12,7 @@ from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import place
 from tarshards.samples.keys import is_reserved
+from tarshards.storage.location import Location
 
 Sample = dict[str, Any]
 
@@ -184,8 +185,7 @@ def shard_of(sample: Sample) -> str:
     >>> shard_of({"__url__": "http://host/d/train-000.tar.zst?token=1"}), shard_of({"__url__": "-"})
     ('train-000', 'stdin')
     """
-    url = sample.get("__url__", "")
-    if url.startswith(("http:", "https:")):
-        url = re.split("[?#]", url)[0]
-    base = url.rpartition("/")[2].rpartition(":")[2]
-    return "stdin" if url == "-" else re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", base)
+    location = Location.of(sample.get("__url__", ""))
+    if location.scheme == "-":
+        return "stdin"
+    return re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", location.base.rpartition(":")[2])

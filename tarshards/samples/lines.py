@@ -9,8 +9,8 @@ from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.keys import is_reserved, join_name
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import public
 
 Sample = dict[str, Any]
 
@@ -26,7 +26,7 @@ def visible(text: str) -> str:
 
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
     """Yield every line of *url*, decompressed, after its place (``a.txt: line 7``), without its newline."""
-    name = public(url)
+    name = Location.of(url).name
     with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(stream, 1 << 16) as lines:  # type: ignore[type-var]
         for number, line in enumerate(lines, 1):
             place = f"{name}: line {number}"

@@ -11,8 +11,8 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import is_reserved, join_name, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import public
 from tarshards.tar.read import Member, read_members
 
 Sample = dict[str, Any]
@@ -55,7 +55,7 @@ def _read_shards(urls: Any, ledger: Ledger, on_damage: str, allow_pipe: bool, sp
 
 def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:
     """Yield the samples of one shard; errors go to *ledger*, which raises them or lets them end the shard."""
-    name = public(url)
+    name = Location.of(url).name
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
             members = read_members(stream, url=name, ledger=ledger)

@@ -106,7 +106,9 @@ def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
             key, field = parts
             paths = found.setdefault(key, Found(key, {})).paths
             if field in paths:
-                raise SampleError(f"{paths[field]} and {entry.path} are the same field", url=folder, key=key, field=field)
+                raise SampleError(
+                    f"{paths[field]} and {entry.path} are the same field", url=folder, key=key, field=field
+                )
             paths[field] = entry.path
     for name, entry_found in found.items():
         if entry_found.folder is None:

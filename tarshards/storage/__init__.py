@@ -2,10 +2,11 @@
 
 Read in this order:
 
+- ``location``: a URL or path, parsed once; it knows its printable name and opens itself
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
-- ``opening``: a URL to a stream; ``streams`` is what every opener returns
+- ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
-- ``ranges``: bytes at known offsets; local files are mapped
+- ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``manifest``: wids JSON; ``markers``: records of what was made
 """

@@ -8,7 +8,8 @@ import re
 from typing import Any, Protocol
 
 from tarshards.errors import OpenError
-from tarshards.storage.streams import Reader, Writer, failure
+from tarshards.storage.location import Location
+from tarshards.storage.streams import InputStream, OutputStream, failure
 
 # The second half of bzip2's magic keeps a tar apart whose first member is called BZh9.jpg.
 _MAGICS = {
@@ -98,7 +99,7 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBa
     return stream if compression is None else Decompressed(stream, compression, url, max_ratio)
 
 
-class Prefixed(Reader):
+class Prefixed(InputStream):
     """*head*, which was read already, and then the rest of *stream*."""
 
     def __init__(self, head: bytes, stream: io.RawIOBase, name: str):
@@ -116,7 +117,7 @@ class Prefixed(Reader):
         super().close()
 
 
-class Decompressed(Reader):
+class Decompressed(InputStream):
     """The data of all the members of a compressed stream, each checked to its end."""
 
     def __init__(self, stream: io.RawIOBase | io.BytesIO, compression: str, url: str, max_ratio: float):
@@ -263,11 +264,18 @@ def _decoder(compression: str) -> Decoder:
     return bz2.BZ2Decompressor()
 
 
-def compressed(stream: Writer) -> Writer:
-    """Return a Writer that compresses into *stream* as its name asks for; commands compress for themselves."""
-    name = stream.name
-    path = name.partition("?")[0] if name.startswith(("http:", "https:")) else name
-    compression = None if name.startswith("pipe:") else _SUFFIXES.get(os.path.splitext(path)[1].lower())
+def named_compression(location: Location) -> str | None:
+    """Return the compression that the suffix of *location* asks for; commands compress for themselves.
+
+    >>> named_compression(Location("https://host/a.tar.gz?token=x")), named_compression(Location("a.tar"))
+    ('gzip', None)
+    """
+    return None if location.is_stream else _SUFFIXES.get(os.path.splitext(location.base)[1].lower())
+
+
+def compressed(stream: OutputStream, location: Location) -> OutputStream:
+    """Return an OutputStream that compresses into *stream* as the suffix of *location* asks for, or else *stream*."""
+    compression = named_compression(location)
     if compression is None:
         return stream
     encoder = _encoder(compression)
@@ -279,7 +287,7 @@ def compressed(stream: Writer) -> Writer:
         stream.write(encoder.flush())
         stream.close()
 
-    return Writer(name, write, commit=commit, discard=stream.abort)
+    return OutputStream(stream.name, write, commit=commit, discard=stream.abort)
 
 
 def _encoder(compression: str) -> Any:

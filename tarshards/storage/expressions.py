@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import SUFFIX, Shard, parse_manifest
-from tarshards.storage.streams import SCHEME, public
 
 #: A shard expression, or any nesting of them.
 Spec = str | os.PathLike[str] | Iterable["Spec"]
 
 # The address in http://[::1]:8000/a.tar holds no separator.
 _SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
-_MAGIC = re.compile(r"[*?[]")
 # What stands beside shards and is none: no glob means it.
 _BESIDE = (".index", ".idx", SUFFIX.lstrip("."))
 
@@ -50,8 +49,19 @@ def expand_shards(spec: Spec) -> list[Shard]:
     """
     shards = list(_expand(spec, ()))
     if not shards:
-        raise UrlError("the shard expression is empty", url=spec if isinstance(spec, str) else None)
+        raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
     return shards
+
+
+def spec_name(spec: Spec) -> str:
+    """Return a shard expression as messages show it, without credentials.
+
+    >>> spec_name("a-{0..9}.tar::http://me:secret@host/b.tar?key=1"), spec_name(["a.tar", "b.tar"])
+    ('a-{0..9}.tar::http://host/b.tar?key=...', 'a.tar, b.tar')
+    """
+    if isinstance(spec, str | os.PathLike):
+        return "::".join(Location(part).name for part in _split(os.fspath(spec)))
+    return ", ".join(map(spec_name, spec))
 
 
 def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
@@ -66,10 +76,10 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
         for url in _braces(part):
             if url.startswith("@"):
                 yield from _read_list(url[1:], lists)
-            elif _is_manifest(url):
-                yield from _read_manifest(url)
+            elif not url:
+                raise UrlError("an empty name in a shard expression")
             else:
-                yield from map(Shard, _match(url))
+                yield from _shards_of(Location.of(url).expanduser())
 
 
 def _split(spec: str) -> Iterator[str]:
@@ -96,7 +106,7 @@ def _braces(part: str) -> Iterator[str]:
     try:
         return iter(braceexpand(part))
     except ValueError as exc:
-        raise UrlError("unbalanced braces", url=part) from exc
+        raise UrlError("unbalanced braces", url=Location(part).name) from exc
 
 
 def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
@@ -116,71 +126,45 @@ def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
             yield from _expand(line, (*lists, real))
 
 
-def _is_manifest(url: str) -> bool:
-    path = url.partition("?")[0] if _is_web(url) else url
-    if not path.endswith(".json") or url.startswith("pipe:"):
-        return False
-    return bool(SCHEME.match(url)) or not _MAGIC.search(path) or os.path.lexists(path)
+def _shards_of(location: Location) -> Iterator[Shard]:
+    """Yield the shards of a manifest, the files that match a pattern, or *location* as a shard."""
+    found = location.glob()
+    if location.base.endswith(".json") and found == [location] and not location.is_stream:
+        yield from _read_manifest(location)
+        return
+    shards = [each.url for each in found if each == location or not each.url.endswith(_BESIDE)]
+    if not shards:
+        raise UrlError("no file matches", url=location.name)
+    yield from map(Shard, shards)
 
 
-def _is_web(url: str) -> bool:
-    return url.lower().startswith(("http:", "https:"))
+def _read_manifest(location: Location) -> Iterator[Shard]:
+    for shard in parse_manifest(location.read(), location.name):
+        yield shard._replace(url=_resolve(location, shard.url).url)
 
 
-def _read_manifest(url: str) -> Iterator[Shard]:
-    """Yield the shards of the manifest *url*."""
-    from tarshards.storage.opening import open_url
-
-    remote = SCHEME.match(url) and not url.lower().startswith("file:")
-    if not remote:
-        url = os.path.expanduser(url)
-    with open_url(url) as stream:
-        text = b"".join(iter(lambda: stream.read(1 << 20), b""))
-    for shard in parse_manifest(text, public(url)):
-        yield shard._replace(url=_beside(url, shard.url, remote=bool(remote)))
-
-
-def _beside(manifest: str, name: str, *, remote: bool) -> str:
-    """Return the URL of the shard that *manifest* calls *name*.
-
-    >>> _beside("data/a.shards.json", "b.tar", remote=False), _beside("http://h/d/a.json?key", "b.tar", remote=True)
-    ('data/b.tar', 'http://h/d/b.tar?key')
-    """
-    local = name.startswith("/") or name.lower().startswith("file:")
-    if name == "-" or name.lower().startswith("pipe:") or (remote and local):
+def _resolve(manifest: Location, name: str) -> Location:
+    """Return the location of the shard that *manifest* calls *name*."""
+    shard = Location.of(name)
+    is_local = os.path.isabs(name) or shard.scheme == "file"
+    if shard.is_stream or (is_local and manifest.is_remote):
         # A manifest is data, often another's: it may neither run commands nor look into our files.
-        raise UrlError(f"a manifest may not name {name!r}", url=public(manifest))
-    if local or SCHEME.match(name):
-        return name
-    path, mark, query = manifest.partition("?") if _is_web(manifest) else (manifest, "", "")
-    folder, slash, _ = path.rpartition("/")
-    if not slash:
-        folder = path[: 5 if path.lower().startswith("file:") else 0]
-    if path.lower().startswith(("file://", "http:", "https:")):
-        from urllib.parse import quote
-
-        name = quote(name)
-    return folder + slash + name + mark + query
+        raise UrlError(f"a manifest may not name {shard.name!r}", url=manifest.name)
+    return shard if is_local or shard.scheme else manifest.beside(name)
 
 
-def _match(url: str) -> Iterator[str]:
-    """Yield the local files that match *url*, or *url* itself where it is no pattern."""
-    if not url:
-        raise UrlError("an empty name in a shard expression")
-    prefix = next((prefix for prefix in ("file://", "file:") if url.startswith(prefix)), "")
-    if not prefix and SCHEME.match(url):
-        return iter([url])
-    name = path = os.path.expanduser(url.removeprefix(prefix))
-    encoded = prefix == "file://"
-    if encoded:
-        from urllib.parse import quote, unquote
+def common_name(urls: list[str]) -> str:
+    """Return what the names of *urls* begin with, without digits and separators at its end.
 
-        path = unquote(name)
-    if not _MAGIC.search(name) or os.path.lexists(path):
-        return iter([prefix + name])
-    from glob import glob
-
-    matches = sorted(match for match in glob(path) if not match.endswith(_BESIDE))
-    if not matches:
-        raise UrlError("no file matches", url=url)
-    return (prefix + (quote(match) if encoded else match) for match in matches)
+    >>> common_name(["d/out-000.tar", "d/out-001.tar"]), common_name(["d/a.tar", "d/b.tar"]), common_name(["x.tar"])
+    ('d/out', 'd/', 'x')
+    """
+    if not urls:
+        raise UrlError("an empty list of shards has no name")
+    if len(urls) == 1:
+        return urls[0].partition(".tar")[0]
+    low, high = min(urls), max(urls)
+    length = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
+    prefix = low[:length]
+    folder, slash, base = prefix.rpartition("/")
+    return folder + slash + base.rstrip("0123456789-_.")

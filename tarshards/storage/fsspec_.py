@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.storage.streams import Reader, Writer, failure, public, spooled
+from tarshards.storage.location import Location, Transport
+from tarshards.storage.ranges import Ranges
+from tarshards.storage.streams import InputStream, OutputStream, failure, is_missing, spooled
 
 #: The extra of tarshards that brings the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -15,29 +18,53 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 STREAMED = {"s3", "s3a", "gs", "gcs"}
 
 
-def open_stream(url: str, mode: str, **_: Any) -> Reader | Writer:
-    name = public(url)
-    store, path = find_store(url)
-    try:
-        if mode == "rb":
-            return RemoteReader(store, store.open(path, "rb"), name)
-        if _scheme(url) in STREAMED:
-            return _streamed(store.open(path, "wb", autocommit=False), name)
-    except Exception as exc:
-        raise failure(exc, name) from exc
-
-    def put(file: Any) -> None:
+class Store(Transport):
+    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+        name = location.name
+        store, path = find_store(location)
         try:
-            store.put_file(file.name, path)
+            if mode == "rb":
+                return StoreInput(store, store.open(path, "rb"), name)
+            if location.scheme in STREAMED:
+                return _streamed(store.open(path, "wb", autocommit=False), name)
         except Exception as exc:
             raise failure(exc, name) from exc
 
-    return spooled(name, put)
+        def put(file: Any) -> None:
+            try:
+                store.put_file(file.name, path)
+            except Exception as exc:
+                raise failure(exc, name) from exc
+
+        return spooled(name, put)
+
+    def ranges(self, location: Location) -> Ranges:
+        return StoreRanges(location)
+
+    def exists(self, location: Location) -> bool:
+        try:
+            self.size(location)
+        except OpenError as error:
+            if is_missing(error):
+                return False
+            raise
+        return True
+
+    def size(self, location: Location) -> int | None:
+        store, path = find_store(location)
+        try:
+            size = store.info(path).get("size")
+        except Exception as exc:
+            raise failure(exc, location.name) from exc
+        return None if size is None else int(size)
 
 
-def find_store(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of *url*, and the path that *url* has there."""
-    scheme, rest = _scheme(url), url.partition(":")[2]
+TRANSPORT = Store()
+
+
+def find_store(location: Location) -> tuple[Any, str]:
+    """Return fsspec's file system of *location*, and the path that it has there."""
+    scheme, rest = location.scheme, location.url.partition(":")[2]
     address = f"{scheme}:{rest}" if rest.startswith("//") or scheme == "data" else f"{scheme}://{rest}"
     try:
         import fsspec
@@ -45,17 +72,13 @@ def find_store(url: str) -> tuple[Any, str]:
         store, path = fsspec.core.url_to_fs(address)
     except ImportError as exc:
         need = f"pip install 'tarshards[{EXTRAS[scheme]}]'" if scheme in EXTRAS else str(exc)
-        raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=public(url)) from exc
+        raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=location.name) from exc
     except Exception as exc:
-        raise failure(exc, public(url)) from exc
+        raise failure(exc, location.name) from exc
     return store, path
 
 
-def _scheme(url: str) -> str:
-    return url.partition(":")[0].lower()
-
-
-class RemoteReader(Reader):
+class StoreInput(InputStream):
     """A file of a store, whose size is checked at its end."""
 
     def __init__(self, store: Any, file: Any, name: str):
@@ -93,8 +116,35 @@ class RemoteReader(Reader):
         super().close()
 
 
-def _streamed(file: Any, name: str) -> Writer:
-    """Return a Writer through fsspec's *file*, which was opened with autocommit=False."""
+class StoreRanges(Ranges):
+    """A file of one of fsspec's stores."""
+
+    def __init__(self, location: Location):
+        self.name, self._location = location.name, location
+        self._process = os.getpid()
+        self._store, self._path = find_store(location)
+        try:
+            self.size = int(self._store.size(self._path))
+        except Exception as exc:
+            raise failure(exc, self.name) from exc
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or offset + size > self.size:
+            raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
+        if self._process != os.getpid():  # stores have threads, which a forked process has not
+            self._store, self._path = find_store(self._location)
+            self._process = os.getpid()
+        try:
+            data: Any = self._store.cat_file(self._path, start=offset, end=offset + size) if size else b""
+        except Exception as exc:
+            raise failure(exc, self.name, offset) from exc
+        if len(data) != size:
+            raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
+        return bytes(data)
+
+
+def _streamed(file: Any, name: str) -> OutputStream:
+    """Return an OutputStream through fsspec's *file*, which was opened with autocommit=False."""
 
     def write(data: Any) -> None:
         try:
@@ -114,4 +164,4 @@ def _streamed(file: Any, name: str) -> Writer:
         file.closed = True
         file.discard()
 
-    return Writer(name, write, commit=commit, discard=discard)
+    return OutputStream(name, write, commit=commit, discard=discard)

@@ -19,10 +19,14 @@ from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.streams import Reader, Writer, public, spooled, words
+from tarshards.storage.location import Location, Transport, without_userinfo
+from tarshards.storage.ranges import Ranges
+from tarshards.storage.streams import InputStream, OutputStream, spooled, words
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
+
+HEAD = 1024  # bytes of the beginning that come with the size
 
 # Statuses that may pass by themselves.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -30,26 +34,36 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _T = TypeVar("_T")
 
 
-def open_stream(url: str, mode: str, *, timeout: float, retries: int, **_: Any) -> Reader | Writer:
-    address = Address(url, timeout)
-    if mode == "rb":
-        return HttpReader(address, retries)
-    return spooled(address.name, lambda file: put(address, file, retries))
+class Http(Transport):
+    def open(
+        self, location: Location, mode: str, *, timeout: float, retries: int, **_: Any
+    ) -> InputStream | OutputStream:
+        address = Address(location, timeout)
+        if mode == "rb":
+            return HttpInput(address, retries)
+        return spooled(address.name, lambda file: put(address, file, retries))
+
+    def ranges(self, location: Location) -> Ranges:
+        return HttpRanges(location)
+
+
+TRANSPORT = Http()
 
 
 class Address:
     """Where requests go, with the name that messages may show and the credentials that they may not."""
 
-    def __init__(self, url: str, timeout: float):
+    def __init__(self, location: Location, timeout: float):
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(location.url)
             known = bool(parts.hostname) and (parts.port or 0) >= 0
         except ValueError:
             known = False
         if not known:
             # The URL is kept out of the message, because its password may be what is malformed.
             raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX")
-        self.name, self.timeout = public(url), timeout
+        self.name, self.timeout = location.name, timeout
+        self._url = quote(without_userinfo(location.url), safe=string.punctuation)
         self.authorization = None
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -57,7 +71,7 @@ class Address:
 
     def request(self, headers: dict[str, str], **options: Any) -> http.client.HTTPResponse:
         """Return the answer to one request, redirects followed; an HTTPError for every status but 2xx."""
-        request = urllib.request.Request(quote(self.name, safe=string.punctuation), headers=headers, **options)
+        request = urllib.request.Request(self._url, headers=headers, **options)
         request.add_header("User-Agent", "tarshards")
         if self.authorization:
             request.add_unredirected_header("Authorization", self.authorization)
@@ -70,10 +84,10 @@ class Address:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that keep the credentials on their own host, and follow none that stand in a Location."""
+    """Redirects that keep the credentials on their own host, and follow none in a Location header."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        request = super().redirect_request(req, fp, code, msg, headers, public(newurl))
+        request = super().redirect_request(req, fp, code, msg, headers, without_userinfo(newurl))
         authorization = req.unredirected_hdrs.get("Authorization")
         if request and authorization and (request.type, request.host) == (req.type, req.host):
             request.add_unredirected_header("Authorization", authorization)
@@ -126,7 +140,7 @@ def _retry_after(exc: BaseException) -> float:
         return 0.0
 
 
-class HttpReader(Reader):
+class HttpInput(InputStream):
     """The body of one answer, put together from as many requests as it takes."""
 
     def __init__(self, address: Address, retries: int):
@@ -217,6 +231,46 @@ class HttpReader(Reader):
         if not self.closed and hasattr(self, "_response"):
             self._disconnect()
         super().close()
+
+
+class HttpRanges(Ranges):
+    """A file of a web server, read by range requests, each tried again until it is whole."""
+
+    def __init__(self, location: Location, *, timeout: float = 30.0, retries: int = 5):
+        self._address, self._retries = Address(location, timeout), retries
+        self.name = self._address.name
+        self._validator: tuple[str, str] | None = None
+        self.size = -1
+        self._head = self._ask(0, HEAD)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or offset + size > self.size:
+            raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
+        if not size or offset + size <= len(self._head):
+            return self._head[offset : offset + size]
+        return self._ask(offset, size)
+
+    def is_current(self) -> bool:
+        return self._validator is not None  # with which each answer is compared
+
+    def _ask(self, offset: int, size: int) -> bytes:
+        return Patience(self.name, self._retries).attempt(lambda: self._answer(offset, size), lambda: offset)
+
+    def _answer(self, offset: int, size: int) -> bytes:
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={offset}-{offset + size - 1}"}
+        with self._address.request(headers) as response:
+            match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
+            if response.status != 206 or not match or int(match[1]) != offset:
+                raise OpenError("the server serves no ranges, which random access requires", url=self.name)
+            if self.size < 0:
+                self.size, self._validator = int(match[3]), validator(response)
+            elif (int(match[3]), validator(response)) != (self.size, self._validator):
+                raise OpenError("changed while it was read", url=self.name, offset=offset)
+            wanted = min(size, self.size - offset)
+            data: bytes = response.read(wanted)
+            if len(data) < wanted:
+                raise ConnectionError(f"the answer ended after {len(data)} of {wanted} bytes")
+        return data
 
 
 def validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:

@@ -10,44 +10,49 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import UrlError
-from tarshards.storage.streams import Writer, failure
+from tarshards.storage.location import Location, Transport
+from tarshards.storage.streams import OutputStream, failure
+
+if TYPE_CHECKING:
+    from tarshards.storage.ranges import LocalRanges
 
 # These lead to a file that is open already, whatever its kind.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
-def open_stream(url: str, mode: str, **_: Any) -> io.RawIOBase:
-    path = local_path(url)
-    try:
-        return io.FileIO(path) if mode == "rb" else open_writer(path, url)
-    except (OSError, ValueError) as exc:
-        raise failure(exc, url) from exc
+class Local(Transport):
+    def open(self, location: Location, mode: str, **_: Any) -> io.FileIO | OutputStream:
+        path = str(location.path)
+        try:
+            return io.FileIO(path) if mode == "rb" else open_writer(path, location.name)
+        except (OSError, ValueError) as exc:
+            raise failure(exc, location.name) from exc
+
+    def ranges(self, location: Location) -> LocalRanges:
+        from tarshards.storage.ranges import LocalRanges
+
+        return LocalRanges(str(location.path), location.name)
+
+    def exists(self, location: Location) -> bool:
+        return os.path.exists(str(location.path))
+
+    def size(self, location: Location) -> int:
+        try:
+            return os.stat(str(location.path)).st_size
+        except (OSError, ValueError) as exc:
+            raise failure(exc, location.name) from exc
 
 
-def local_path(url: str) -> str:
-    """Return the path that a plain path or a `file:` URL names.
-
-    >>> [local_path(url) for url in ("a%20b.tar", "file:a%20b.tar", "file:///a%20b.tar")]
-    ['a%20b.tar', 'a%20b.tar', '/a b.tar']
-    """
-    if url[:7].lower() == "file://":
-        host, slash, path = url[7:].partition("/")
-        if host not in ("", "localhost") or not slash:
-            raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=url)
-        from urllib.parse import unquote
-
-        return unquote(slash + path)
-    return url[5:] if url[:5].lower() == "file:" else url
+TRANSPORT = Local()
 
 
-def open_writer(path: str, name: str) -> Writer:
-    """Return a Writer that gives *path* its bytes at once, when they are all there."""
+def open_writer(path: str, name: str) -> OutputStream:
+    """Return an OutputStream that gives *path* its bytes at once, when they are all there."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
-        return Writer(name, file.write, commit=file.close, discard=file.raw.close)
+        return OutputStream(name, file.write, commit=file.close, discard=file.raw.close)
     with _undisturbed():
         return _open_temporary(os.path.realpath(path), name)
 
@@ -62,7 +67,7 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _open_temporary(target: str, name: str) -> Writer:
+def _open_temporary(target: str, name: str) -> OutputStream:
     temporary, descriptor = _claim(target)
     # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
     file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
@@ -80,11 +85,11 @@ def _open_temporary(target: str, name: str) -> Writer:
         finally:
             os.close(lock)
 
-    return Writer(name, file.write, commit=commit, discard=discard)
+    return OutputStream(name, file.write, commit=commit, discard=discard)
 
 
 def _claim(target: str) -> tuple[str, int]:
-    """Make a temporary file beside *target* and lock it; those that killed writers of *target* have left go."""
+    """Make a temporary file beside *target* and lock it; remove those that killed writers of *target* have left."""
     folder, base = os.path.split(target)
     names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
     path = next(names)

@@ -11,36 +11,42 @@ from contextvars import ContextVar
 from typing import IO, Any
 
 from tarshards.errors import OpenError
-from tarshards.storage.streams import Reader, Writer, failure
+from tarshards.storage.location import Location, Transport
+from tarshards.storage.streams import InputStream, OutputStream, failure
 
-#: A list that a thread sets to have its PipeReaders added to, so that another thread can kill their commands.
-OPENED: ContextVar[list[PipeReader]] = ContextVar("OPENED")
-
-
-def open_stream(url: str, mode: str, *, allow_pipe: bool, **_: Any) -> Reader | Writer:
-    if not allow_pipe:
-        raise OpenError("a command runs only with allow_pipe=True", url=url)
-    return PipeReader(url) if mode == "rb" else open_writer(url)
+#: A list that a thread sets to have its PipeInputs added to, so that another thread can kill their commands.
+OPENED: ContextVar[list[PipeInput]] = ContextVar("OPENED")
 
 
-def start(url: str, **ends: Any) -> subprocess.Popen[bytes]:
-    """Run the command of *url* in a process group of its own; every command of a pipeline must succeed."""
+class Pipe(Transport):
+    def open(self, location: Location, mode: str, *, allow_pipe: bool, **_: Any) -> InputStream | OutputStream:
+        if not allow_pipe:
+            raise OpenError("a command runs only with allow_pipe=True", url=location.name)
+        command = location.url.partition(":")[2]
+        return PipeInput(command, location.name) if mode == "rb" else open_writer(command, location.name)
+
+
+TRANSPORT = Pipe()
+
+
+def start(command: str, name: str, **ends: Any) -> subprocess.Popen[bytes]:
+    """Run *command* in a process group of its own; every part of a pipeline must succeed. Errors say *name*."""
     bash = shutil.which("bash")
     shell = [bash, "-o", "pipefail", "-c"] if bash else ["sh", "-c"]
     try:
-        return subprocess.Popen([*shell, url.partition(":")[2]], process_group=0, **ends)
+        return subprocess.Popen([*shell, command], process_group=0, **ends)
     except (OSError, ValueError) as exc:
-        raise failure(exc, url) from exc
+        raise failure(exc, name) from exc
 
 
-def check(process: subprocess.Popen[bytes], url: str) -> None:
+def check(process: subprocess.Popen[bytes], name: str) -> None:
     status = process.wait()
     if status:
-        raise OpenError(f"the command {ending(status)}", url=url)
+        raise OpenError(f"the command {ending(status)}", url=name)
 
 
 def ending(status: int) -> str:
-    """Say how a process ended that has this status, which is negative for a signal.
+    """Say how a process ended whose status this is, negative for a signal.
 
     >>> ending(3), ending(-9)
     ('ended with status 3', 'was killed by signal 9')
@@ -56,13 +62,13 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class PipeReader(Reader):
+class PipeInput(InputStream):
     """The output of a command; its last read raises where the command failed."""
 
-    def __init__(self, url: str):
-        self.name = url
+    def __init__(self, command: str, name: str):
+        self.name = name
         self._owner = os.getpid()
-        self._process = start(url, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0)
+        self._process = start(command, name, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0)
         self._stdout = _end(self._process.stdout)
         OPENED.get([]).append(self)
 
@@ -85,32 +91,32 @@ class PipeReader(Reader):
         super().close()
 
 
-def open_writer(url: str) -> Writer:
-    """Return a Writer into a command, which `close` waits for and `abort` kills."""
-    process = start(url, stdin=subprocess.PIPE)
+def open_writer(command: str, name: str) -> OutputStream:
+    """Return an OutputStream into a command, which `close` waits for and `abort` kills."""
+    process = start(command, name, stdin=subprocess.PIPE)
     stdin = _end(process.stdin)
 
     def write(data: Any) -> None:
         try:
             stdin.write(data)
         except BrokenPipeError as exc:
-            check(process, url)
-            raise OpenError("the command stopped reading before the end", url=url) from exc
+            check(process, name)
+            raise OpenError("the command stopped reading before the end", url=name) from exc
 
     def commit() -> None:
         try:
             stdin.close()
         except BrokenPipeError as exc:
-            check(process, url)
-            raise OpenError("the command stopped reading before the end", url=url) from exc
-        check(process, url)
+            check(process, name)
+            raise OpenError("the command stopped reading before the end", url=name) from exc
+        check(process, name)
 
     def discard() -> None:
         kill(process)
         # Closing the raw file first drops the buffer unwritten.
         stdin.raw.close()  # type: ignore[attr-defined]
 
-    return Writer(url, write, commit=commit, discard=discard)
+    return OutputStream(name, write, commit=commit, discard=discard)
 
 
 def _end(end: IO[bytes] | None) -> IO[bytes]:

@@ -9,9 +9,8 @@ from typing import Any
 
 from tarshards.errors import OpenError, TarshardsError
 from tarshards.storage.compression import find_compression
-from tarshards.storage.local import local_path
-from tarshards.storage.opening import open_shard, open_url, room_of
-from tarshards.storage.streams import public
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_shard
 
 PIECE = 1 << 20  # bytes copied at once
 
@@ -36,11 +35,12 @@ class PlainFile:
 
 
 @contextmanager
-def open_plain(url: str, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
+def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
     """Open a shard: a plain local file as it is, all else as a copy in a temporary file without a name."""
-    name = public(url)
-    if room_of(url) == "local" and os.path.isfile(local_path(url)):  # a fifo can be opened only once
-        with open_url(url) as file:
+    location = Location.of(url)
+    name = location.name
+    if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
+        with location.open() as file:
             plain = PlainFile(file, name)
             if not find_compression(plain.read(0, 10)):
                 yield plain
@@ -50,7 +50,7 @@ def open_plain(url: str, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
     with tempfile.TemporaryFile() as copy:
         error = None
         try:
-            with open_shard(url, allow_pipe=allow_pipe) as stream:
+            with open_shard(location, allow_pipe=allow_pipe) as stream:
                 while data := stream.read(PIECE):
                     copy.write(data)
         except TarshardsError as caught:

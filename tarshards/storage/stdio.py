@@ -5,14 +5,22 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from tarshards.storage.streams import Writer, failure
+from tarshards.storage.location import Location, Transport
+from tarshards.storage.streams import OutputStream, failure
 
 
-def open_stream(url: str, mode: str, **_: Any) -> io.RawIOBase:
-    try:
-        if mode == "rb":
-            return io.FileIO(0, closefd=False)
-        file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False))
-    except OSError as exc:
-        raise failure(exc, url) from exc
-    return Writer(url, file.write, commit=file.close, discard=file.raw.close)
+class Stdio(Transport):
+    def open(self, location: Location, mode: str, **_: Any) -> io.FileIO | OutputStream:
+        try:
+            if mode == "rb":
+                return io.FileIO(0, closefd=False)
+            file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False))
+        except OSError as exc:
+            raise failure(exc, location.name) from exc
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close)
+
+    def exists(self, location: Location) -> bool:
+        return True
+
+
+TRANSPORT = Stdio()

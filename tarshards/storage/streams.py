@@ -1,22 +1,18 @@
-"""What every opener returns: a Reader or a Writer, and the wording of their failures."""
+"""What every opener returns: an InputStream or an OutputStream, and the wording of their failures."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from tarshards.errors import OpenError
 
-#: How a URL begins that is no path.
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
-
-class Reader(io.RawIOBase):
+class InputStream(io.RawIOBase):
     """A stream that is read forwards; subclasses say how by `read_some`, which gives b"" only at the end."""
 
     name: str
@@ -41,7 +37,7 @@ class Reader(io.RawIOBase):
         return len(data)
 
 
-class Writer(io.RawIOBase):
+class OutputStream(io.RawIOBase):
     """A stream that is written: `close` commits it, `abort` discards it.
 
     Leaving a with-block by an exception aborts, and so does forgetting to close.
@@ -99,8 +95,8 @@ class Writer(io.RawIOBase):
             self.abort()
 
 
-def spooled(name: str, put: Callable[[Any], object]) -> Writer:
-    """Return a Writer into a temporary file, which *put* stores whole when it is committed."""
+def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
+    """Return an OutputStream into a temporary file, which *put* stores whole when it is committed."""
     import tempfile
 
     file = tempfile.NamedTemporaryFile()  # noqa: SIM115
@@ -110,7 +106,7 @@ def spooled(name: str, put: Callable[[Any], object]) -> Writer:
         put(file)
         file.close()
 
-    return Writer(name, file.write, commit=commit, discard=file.close)
+    return OutputStream(name, file.write, commit=commit, discard=file.close)
 
 
 def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenError:
@@ -134,12 +130,3 @@ def words(exc: BaseException) -> str:
     if isinstance(exc, FileNotFoundError):
         return os.strerror(errno.ENOENT)
     return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-
-
-def public(url: str) -> str:
-    """Return *url* without a user's name and password, fit for messages.
-
-    >>> public("http://me:secret@host/a.tar")
-    'http://host/a.tar'
-    """
-    return re.sub(r"(?<=://)[^/?#]*@", "", url) if "@" in url else url

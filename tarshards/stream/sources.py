@@ -17,7 +17,7 @@ from tarshards.samples.keys import is_reserved
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_shards
-from tarshards.storage.streams import public
+from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Reading
@@ -236,7 +236,8 @@ def open_shards(
         return PlannedSource(indexed, shuffle=shuffle, seed=seed, tail=tail, pool=pool, on_error=on_error)
     if tail is not None or pool is not None:
         raise ShardIndexError(
-            "tail= and pool= are of planned epochs, which need indexes; tarindex makes them", url=public(shards[0].url)
+            "tail= and pool= are of planned epochs, which need indexes; tarindex makes them",
+            url=Location.of(shards[0].url).name,
         )
     return ShardSource(
         [shard.url for shard in shards],
@@ -279,5 +280,5 @@ def check_order(state: Mapping[str, Any], order: Sequence[Any]) -> None:
 
 def _digest(urls: Sequence[str], counts: bytes = b"") -> str:
     """Hash what a dataset is made of: the names of its shards, wherever they lie, and their counts."""
-    names = "\0".join(public(url).partition("?")[0].rpartition("/")[2] for url in urls)
+    names = "\0".join(Location.of(url).identity for url in urls)
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -16,9 +16,7 @@ from tarshards.samples.lines import checked, located, numbered_lines
 from tarshards.samples.read import Sample
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import expand_urls
-from tarshards.storage.local import local_path
-from tarshards.storage.opening import open_url
-from tarshards.storage.streams import SCHEME, public
+from tarshards.storage.location import Location
 from tarshards.verbs.table import unescape
 
 Row = tuple[str, list[bytes]]  # its place, and its cells
@@ -40,7 +38,7 @@ def read_plan(
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", plan, re.IGNORECASE) else "\t"
     lines = numbered_lines(plan, allow_pipe=allow_pipe)
     rows = _split_tabs(lines) if delimiter == "\t" else _split_quoted(lines, delimiter)
-    return checked(_read_rows(rows, public(plan), key, folder, allow_pipe))
+    return checked(_read_rows(rows, Location.of(plan).name, key, folder, allow_pipe))
 
 
 def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, allow_pipe: bool) -> Iterator[Sample]:
@@ -169,12 +167,11 @@ def _content(source: str, folder: str, allow_pipe: bool) -> bytes:
     """Return the bytes of a path relative to *folder*, or of a URL."""
     if not source:
         raise ValueError("an empty path")
-    path = os.path.join(folder, local_path(source))
-    is_url = SCHEME.match(source) and not source.lower().startswith("file:")
-    if not is_url or os.path.lexists(path):
+    location = Location.of(source)
+    path = os.path.join(folder, str(location.path) if location.scheme == "file" else source)
+    if location.scheme in ("", "-", "file") or os.path.lexists(path):
         return read_file(path)
-    with open_url(source, allow_pipe=allow_pipe) as stream:
-        return stream.read()
+    return location.read(allow_pipe=allow_pipe)
 
 
 def _text(cell: bytes) -> str:

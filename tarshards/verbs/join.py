@@ -13,8 +13,7 @@ from tarshards.samples.fields import place
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
-from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.streams import public
+from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def merge_shards(
 
     return merge_samples(
         [_read(each, ledger, allow_pipe) for each in shards],
-        names=[public(str(spec)) for spec in inputs],
+        names=list(map(spec_name, inputs)),
         missing=missing,
         conflict=conflict,
         memory=memory,

@@ -14,8 +14,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import located
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_urls
-from tarshards.storage.opening import open_url
-from tarshards.storage.streams import public
+from tarshards.storage.location import Location
 from tarshards.stream.ops import rename_fields, shuffle
 
 WEIGHTED = re.compile(r"(.+):([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", re.DOTALL | re.IGNORECASE)
@@ -57,9 +56,10 @@ def read_sources(url: str) -> list[Source]:
     from tarshards.samples.codecs.registry import require
 
     yaml = require("yaml", extra="yaml")
-    with open_url(url) as stream, located(public(url)):
+    location = Location.of(url)
+    with located(location.name):
         try:
-            found = yaml.safe_load(b"".join(iter(lambda: stream.read(1 << 20), b"")))
+            found = yaml.safe_load(location.read())
         except yaml.YAMLError as error:
             raise ValueError(f"no YAML: {' '.join(str(error).split())}") from error
         if isinstance(found, dict) and found.keys() == {"sources"}:
@@ -155,7 +155,7 @@ class _Stream:
             self.samples = self.read()
             self.passes += 1
             if self.has_ended():
-                raise SampleError("no samples to mix", url=public(self.urls[0]))
+                raise SampleError("no samples to mix", url=Location.of(self.urls[0]).name)
         sample, self.next = self.next, None
         assert sample is not None
         return sample

@@ -25,8 +25,8 @@ from tarshards.samples.keys import is_reserved, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import KeyRule, Sample
 from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import public
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
@@ -155,7 +155,7 @@ def regroup_members(
 def read_loose_members(urls: Any, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[tuple[str, Member]]:
     """Yield URL and member for each member of all shards; every error is raised, for the rest would miss members."""
     for url in expand_urls(urls):
-        name = public(url)
+        name = Location.of(url).name
         try:
             with open_shard(url, allow_pipe=allow_pipe) as stream:
                 for member in read_members(stream, url=name, ledger=ledger):

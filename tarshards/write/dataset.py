@@ -15,7 +15,8 @@ from tarshards.parallel import bounded_map
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.read import Sample, sample_members
 from tarshards.samples.tree import read_tree
-from tarshards.storage.markers import digest_of, local_of, read_marker, write_marker
+from tarshards.storage.location import Location
+from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.write.shards import ShardWriter, TarWriter, shard_name
 
 CHUNK = 32  # items a call
@@ -74,7 +75,7 @@ def write_dataset(
             for number, sample in encoded:
                 writer.write(sample)
                 written = number + 1
-    path = local_of(state)
+    path = Location.of(state).path
     if path is not None:
         with suppress(FileNotFoundError):
             os.unlink(path)

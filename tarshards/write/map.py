@@ -15,8 +15,10 @@ from tarshards.errors import OpError, TarshardsError
 from tarshards.parallel import bounded_map
 from tarshards.samples.ledger import Ledger, Quarantined
 from tarshards.samples.read import Sample, read_shard, sample_members
-from tarshards.storage.expressions import expand_urls
-from tarshards.storage.markers import common_name, digest_of, exists, make_folder, read_marker, write_marker
+from tarshards.storage.compression import named_compression
+from tarshards.storage.expressions import common_name, expand_urls
+from tarshards.storage.location import Location
+from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress as show_progress
 from tarshards.tar.read import END
@@ -129,8 +131,9 @@ class _Work:
     def __call__(self, pair: tuple[int, tuple[str, str]]) -> tuple[ShardReport, list[Quarantined]]:
         _, (url, output) = pair
         digest = digest_of(url, output, self.per_sample, self.name)
-        marker = f"{output}.done"
-        if self.resume and (record := read_marker(marker)) and record.get("digest") == digest and exists(output):
+        target = Location.of(output)
+        marker = target.sibling(".done")
+        if self.resume and (record := read_marker(marker)) and record.get("digest") == digest and target.exists():
             return ShardReport(**{**record["report"], "resumed": True}), []
         begun = time.time()
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
@@ -169,7 +172,8 @@ def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
     """Write *samples* to a shard, and its index if it is not compressed; return their number and its bytes."""
     from tarshards.index.members import Members
 
-    make_folder(target)
+    location = Location.of(target)
+    location.make_folder()
     with TarWriter(target, allow_pipe=True) as writer:
         index = None if writer.is_compressed else Members()
         for sample in samples:
@@ -179,7 +183,7 @@ def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
             writer.write_members(sample["__key__"], packed)
             if index is not None:
                 index.add_written(sample["__key__"], members, packed, before)
-    if index is not None and not target.startswith("pipe:"):
+    if index is not None and not location.is_stream:
         index.index(writer.size, target).save(target)
     return writer.samples, writer.size
 
@@ -197,11 +201,12 @@ def write_manifests(reports: Iterable[ShardReport]) -> None:
     from tarshards.index.manifests import update_manifests
     from tarshards.storage.manifest import Shard
 
-    compressed = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")
-    shards = [
-        Shard(row.output, row.samples_out, None if row.output.endswith(compressed) else row.bytes) for row in reports
-    ]
-    list(update_manifests(shard for shard in shards if not shard.url.startswith("pipe:")))
+    shards = []
+    for row in reports:
+        output = Location.of(row.output)
+        if not output.is_stream:
+            shards.append(Shard(row.output, row.samples_out, None if named_compression(output) else row.bytes))
+    list(update_manifests(shards))
 
 
 def run_all(
@@ -246,7 +251,8 @@ def located(error: BaseException, url: str) -> Exception:
     if isinstance(error, TarshardsError) and error.url is not None:
         return error
     reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"
-    failure = OpError(reason, url=url, key=getattr(error, "key", None), field=getattr(error, "field", None))
+    name, key, field = Location.of(url).name, getattr(error, "key", None), getattr(error, "field", None)
+    failure = OpError(reason, url=name, key=key, field=field)
     failure.__cause__ = error
     return failure
 

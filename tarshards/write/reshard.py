@@ -21,8 +21,9 @@ from tarshards.errors import SampleError
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.markers import digest_of, exists, local_of, make_folder, read_marker, size_of, write_marker
+from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.stream import ops
 from tarshards.tar.read import END
 from tarshards.write.map import located, run_all
@@ -102,7 +103,7 @@ def reshard(
     if rekey is not None:
         ops.rekey([], rekey)  # which refuses what is no template
     urls = expand_urls(inputs)
-    sizes = [size_of(url) for url in urls]
+    sizes = [Location.of(url).size() for url in urls]
     folder = work_folder(output_pattern, tmpdir)
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
@@ -129,11 +130,12 @@ def reshard(
 
 def work_folder(pattern: str, tmpdir: str | None = None) -> str:
     """Return the folder where samples lie between the passes; ValueError where it must be named."""
-    first = local_of(shard_name(pattern, 0))
-    if first is None and tmpdir is None:
-        raise ValueError(f"{pattern} is not local: name a local folder for the samples between the passes with tmpdir")
-    name = f"{os.path.basename(first or shard_name(pattern, 0))}.reshard"
-    return os.path.join(os.path.dirname(first or "") if tmpdir is None else tmpdir, name)
+    first = Location.of(shard_name(pattern, 0))
+    if first.path is None and tmpdir is None:
+        name = Location.of(pattern).name
+        raise ValueError(f"{name} is not local: name a local folder for the samples between the passes with tmpdir")
+    name = f"{first.base if first.path is None else os.path.basename(first.path)}.reshard"
+    return os.path.join(os.path.dirname(first.path or "") if tmpdir is None else tmpdir, name)
 
 
 def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> Cut:
@@ -277,12 +279,12 @@ class _Gather:
 
     def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
         number, low, high = span
-        target = shard_name(self.plan.pattern, number)
+        target = Location.of(shard_name(self.plan.pattern, number))
         marker = f"{self.plan.folder}/shard-{number:06d}.done"
-        if (done := read_marker(marker)) and exists(target):
+        if (done := read_marker(marker)) and target.exists():
             return tuple(done["shard"])
-        make_folder(target)
-        with ExitStack() as stack, TarWriter(target) as writer:
+        target.make_folder()
+        with ExitStack() as stack, TarWriter(target.url) as writer:
             files: dict[int, Any] = {}
             for shard, entry in self._entries(low, high):
                 if shard not in files:
@@ -293,12 +295,12 @@ class _Gather:
                     writer.write_members(key, [record[entry["key"] :]])
                 except SampleError as error:
                     reason = f"{error.reason}, from another input; make the keys unique with rekey"
-                    raise SampleError(reason, url=target, key=key) from error
+                    raise SampleError(reason, url=target.name, key=key) from error
         if not writer.is_compressed:
             from tarshards.index.build import build_index
 
-            build_index(target).save(target)
-        made = target, writer.samples, None if writer.is_compressed else writer.size
+            build_index(target.url).save(target.url)
+        made = target.url, writer.samples, None if writer.is_compressed else writer.size
         write_marker(marker, {"shard": made})
         return made
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import SampleError
 from tarshards.samples.read import Sample, sample_members
 from tarshards.storage.compression import compressed
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.opening import open_url
 from tarshards.tar.read import BLOCK, END, pack_header
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ class TarWriter(_Writer):
     """
 
     def __init__(self, target: str, *, allow_pipe: bool = False):
-        self.target = str(target)
+        location = Location.of(target)
+        self.target = location.url
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: set[str] = set()
-        stream: Any = open_url(self.target, "wb", allow_pipe=allow_pipe)
-        self._stream: Any = compressed(stream)
+        stream: Any = location.open("wb", allow_pipe=allow_pipe)
+        self._stream: Any = compressed(stream, location)
         self.is_compressed = self._stream is not stream
 
     def write(self, sample: Sample) -> None:
@@ -69,7 +70,7 @@ class TarWriter(_Writer):
     def write_members(self, key: str, packed: list[bytes]) -> None:
         """Append the members of one sample as ``pack_sample`` returned them."""
         if key in self._keys:
-            raise SampleError(DUPLICATE_KEY, url=self.target, key=key)
+            raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
         self._keys.add(key)
         size = sum(map(len, packed))
         if size < LARGE or max(map(len, packed)) < LARGE:
@@ -142,7 +143,7 @@ class ShardWriter(_Writer):
         self.samples = 0
         self._start = self._number = start
         self._writer: TarWriter | None = None
-        self._index = index and not self.pattern.startswith("pipe:")
+        self._index = index and not Location.of(self.pattern).is_stream
         self._members: Members | None = None
         self._entries: dict[str, Shard] = {}
 

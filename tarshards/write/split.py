@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
 from tarshards.samples.fields import place
 from tarshards.samples.read import Sample
-from tarshards.storage.local import local_path
+from tarshards.storage.location import Location
 from tarshards.storage.pipe import ending, kill, start
 from tarshards.write.shards import ShardWriter, TarWriter
 
@@ -65,7 +65,8 @@ def split_samples(
             raise _EnoughError
         if name in begun:
             raise OpenError("two series would write this shard", url=name)
-        if not overwrite and os.path.isfile(local_path(name)):
+        path = Location.of(name).path
+        if not overwrite and path is not None and os.path.isfile(path):
             raise OpenError("the file exists; --overwrite replaces it", url=name)
         begun.add(name)
         return TarWriter(os.devnull if dry_run else name, allow_pipe=True)
@@ -182,7 +183,7 @@ class ShardCommand:
             self._wait()
         command = self.command.replace("{}", quote(shard))
         environment = {**os.environ, "TAR_SHARD": shard}
-        process = start(f"pipe:{command}", env=environment, stdin=subprocess.DEVNULL, stdout=2)
+        process = start(command, f"pipe:{command}", env=environment, stdin=subprocess.DEVNULL, stdout=2)
         self._running.append((shard, process))
 
     def _wait(self) -> None:
@@ -193,7 +194,7 @@ class ShardCommand:
             raise OpError(f"the command for this shard {ending(status)}; the shard is kept", url=shard)
         if self.delete:
             try:
-                os.unlink(local_path(shard))
+                os.unlink(Location.of(shard).path or shard)
             except OSError as error:
                 raise OpenError(f"cannot delete: {error.strerror}", url=shard) from error
 

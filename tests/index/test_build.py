@@ -22,7 +22,8 @@ from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsErro
 from tarshards.index import build, members
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
-from tarshards.storage.ranges import Ranges, open_ranges
+from tarshards.storage.location import Location
+from tarshards.storage.ranges import Ranges
 
 
 @pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
@@ -271,10 +272,11 @@ def counted(monkeypatch):
     """Return a function that builds the index of a file and returns it with what was read."""
 
     def count(path: str, *, remote: bool = False) -> tuple[Index, Counting]:
-        counting = Counting(open_ranges(path), remote)
-        monkeypatch.setattr(build, "room_of", lambda url: "http")
-        monkeypatch.setattr(build, "open_ranges", lambda url: counting)
-        return build_index(path), counting
+        counting = Counting(Location.of(path).ranges(), remote)
+        with monkeypatch.context() as patch:
+            patch.setattr(Location, "is_local", False)
+            patch.setattr(Location, "ranges", lambda location: counting)
+            return build_index(path), counting
 
     return count
 

@@ -11,8 +11,9 @@ from tarshards import write_samples
 from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.index.manifests import name_in, read_manifest, update_manifests, write_manifest
+from tarshards.index.manifests import read_manifest, update_manifests, write_manifest
 from tarshards.storage.expressions import expand_shards
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 
 
@@ -40,7 +41,7 @@ def here(tmp_path, monkeypatch):
     ],
 )
 def test_names_in_manifests(manifest, url, name):
-    assert name_in(manifest, url) == name
+    assert Location.of(manifest).relative(Location.of(url)) == name
 
 
 def test_what_is_written_is_read(here):

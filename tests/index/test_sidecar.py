@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_url
-from tarshards.storage.ranges import open_ranges
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location
+from tarshards.storage.location import Location
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
 
@@ -81,13 +81,13 @@ def test_the_file_is_one_msgpack_map(shard):
     ],
 )
 def test_where_it_lies(shard_url, url):
-    assert index_url(shard_url) == url
+    assert index_location(shard_url).url == url
 
 
 @pytest.mark.parametrize("url", ["-", "pipe:cat a.tar"])
 def test_streams_have_none(url):
     with pytest.raises(ShardIndexError, match="a stream has no index"):
-        index_url(url)
+        index_location(url)
 
 
 def test_missing(tmp_path):
@@ -203,7 +203,7 @@ def test_a_copied_shard_keeps_its_index(shard, tmp_path):
 
 def test_an_open_shard_is_checked(shard):
     index = Index.load(shard, check=False)
-    with open_ranges(shard) as ranges:
+    with Location.of(shard).ranges() as ranges:
         index.check(ranges, url="x.index")
         index.shard_size += 512
         with pytest.raises(ShardIndexError, match=r"x\.index: stale"):

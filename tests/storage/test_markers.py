@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tarshards import OpenError, UrlError
-from tarshards.storage.markers import common_name, digest_of, exists, look_up, read_marker, size_of, write_marker
+from tarshards.storage.expressions import common_name
+from tarshards.storage.location import Location, look_up
+from tarshards.storage.markers import digest_of, read_marker, write_marker
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -21,12 +23,12 @@ def place(request, tmp_path) -> str:
 def test_markers_read_back(place):
     url = f"{place}/x.tar.done"
     assert read_marker(url) is None
-    assert not exists(url)
+    assert not Location.of(url).exists()
     write_marker(url, {"digest": "d", "item": ["\udcff", "ü"]})
     assert read_marker(url) == {"digest": "d", "item": ["\udcff", "ü"]}
-    assert exists(url)
-    assert list(look_up(exists, [url, f"{url}x", url])) == [True, False, True]
-    assert size_of(url) > 10
+    assert Location.of(url).exists()
+    assert list(look_up(Location.exists, [url, f"{url}x", url])) == [True, False, True]
+    assert Location.of(url).size() > 10
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"digest": "x"', b"[]", b"\xff"])
@@ -40,15 +42,15 @@ def test_what_cannot_be_known_is_an_error(tmp_path):
     with pytest.raises(OpenError):
         read_marker(f"{tmp_path}/x.done")
     with pytest.raises(OpenError, match="No such file"):
-        size_of(f"{tmp_path}/nothing")
+        Location.of(f"{tmp_path}/nothing").size()
     Path(tmp_path / "file").write_text("")
     with pytest.raises(OpenError, match=r"Not a directory|File exists"):
         write_marker(f"{tmp_path}/file/x.done", {})
 
 
 def test_sizes_that_cannot_be_told():
-    assert size_of("http://host/a.tar") is None
-    assert size_of("pipe:cat a.tar") is None
+    assert Location.of("http://host/a.tar").size() is None
+    assert Location.of("pipe:cat a.tar").size() is None
 
 
 def test_digests_are_of_all_parts():

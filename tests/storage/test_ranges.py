@@ -11,7 +11,8 @@ from range_server import serving
 
 from tarshards.errors import OpenError
 from tarshards.storage import http
-from tarshards.storage.ranges import LocalRanges, open_ranges
+from tarshards.storage.location import Location
+from tarshards.storage.ranges import LocalRanges
 
 DATA = os.urandom(10_000)
 
@@ -37,7 +38,7 @@ def url(request, tmp_path):
 
 
 def test_reads_any_part(url):
-    with open_ranges(url) as ranges:
+    with Location.of(url).ranges() as ranges:
         assert ranges.size == len(DATA)
         assert ranges.remote == (not isinstance(ranges, LocalRanges))
         for offset, size in ((0, 1), (9_999, 1), (512, 512), (1000, 100), (5_000, 5_000), (0, 10_000)):
@@ -49,7 +50,7 @@ def test_reads_any_part(url):
 @pytest.mark.parametrize("place", [(-1, 1), (10_000, 1), (0, 10_001), (20_000, 0)])
 def test_places_outside_are_errors(url, place):
     with (
-        open_ranges(url) as ranges,
+        Location.of(url).ranges() as ranges,
         pytest.raises(OpenError, match=re.escape(f"{place[1]} bytes at offset {place[0]}")),
     ):
         ranges.read(*place)
@@ -57,20 +58,20 @@ def test_places_outside_are_errors(url, place):
 
 def test_what_is_not_there(url):
     with pytest.raises(OpenError, match="nobody"):
-        open_ranges(url.replace(".tar", ".nobody"))
+        Location.of(url.replace(".tar", ".nobody")).ranges()
 
 
 @pytest.mark.parametrize("url", ["-", "pipe:cat x.tar"])
 def test_streams_have_no_ranges(url):
     with pytest.raises(OpenError, match="a stream"):
-        open_ranges(url)
+        Location.of(url).ranges()
 
 
 def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(http, "PAUSE", 0.01)
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
-        ranges = open_ranges(f"{site.url}/a.tar")
+        ranges = Location.of(f"{site.url}/a.tar").ranges()
         request, calls = ranges._address.request, []
 
         def sometimes(headers):
@@ -87,19 +88,19 @@ def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
 def test_a_server_without_ranges_and_a_file_that_changes(tmp_path):
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
-        ranges = open_ranges(f"{site.url}/a.tar")
+        ranges = Location.of(f"{site.url}/a.tar").ranges()
         site.etag = '"v2"'
         with pytest.raises(OpenError, match="changed while it was read"):
             ranges.read(5000, 10)
         site.ranges = False
         with pytest.raises(OpenError, match="no ranges"):
-            open_ranges(f"{site.url}/a.tar")
+            Location.of(f"{site.url}/a.tar").ranges()
 
 
 def test_a_file_written_to_in_place_is_told(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(DATA)
-    with open_ranges(str(path)) as ranges:
+    with Location.of(str(path)).ranges() as ranges:
         ranges.verify()
         with path.open("r+b") as file:
             file.write(b"new")
@@ -112,7 +113,7 @@ def test_a_file_written_to_in_place_is_told(tmp_path):
 def test_a_file_removed_or_replaced_is_none_of_ours(tmp_path, change):
     path = tmp_path / "a.tar"
     path.write_bytes(DATA)
-    with open_ranges(str(path)) as ranges:
+    with Location.of(str(path)).ranges() as ranges:
         change(path)
         ranges.verify()
         path.write_bytes(b"another")
@@ -123,7 +124,7 @@ def test_a_file_removed_or_replaced_is_none_of_ours(tmp_path, change):
 def test_a_file_that_shrinks_is_an_error(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(DATA)
-    with open_ranges(str(path)) as ranges:
+    with Location.of(str(path)).ranges() as ranges:
         os.truncate(path, 100)
         with pytest.raises(OpenError, match=r"a\.tar: offset 5000: the file has shrunk since it was opened"):
             ranges.read(5000, 10)

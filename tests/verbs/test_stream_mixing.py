@@ -133,7 +133,7 @@ def test_a_source_without_samples_is_an_error(folder, tmp_path):
 def test_stdin_is_read_once(folder, monkeypatch):
     def mix(until):
         file = open(folder / "b.tar", "rb")  # noqa: SIM115
-        monkeypatch.setattr("tarshards.storage.stdio.open_stream", lambda *_, **__: file)
+        monkeypatch.setattr("tarshards.storage.stdio.Stdio.open", lambda *_, **__: file)
         with file:
             return len(list(mix_streams([Source("-"), Source(str(folder / "l.tar"))], until=until)))
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from tarshards.run.jobs.plan import Item, Plan
 from tarshards.run.jobs.worker import PERMANENT, is_done
-from tarshards.storage.markers import Record, look_up, read_marker
+from tarshards.storage.location import look_up
+from tarshards.storage.markers import Record, read_marker
 
 SHOWN = 20  # failures in a table
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from tarshards.errors import StateError
 from tarshards.run.jobs.command import Command
 from tarshards.run.jobs.plan import Item, Plan
-from tarshards.storage.markers import Record, exists, local_of, read_marker, write_marker
-from tarshards.storage.opening import open_url
+from tarshards.storage.location import Location
+from tarshards.storage.markers import Record, read_marker, write_marker
 from tarshards.storage.pipe import ending
 
 PERMANENT = 42  # the exit status of a command that will never succeed
@@ -43,7 +43,7 @@ def is_done(plan: Plan, item: Item, record: Record | None) -> bool:
     if record is None or record.get("digest") != plan.digest(item):
         return False
     output = plan.output_of(item)
-    return output is None or local_of(output) is None or exists(output)
+    return output is None or not Location.of(output).is_local or Location.of(output).exists()
 
 
 class Worker:
@@ -75,7 +75,7 @@ class Worker:
         if status is None:
             return Outcome(item, None)
         output = self.plan.output_of(item)
-        if status == 0 and output is not None and not exists(output):
+        if status == 0 and output is not None and not Location.of(output).exists():
             status, line = FAILED, f"the command ended well, but there is no {output}"
         record = {"digest": self.plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
         if status == 0:
@@ -158,8 +158,7 @@ def run_task(url: str, *, index: int | None = None) -> int:
 
     It is 0 when all is done, 42 where all that failed will never succeed, and 1 where it is worth to try again.
     """
-    with open_url(url) as stream:
-        plan = Plan.loads(stream.readall().decode(), url=url)  # type: ignore[attr-defined]
+    plan = Plan.loads(Location.of(url).read().decode(), url=url)
     if index is None:
         index = _index()
     if not 0 <= index < len(plan.tasks):

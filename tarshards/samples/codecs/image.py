@@ -101,7 +101,9 @@ def _decode_pillow(data: bytes, mode: str) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         image = _to_8_bits(image)
     elif image.mode in ("I", "F"):
-        raise ValueError(f"pixels of 32 bits (mode {image.mode}) do not convert to 8 bits; register a decoder of your own")
+        raise ValueError(
+            f"pixels of 32 bits (mode {image.mode}) do not convert to 8 bits; register a decoder of your own"
+        )
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)

@@ -58,5 +58,7 @@ def _checked(extensions: tuple[str, ...]) -> tuple[str, ...]:
         if not isinstance(extension, str):
             raise TypeError(f"an extension is a str, not {type(extension).__name__}")
         if not extension or extension != extension.lower() or "." in extension or extension == "gz":
-            raise ValueError(f"{extension!r} is not an extension: write it in lower case, without a dot; gz is built in")
+            raise ValueError(
+                f"{extension!r} is not an extension: write it in lower case, without a dot; gz is built in"
+            )
     return extensions

@@ -8,9 +8,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import ShardIndexError, TarshardsError
-from tarshards.storage.opening import room_of
+from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
-from tarshards.storage.streams import public
 from tarshards.verbs.check.duplicates import KeyPlaces
 from tarshards.verbs.check.headers import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, Finding, Report
@@ -59,13 +58,14 @@ class _Check:
         self.indexed: dict[str, bool] = {}
 
     def shard(self, url: str, allow_pipe: bool) -> None:
-        name = public(url)
+        location = Location.of(url)
+        name = location.name
         self.names.append(name)
         self.report.shards += 1
         survey = None
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
+                file = stack.enter_context(open_plain(location, allow_pipe=allow_pipe))
                 self.report.bytes += file.size
                 if self.on_survey is None:
                     self._count_shard(file, name)
@@ -73,7 +73,7 @@ class _Check:
                     survey = self._survey(file, name)
                 if file.error is not None:
                     raise file.error
-                if not file.is_copy or room_of(url) in ("http", "fsspec_"):
+                if not file.is_copy or location.is_remote:
                     self._check_index(url, name)
             except TarshardsError as error:
                 self.report.add_error("read", error)

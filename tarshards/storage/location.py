@@ -1,0 +1,369 @@
+"""A URL or path, parsed once: what it names, how it is printed, and how its bytes are reached."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage.streams import is_missing
+
+if TYPE_CHECKING:
+    from tarshards.storage.ranges import Ranges
+
+#: The module of each scheme, imported at first use; "" is a plain path. fsspec may know further schemes.
+FAMILIES = {
+    "": "local",
+    "file": "local",
+    "-": "stdio",
+    "pipe": "pipe",
+    "http": "http",
+    "https": "http",
+    "s3": "fsspec_",
+    "s3a": "fsspec_",
+    "gs": "fsspec_",
+    "gcs": "fsspec_",
+}
+
+LOOKUPS = 32  # at once, where the locations are remote
+
+T = TypeVar("T")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_FILE_PREFIX = re.compile(r"file:(//)?", re.IGNORECASE)
+_MAGIC = re.compile(r"[*?[]")
+_USERINFO = re.compile(r"(?<=://)[^/?#]*@")
+_HOST = re.compile(r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)")
+_QUERY = re.compile(r"(?<=\?).*", re.DOTALL)
+_QUERY_IN_COMMAND = re.compile(r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)""")
+
+
+class Location:
+    """An immutable URL or path; nothing else in the package looks at a URL's letters.
+
+    Equal where the URLs are. It prints as its `name`, so that no message shows credentials.
+    """
+
+    url: str  #: as it was given
+
+    def __init__(self, url: str):
+        self.__dict__["url"] = url
+
+    @classmethod
+    def of(cls, url: str | os.PathLike[str] | Location) -> Location:
+        """Return the location that a URL or path names; a Location is its own."""
+        return url if isinstance(url, Location) else cls(os.fspath(url))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a Location is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Location) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __repr__(self) -> str:
+        return f"Location({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    # What its letters say.
+
+    @cached_property
+    def scheme(self) -> str:
+        """The scheme in lower case: "" for a plain path, "-" for stdin and stdout.
+
+        >>> [Location(url).scheme for url in ("d/a.tar", "HTTP://host/a.tar", "-", "12:30.tar")]
+        ['', 'http', '-', '']
+        """
+        if ":" not in self.url:
+            return "-" if self.url == "-" else ""
+        match = _SCHEME.match(self.url)
+        return match[1].lower() if match else ""
+
+    @cached_property
+    def family(self) -> str:
+        """The module that opens the scheme; UrlError for an unknown scheme, unless a file has this very name."""
+        if self.scheme in FAMILIES:
+            return FAMILIES[self.scheme]
+        import fsspec
+
+        known = {*FAMILIES, *fsspec.available_protocols(), *fsspec.registry} - {""}
+        if self.scheme in known:
+            return "fsspec_"
+        if os.path.lexists(self.url):
+            return "local"
+        from difflib import get_close_matches
+
+        close = get_close_matches(self.scheme, known, n=1, cutoff=0.5)
+        hint = f", did you mean {close[0]!r}?" if close else "."
+        raise UrlError(f"unknown scheme {self.scheme!r}{hint} Known: {' '.join(sorted(known))}", url=self.name)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it names a file of this machine."""
+        return self.family == "local"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is read once, forwards, and has nothing beside it: `-` and `pipe:`."""
+        return FAMILIES.get(self.scheme) in ("stdio", "pipe")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it names a file of a server or store."""
+        return not self.is_stream and not self.is_local
+
+    @cached_property
+    def path(self) -> str | None:
+        """The local path, or None; only `file://` URLs are percent-encoded.
+
+        >>> [Location(url).path for url in ("a%20b.tar", "file:a%20b.tar", "file:///a%20b.tar", "s3://bucket/b.tar")]
+        ['a%20b.tar', 'a%20b.tar', '/a b.tar', None]
+        """
+        if not self.is_local:
+            return None
+        if self._file_prefix != "file://":
+            return self.url[len(self._file_prefix) :]
+        host, slash, path = self.url[7:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=self.url)
+        from urllib.parse import unquote
+
+        return unquote(slash + path)
+
+    @cached_property
+    def name(self) -> str:
+        """The URL as messages show it, without credentials: no user, no password, no value of a query.
+
+        >>> Location("http://me:secret@host/a.tar?expires=60&signature=abc").name
+        'http://host/a.tar?expires=...&signature=...'
+        """
+        url = self.url
+        if "@" in url:
+            url = without_userinfo(url)
+            if FAMILIES.get(self.scheme) == "http" and not _HOST.match(url):
+                return f"{self.scheme}://..."  # what is malformed may be the password
+        if "?" not in url or self.scheme in ("", "file", "-"):
+            return url
+        if self.scheme == "pipe":
+            return _QUERY_IN_COMMAND.sub(lambda match: match[1] + _without_values(match[2]), url)
+        return _QUERY.sub(lambda match: _without_values(match[0]), url, count=1)
+
+    @property
+    def identity(self) -> str:
+        """The end of the name, without a query: what stays the same wherever a dataset lies. States are made of it."""
+        return self.name.partition("?")[0].rpartition("/")[2]
+
+    @cached_property
+    def _parts(self) -> tuple[str, str, str]:
+        end = re.search(r"[?#]", self.url) if FAMILIES.get(self.scheme) == "http" else None
+        path, query = (self.url[: end.start()], self.url[end.start() :]) if end else (self.url, "")
+        split = path.rfind("/") + 1 or (len(self.scheme) + 1 if self.scheme not in ("", "-") else 0)
+        return path[:split], path[split:], query
+
+    @property
+    def folder(self) -> str:
+        """What comes before the base: `folder + base + query` is the URL."""
+        return self._parts[0]
+
+    @property
+    def base(self) -> str:
+        """The last part of the path, as the URL writes it."""
+        return self._parts[1]
+
+    @property
+    def query(self) -> str:
+        """The query of an http URL, with its question mark; never to be shown."""
+        return self._parts[2]
+
+    @property
+    def _file_prefix(self) -> str:
+        match = _FILE_PREFIX.match(self.url) if self.scheme == "file" else None
+        return match[0].lower() if match else ""
+
+    # Locations that follow from it.
+
+    def with_base(self, base: str) -> Location:
+        """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
+        return Location(self.folder + base + self.query)
+
+    def sibling(self, suffix: str) -> Location:
+        """Return the location whose name is longer by *suffix*; OpenError for a stream.
+
+        >>> Location("data/a.tar").sibling(".index").url, Location("https://host/a.tar?token=x").sibling(".index").url
+        ('data/a.tar.index', 'https://host/a.tar.index?token=x')
+        """
+        if self.is_stream:
+            raise OpenError(f"a stream has no {suffix} file beside it", url=self.name)
+        return self.with_base(self.base + suffix)
+
+    def beside(self, name: str) -> Location:
+        """Return the file *name*, maybe in a folder, relative to the folder of this one.
+
+        >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
+        ('d/b 1.tar', 'http://h/d/b%201.tar?key')
+        """
+        if FAMILIES.get(self.scheme) == "http" or self._file_prefix == "file://":
+            from urllib.parse import quote
+
+            name = quote(name)
+        return self.with_base(name)
+
+    def relative(self, other: Location) -> str:
+        """Return the name by which `beside` gives *other*; its path or URL where there is none.
+
+        >>> Location("d/a.json").relative(Location("e/b.tar")), Location("a.json").relative(Location("http://h/b.tar"))
+        ('../e/b.tar', 'http://h/b.tar')
+        """
+        if self.family != other.family:
+            return other.url
+        if self.path is not None and other.path is not None:
+            name = os.path.relpath(other.path, os.path.dirname(self.path) or ".")
+            if name.startswith("../") and os.path.isabs(other.path):
+                return other.path
+        elif not other.url.startswith(self.folder) or other.query != self.query:
+            return other.url
+        else:
+            name = (other.folder + other.base)[len(self.folder) :]
+            if self.family == "http":
+                from urllib.parse import unquote
+
+                name = unquote(name)
+        return f"./{name}" if re.match("[^/]*:", name) else name
+
+    def expanduser(self) -> Location:
+        """Return the location with the home directory in place of a path's leading `~`."""
+        if "~" not in self.url or self.scheme not in ("", "file"):
+            return self
+        prefix = self.url[: len(self._file_prefix)]
+        return Location(prefix + os.path.expanduser(self.url[len(prefix) :]))
+
+    def glob(self) -> list[Location]:
+        """Return the local files that match a path with `*`, `?` or `[..]`, sorted; else just this location.
+
+        A file of exactly this name comes first: then it is no pattern.
+        """
+        if self.scheme not in ("", "file") or not _MAGIC.search(self.url):
+            return [self]
+        path = self.path
+        if path is None or os.path.lexists(path):
+            return [self]
+        from glob import glob
+
+        matches = sorted(glob(path))
+        if self.scheme == "":
+            return [Location(match) for match in matches]
+        from urllib.parse import quote
+
+        prefix = self.url[: len(self._file_prefix)]
+        return [Location(prefix + (quote(match) if prefix.endswith("/") else match)) for match in matches]
+
+    # Its bytes.
+
+    @property
+    def _transport(self) -> Transport:
+        transport: Transport = import_module(f"tarshards.storage.{self.family}").TRANSPORT
+        return transport
+
+    def open(self, mode: str = "rb", *, allow_pipe: bool = False, timeout: float = 30.0, retries: int = 5) -> BinaryIO:
+        """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options."""
+        if mode not in ("rb", "wb"):
+            raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
+        stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries)
+        return stream
+
+    def read(self, *, allow_pipe: bool = False) -> bytes:
+        """Return all its bytes."""
+        with self.open(allow_pipe=allow_pipe) as stream:
+            return b"".join(iter(lambda: stream.read(1 << 24), b""))
+
+    def ranges(self) -> Ranges:
+        """Open it for reading in any order.
+
+        A local file is mapped; if it shrinks, reading what is gone is an OpenError. If a remote one changes, reading on
+        is an OpenError where the server tells. Raises OpenError for streams and for servers without ranges.
+        """
+        return self._transport.ranges(self)
+
+    def exists(self) -> bool:
+        """Say whether there is something; OpenError where that cannot be known."""
+        return self._transport.exists(self)
+
+    def size(self) -> int | None:
+        """Return the bytes there, or None where that cannot be told; OpenError if nothing is there."""
+        return self._transport.size(self)
+
+    def make_folder(self) -> None:
+        """Make the folder of a local file; stores need none."""
+        folder = os.path.dirname(self.path or "")
+        if folder:
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                raise OpenError(error.strerror or str(error), url=folder) from error
+
+
+class Transport:
+    """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
+
+    def open(self, location: Location, mode: str, *, allow_pipe: bool, timeout: float, retries: int) -> Any:
+        """Return a stream; see `streams`."""
+        raise NotImplementedError
+
+    def ranges(self, location: Location) -> Ranges:
+        raise OpenError("a stream, which has no random access", url=location.name)
+
+    def exists(self, location: Location) -> bool:
+        try:
+            with location.open() as stream:
+                stream.read(1)
+        except OpenError as error:
+            if is_missing(error):
+                return False
+            raise
+        return True
+
+    def size(self, location: Location) -> int | None:
+        return None
+
+
+def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:
+    """Yield *function* of the location of every URL in their order, many at once where they are remote."""
+    locations = [Location.of(url) for url in urls]
+    if all(location.is_local for location in locations):
+        yield from map(function, locations)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(LOOKUPS) as executor:
+        yield from executor.map(function, locations)
+
+
+def without_userinfo(url: str) -> str:
+    """Return *url* without a user's name and password.
+
+    >>> without_userinfo("http://me:secret@host/a.tar")
+    'http://host/a.tar'
+    """
+    return _USERINFO.sub("", url)
+
+
+def _without_values(query: str) -> str:
+    """Return *query* with dots for its values, and for what may be a value.
+
+    >>> _without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
+    'X-Amz-Expires=...&X-Amz-Signature=...&...'
+    """
+    parts = []
+    for part in query.split("&"):
+        key, _, value = part.partition("=")
+        # A lone word, also one padded as base64 is, may be a token.
+        parts.append(f"{key}=..." if value.strip("=") and re.fullmatch(r"[\w.%-]+", key) else "..." if part else "")
+    return "&".join(parts)
