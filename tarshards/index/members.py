@@ -11,6 +11,7 @@ from zlib import crc32
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
+from tarshards.storage.location import Location
 from tarshards.tar.read import BLOCK
 
 MAX_FIELDS = 1 << 16
@@ -42,7 +43,7 @@ class Members:
 
     def index(self, shard_size: int, url: str) -> Index:
         """Return the index of the shard *url*."""
-        check_fields(list(self.fields), url)
+        check_fields(list(self.fields), Location.of(url).name)
         columns: dict[str, Iterable[int]] = {
             "sample": chain.from_iterable(map(repeat, count(), self.members)),
             "field": self.field,

@@ -133,7 +133,7 @@ class Location:
             return self.url[len(self._file_prefix) :]
         host, slash, path = self.url[7:].partition("/")
         if host not in ("", "localhost") or not slash:
-            raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=self.url)
+            raise UrlError("a file:// URL has three slashes before its path; file:a.tar is relative", url=self.name)
         from urllib.parse import unquote
 
         return unquote(slash + path)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tarshards.errors import UrlError
+from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
 
@@ -32,13 +33,13 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UrlError(f"a manifest that is no JSON: {error}", url=url) from error
+        raise UrlError(f"a manifest that is not JSON: {error}", url=url) from error
     if not isinstance(found, dict) or not isinstance(entries := found.get("shardlist"), list):
-        raise UrlError("no manifest of shards: it has no shardlist", url=url)
+        raise UrlError("not a manifest of shards: it has no shardlist", url=url)
     if (version := found.get("wids_version")) != 1:
-        raise UrlError(f"a manifest of wids_version {version!r}; known is 1", url=url)
+        raise UrlError(f"a manifest of wids_version {version!r}; only version 1 is supported", url=url)
     if found.get("datasets"):
-        raise UrlError("a manifest with datasets in it; name their manifests instead", url=url)
+        raise UrlError("a manifest of other datasets; name their manifests instead", url=url)
     shards = [_parse_entry(entry, place, url) for place, entry in enumerate(entries)]
     if len({shard.url for shard in shards}) < len(shards):
         raise UrlError("a manifest that names a shard twice", url=url)
@@ -67,5 +68,5 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
     samples, size = entry.get("nsamples"), entry.get("filesize")
     for word, number in (("nsamples", samples), ("filesize", size)):
         if number is not None and (type(number) is not int or number < 0):
-            raise UrlError(f"{name} has {word} {number!r} in the manifest", url=url)
+            raise UrlError(f"{Location(name).name} has {word} {number!r} in the manifest", url=url)
     return Shard(name, samples, size)

@@ -24,7 +24,7 @@ MAX_SERIES = 500  # each has a file open
 Route = Callable[[Sample], str]
 
 
-class Shard(NamedTuple):
+class SplitShard(NamedTuple):
     """A shard that was written, or would be; *bytes* before compression."""
 
     name: str
@@ -46,7 +46,7 @@ def split_samples(
     dry_run: bool = False,
     on_finish: Callable[[str], Any] | None = None,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
-) -> list[Shard]:
+) -> list[SplitShard]:
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return what was written.
 
     Each of *routes* gives a variable of the pattern its value for a sample; every combination of values is a series of
@@ -55,7 +55,7 @@ def split_samples(
     name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for one that two
     series would write.
     """
-    shards: list[Shard] = []
+    shards: list[SplitShard] = []
     begun: set[str] = set()
     series: dict[tuple[str, ...], ShardWriter] = {}
     routes = routes or {}
@@ -72,13 +72,13 @@ def split_samples(
         return TarWriter(os.devnull if dry_run else name, allow_pipe=True)
 
     def finish(name: str, writer: TarWriter) -> None:
-        shards.append(Shard(name, writer.samples, writer.size))
+        shards.append(SplitShard(name, writer.samples, writer.size))
         if on_finish is not None and not dry_run:
             on_finish(name)
 
     def open_series(values: tuple[str, ...]) -> ShardWriter:
         if len(series) >= MAX_SERIES:
-            raise OpenError(f"more than {MAX_SERIES} series of shards at once", url=pattern)
+            raise OpenError(f"more than {MAX_SERIES} series of shards at once", url=Location.of(pattern).name)
         return ShardWriter(
             pattern,
             max_samples=max_samples,
@@ -191,12 +191,14 @@ class ShardCommand:
         status = process.wait()
         del self._running[0]
         if status:
-            raise OpError(f"the command for this shard {ending(status)}; the shard is kept", url=shard)
+            raise OpError(
+                f"the command for this shard {ending(status)}; the shard is kept", url=Location.of(shard).name
+            )
         if self.delete:
             try:
                 os.unlink(Location.of(shard).path or shard)
             except OSError as error:
-                raise OpenError(f"cannot delete: {error.strerror}", url=shard) from error
+                raise OpenError(f"cannot delete: {error.strerror}", url=Location.of(shard).name) from error
 
     def close(self) -> None:
         """Wait for all commands; raise OpError for the first that failed."""

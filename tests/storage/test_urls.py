@@ -266,12 +266,12 @@ def test_a_remote_manifest_names_no_local_files(name):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[]", "no shardlist"),
         ('{"wids_version": 1}', "no shardlist"),
         ('{"shardlist": []}', "wids_version None"),
         ('{"wids_version": 2, "shardlist": []}', "wids_version 2"),
-        ('{"wids_version": 1, "shardlist": [], "datasets": [1]}', "datasets in it"),
+        ('{"wids_version": 1, "shardlist": [], "datasets": [1]}', "a manifest of other datasets"),
         ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"nsamples": 3}]}', "entry 1 of the manifest has no url"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -1}]}', "a has nsamples -1"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "filesize": 1.5}]}', "a has filesize 1.5"),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
 from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of
 
 VERSION = 1
@@ -62,7 +63,7 @@ class Plan(NamedTuple):
         """Return the URL of the marker that says that *item* is done, or has failed."""
         if self.state is not None:
             return f"{self.state.rstrip('/')}/{self.digest(item)}.{kind}"
-        return f"{self.output_of(item)}.{kind}"
+        return Location(self.output_of(item) or "").sibling(f".{kind}").url
 
     def only(self, numbers: Iterable[int]) -> Plan:
         """Return the plan of the items with these numbers, with empty tasks left out."""

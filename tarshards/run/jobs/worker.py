@@ -76,7 +76,7 @@ class Worker:
             return Outcome(item, None)
         output = self.plan.output_of(item)
         if status == 0 and output is not None and not Location.of(output).exists():
-            status, line = FAILED, f"the command ended well, but there is no {output}"
+            status, line = FAILED, f"the command ended well, but there is no {Location.of(output).name}"
         record = {"digest": self.plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
         if status == 0:
             seconds = round(time.time() - begun, 3)
@@ -158,11 +158,12 @@ def run_task(url: str, *, index: int | None = None) -> int:
 
     It is 0 when all is done, 42 where all that failed will never succeed, and 1 where it is worth to try again.
     """
-    plan = Plan.loads(Location.of(url).read().decode(), url=url)
+    location = Location.of(url)
+    plan = Plan.loads(location.read().decode(), url=location.name)
     if index is None:
         index = _index()
     if not 0 <= index < len(plan.tasks):
-        raise StateError(f"there is no task {index}: the plan has {len(plan.tasks)}", url=url)
+        raise StateError(f"there is no task {index}: the plan has {len(plan.tasks)}", url=location.name)
     worker = Worker(plan)
     failed = [outcome for outcome in map(worker.run, plan.tasks[index]) if outcome.status != 0]
     for outcome in failed:
