@@ -33,13 +33,11 @@ LOOKUPS = 32  # at once, where the locations are remote
 
 T = TypeVar("T")
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_FILE_PREFIX = re.compile(r"file:(//)?", re.IGNORECASE)
-_MAGIC = re.compile(r"[*?[]")
-_USERINFO = re.compile(r"(?<=://)[^/?#]*@")
-_HOST = re.compile(r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)")
-_QUERY = re.compile(r"(?<=\?).*", re.DOTALL)
-_QUERY_IN_COMMAND = re.compile(r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)""")
+# Patterns; what is not needed for local names is compiled at first use.
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):"
+_USERINFO = r"(?<=://)[^/?#]*@"
+_HOST = r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)"
+_QUERY_IN_COMMAND = r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)"""
 
 
 class Location:
@@ -84,7 +82,7 @@ class Location:
         """
         if ":" not in self.url:
             return "-" if self.url == "-" else ""
-        match = _SCHEME.match(self.url)
+        match = re.match(_SCHEME, self.url)
         return match[1].lower() if match else ""
 
     @cached_property
@@ -148,13 +146,14 @@ class Location:
         url = self.url
         if "@" in url:
             url = without_userinfo(url)
-            if FAMILIES.get(self.scheme) == "http" and not _HOST.match(url):
+            if FAMILIES.get(self.scheme) == "http" and not re.match(_HOST, url):
                 return f"{self.scheme}://..."  # what is malformed may be the password
         if "?" not in url or self.scheme in ("", "file", "-"):
             return url
         if self.scheme == "pipe":
-            return _QUERY_IN_COMMAND.sub(lambda match: match[1] + _without_values(match[2]), url)
-        return _QUERY.sub(lambda match: _without_values(match[0]), url, count=1)
+            return re.sub(_QUERY_IN_COMMAND, lambda match: match[1] + _without_values(match[2]), url)
+        path, mark, query = url.partition("?")
+        return path + mark + _without_values(query)
 
     @property
     def identity(self) -> str:
@@ -185,8 +184,9 @@ class Location:
 
     @property
     def _file_prefix(self) -> str:
-        match = _FILE_PREFIX.match(self.url) if self.scheme == "file" else None
-        return match[0].lower() if match else ""
+        if self.scheme != "file":
+            return ""
+        return "file://" if self.url.startswith("//", 5) else "file:"
 
     # Locations that follow from it.
 
@@ -250,7 +250,7 @@ class Location:
 
         A file of exactly this name comes first: then it is no pattern.
         """
-        if self.scheme not in ("", "file") or not _MAGIC.search(self.url):
+        if self.scheme not in ("", "file") or not any(mark in self.url for mark in "*?["):
             return [self]
         path = self.path
         if path is None or os.path.lexists(path):
@@ -352,7 +352,7 @@ def without_userinfo(url: str) -> str:
     >>> without_userinfo("http://me:secret@host/a.tar")
     'http://host/a.tar'
     """
-    return _USERINFO.sub("", url)
+    return re.sub(_USERINFO, "", url)
 
 
 def _without_values(query: str) -> str:
