@@ -1,4 +1,4 @@
-"""gzip, bzip2, xz and zstd: known by their first bytes when read, by the suffix when written."""
+"""gzip, bzip2, xz and zstd: found by the first bytes when reading, chosen by the suffix when writing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarshards.errors import OpenError
 from tarshards.storage.location import Location
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
-# The second half of bzip2's magic keeps a tar apart whose first member is called BZh9.jpg.
+# bzip2's magic needs its second half, because the first member of a plain tar may be called BZh9.jpg.
 _MAGICS = {
     "gzip": rb"\x1f\x8b",
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)",
@@ -33,13 +33,13 @@ MAX_RATIO = 200  # by default, how many times its own size compressed data may e
 
 _FEED = 1 << 16
 _PIECE = 1 << 20
-# The largest windows that are allocated on a file's word: what `zstd -d` and `xz -d -M256MiB` accept.
+# The largest windows that a file can make us allocate: what `zstd -d` and `xz -d -M256MiB` accept.
 _ZSTD_WINDOW = 1 << 27
 _XZ_MEMORY = 1 << 28
 
 
 class Decoder(Protocol):
-    """One compressed member: bz2's and lzma's own interface, which the others are brought to."""
+    """A decoder of one compressed member, with the interface of bz2's and lzma's."""
 
     @property
     def needs_input(self) -> bool: ...
@@ -80,7 +80,7 @@ def gunzip(data: bytes) -> bytes:
 
 
 def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
-    """Return *stream* decompressed; itself, rewound or with its first bytes put back, where it is plain."""
+    """Return *stream* decompressed; a plain one rewound, or with its first bytes put back."""
     try:
         head = b""
         while len(head) < _MAGIC_SIZE and (data := stream.read(_MAGIC_SIZE - len(head))):
@@ -164,7 +164,7 @@ class Decompressed(InputStream):
         return output
 
     def _next_member(self) -> bool:
-        """Begin the next member; False where the stream ends."""
+        """Begin the next member; return False at the end of the stream."""
         head = self._input
         while True:
             # Tapes and block devices pad with zeros, which gzip and xz allow for.

@@ -1,4 +1,4 @@
-"""Shard expressions to lists of URLs; pure but for `@file`, globs and manifests."""
+"""Shard expressions to lists of URLs; only `@file`, globs and manifests read anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spec = str | os.PathLike[str] | Iterable["Spec"]
 
 # The address in http://[::1]:8000/a.tar holds no separator.
 _SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
-# What stands beside shards and is none: no glob means it.
+# Files beside shards that are not shards: globs leave them out.
 _BESIDE = (".index", ".idx", SUFFIX.lstrip("."))
 
 
@@ -25,24 +25,24 @@ def expand_urls(spec: Spec) -> list[str]:
     >>> expand_urls("data-{08..10}.tar::http://host/{a,b}.tar")
     ['data-08.tar', 'data-09.tar', 'data-10.tar', 'http://host/a.tar', 'http://host/b.tar']
 
-    - `{000..012}`, `{a,b}`: braces as in bash, also inside `pipe:` commands; `\{` is a brace as such,
-      and in a spec that has braces `\\` is a backslash.
+    - `{000..012}`, `{a,b}`: braces as in bash, also inside `pipe:` commands; `\{` is a literal brace,
+      and in a spec with braces `\\` is a backslash.
     - `one::two`: several specs. A `pipe:` command runs to the end of its string, `::` included: put it last,
       or give a list of specs.
-    - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` do not count.
-    - `*`, `?`, `[..]`: the local files that match, sorted, but indexes and manifests; a file of exactly that name
-      comes first.
+    - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
+    - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
+      name takes precedence.
     - `~`: the home directory.
-    - `train.shards.json`, or any local or remote name in `.json`: the shards of that manifest, its relative names
-      beside it.
+    - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
+      names are relative to it.
 
-    An expression that is malformed or names nothing is a UrlError.
+    Raises UrlError for an expression that is malformed or names nothing.
     """
     return [shard.url for shard in expand_shards(spec)]
 
 
 def expand_shards(spec: Spec) -> list[Shard]:
-    """Return the shards that *spec* names as ``expand_urls`` does, with what manifests say of their samples and bytes.
+    """Return the shards that *spec* names as ``expand_urls`` does, with samples and bytes where a manifest gives them.
 
     >>> expand_shards("a-{0..1}.tar")
     [Shard(url='a-0.tar', samples=None, size=None), Shard(url='a-1.tar', samples=None, size=None)]
@@ -98,7 +98,7 @@ def _split(spec: str) -> Iterator[str]:
 
 
 def _braces(part: str) -> Iterator[str]:
-    # Only braces give the backslash a meaning, so that a list of plain names expands to itself.
+    # Only with braces does a backslash mean anything, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:
         return iter([part])
     from braceexpand import braceexpand
@@ -148,13 +148,13 @@ def _resolve(manifest: Location, name: str) -> Location:
     shard = Location.of(name)
     is_local = os.path.isabs(name) or shard.scheme == "file"
     if shard.is_stream or (is_local and manifest.is_remote):
-        # A manifest is data, often another's: it may neither run commands nor look into our files.
+        # A manifest is data, often someone else's: it may neither run commands nor read local files.
         raise UrlError(f"a manifest may not name {shard.name!r}", url=manifest.name)
     return shard if is_local or shard.scheme else manifest.beside(name)
 
 
 def common_name(urls: list[str]) -> str:
-    """Return what the names of *urls* begin with, without digits and separators at its end.
+    """Return the common beginning of *urls*, without digits and separators at its end.
 
     >>> common_name(["d/out-000.tar", "d/out-001.tar"]), common_name(["d/a.tar", "d/b.tar"]), common_name(["x.tar"])
     ('d/out', 'd/', 'x')

@@ -11,7 +11,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, failure, is_missing, spooled
 
-#: The extra of tarshards that brings the store of a scheme.
+#: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 #: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
@@ -82,9 +82,9 @@ class StoreInput(InputStream):
     """A file of a store, whose size is checked at its end."""
 
     def __init__(self, store: Any, file: Any, name: str):
-        # An archive closes its files when it is forgotten.
+        # An archive closes its files when it is garbage-collected.
         self._store = store
-        # memory: hands its one object to every reader, position included.
+        # memory: gives every reader the same object, and so the same position.
         self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
         self._size = getattr(file, "size", None)
         self.name = name
@@ -131,7 +131,7 @@ class StoreRanges(Ranges):
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
-        if self._process != os.getpid():  # stores have threads, which a forked process has not
+        if self._process != os.getpid():  # stores have threads, which a fork does not copy
             self._store, self._path = find_store(self._location)
             self._process = os.getpid()
         try:

@@ -1,4 +1,4 @@
-"""http: and https:, never silently short: what breaks off is resumed from the exact byte, or raises."""
+"""http: and https:, never silently short: a transfer that breaks off is resumed at the exact byte, or raises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 HEAD = 1024  # bytes of the beginning that come with the size
 
-# Statuses that may pass by themselves.
+# Statuses that may go away by themselves.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ TRANSPORT = Http()
 
 
 class Address:
-    """Where requests go, with the name that messages may show and the credentials that they may not."""
+    """Where requests go: the URL and the credentials to send, and the name that messages show."""
 
     def __init__(self, location: Location, timeout: float):
         try:
@@ -70,7 +70,7 @@ class Address:
             self.authorization = "Basic " + base64.b64encode(user.encode()).decode()
 
     def request(self, headers: dict[str, str], **options: Any) -> http.client.HTTPResponse:
-        """Return the answer to one request, redirects followed; an HTTPError for every status but 2xx."""
+        """Return the response to a request after redirects; raise HTTPError for every status but 2xx."""
         request = urllib.request.Request(self._url, headers=headers, **options)
         request.add_header("User-Agent", "tarshards")
         if self.authorization:
@@ -84,7 +84,7 @@ class Address:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that keep the credentials on their own host, and follow none in a Location header."""
+    """Redirects that keep the credentials on their own host, and ignore those in a Location header."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         request = super().redirect_request(req, fp, code, msg, headers, without_userinfo(newurl))
@@ -100,13 +100,13 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 class Patience:
-    """Failures in a row without progress: pauses after each, raises after the last one allowed."""
+    """Retries: pauses after each failure, raises after too many in a row without progress."""
 
     def __init__(self, name: str, retries: int):
         self.name, self.retries, self.failures = name, retries, 0
 
     def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
-        """Return what *action* returns at last; *offset* says where an error is."""
+        """Return what *action* returns once it succeeds; *offset* gives the offset of an error."""
         while True:
             try:
                 result = action()
@@ -132,7 +132,7 @@ def _may_pass(exc: BaseException) -> bool:
 
 
 def _retry_after(exc: BaseException) -> float:
-    """Return the seconds that a server asks to wait for."""
+    """Return the seconds that a server asks us to wait."""
     value = exc.headers.get("Retry-After", "") if isinstance(exc, HTTPError) and exc.headers else ""
     try:
         return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
@@ -141,7 +141,7 @@ def _retry_after(exc: BaseException) -> float:
 
 
 class HttpInput(InputStream):
-    """The body of one answer, put together from as many requests as it takes."""
+    """The body of one response, read by as many requests as it takes."""
 
     def __init__(self, address: Address, retries: int):
         self.name = address.name
@@ -178,7 +178,7 @@ class HttpInput(InputStream):
             headers |= {"Range": f"bytes={self._position}-", "If-Range": self._validator[1]}
         response = self._address.request(headers)
         try:
-            # http.client takes headers that break off for whole ones, but then nothing follows them.
+            # http.client takes truncated headers for whole ones, but then nothing follows them.
             if response.length != 0 and not response.peek(1):
                 raise ConnectionError("the answer broke off before its first byte")
             encoding = response.headers.get("Content-Encoding", "identity")
@@ -197,7 +197,7 @@ class HttpInput(InputStream):
         return response
 
     def _resume(self, response: http.client.HTTPResponse) -> None:
-        """Bring *response* to where the last one broke off, if it is the same body."""
+        """Advance *response* to where the last one broke off, if it is the same body."""
         if validator(response) != self._validator:
             raise self._error("changed while it was read")
         if response.status == 206:
@@ -207,7 +207,7 @@ class HttpInput(InputStream):
                 raise self._error(f"broke off, and cannot be resumed: wrong Content-Range {part!r}")
             self._length = int(match[2])
         elif response.status == 200:
-            # The server knows no ranges: its whole body again, of which the first part is known.
+            # The server supports no ranges and sends the whole body again: skip what was read already.
             if response.length != self._length:
                 raise self._error("changed while it was read")
             skipped = 0
@@ -234,7 +234,7 @@ class HttpInput(InputStream):
 
 
 class HttpRanges(Ranges):
-    """A file of a web server, read by range requests, each tried again until it is whole."""
+    """A file of a web server, read by range requests, each retried until it is complete."""
 
     def __init__(self, location: Location, *, timeout: float = 30.0, retries: int = 5):
         self._address, self._retries = Address(location, timeout), retries
@@ -251,7 +251,7 @@ class HttpRanges(Ranges):
         return self._ask(offset, size)
 
     def is_current(self) -> bool:
-        return self._validator is not None  # with which each answer is compared
+        return self._validator is not None  # each response is compared with it
 
     def _ask(self, offset: int, size: int) -> bytes:
         return Patience(self.name, self._retries).attempt(lambda: self._answer(offset, size), lambda: offset)
@@ -274,7 +274,7 @@ class HttpRanges(Ranges):
 
 
 def validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:
-    """Return the header that tells versions of a body apart: a strong ETag, else the time of its last change."""
+    """Return the header that identifies the version of a body: a strong ETag, else the time of its last change."""
     etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
     if etag and not etag.startswith("W/"):
         return "ETag", etag
@@ -282,7 +282,7 @@ def validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:
 
 
 def put(address: Address, file: Any, retries: int) -> None:
-    """Store all of *file* by one PUT."""
+    """Store all of *file* with one PUT."""
     size = file.tell()
 
     def action() -> None:

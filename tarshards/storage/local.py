@@ -18,7 +18,7 @@ from tarshards.storage.streams import OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-# These lead to a file that is open already, whatever its kind.
+# These name files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
@@ -49,7 +49,7 @@ TRANSPORT = Local()
 
 
 def open_writer(path: str, name: str) -> OutputStream:
-    """Return an OutputStream that gives *path* its bytes at once, when they are all there."""
+    """Return an OutputStream that replaces *path* in one step, when all bytes are written."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return OutputStream(name, file.write, commit=file.close, discard=file.raw.close)
@@ -59,7 +59,7 @@ def open_writer(path: str, name: str) -> OutputStream:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let signals wait, so that none comes between a file and what will remove it."""
+    """Hold back signals, so that none comes between creating a file and the code that removes it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -69,7 +69,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _open_temporary(target: str, name: str) -> OutputStream:
     temporary, descriptor = _claim(target)
-    # The lock lasts until the temporary name is gone, so that nobody takes the file for one left over.
+    # The lock is held until the temporary name is gone, so that no one takes the file for a left-over.
     file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
 
     def commit() -> None:
@@ -104,9 +104,9 @@ def _claim(target: str) -> tuple[str, int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = _is_at(path, descriptor)
-        except BlockingIOError:  # another writer is about to sweep it
+        except BlockingIOError:  # another writer is about to remove it
             ours = False
-        except OSError:  # a file system without locks, where nothing is swept
+        except OSError:  # a file system without locks, where nothing is removed
             ours = True
         if ours:
             while os.path.lexists(other := next(names)):
@@ -116,7 +116,7 @@ def _claim(target: str) -> tuple[str, int]:
 
 
 def _sweep(path: str) -> bool:
-    """Remove the temporary file at *path*; False if its writer lives, or may."""
+    """Remove the temporary file at *path*; return False if its writer is alive, or may be."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -15,7 +15,7 @@ SUFFIX = ".shards.json"
 
 
 class Shard(NamedTuple):
-    """A shard by its URL; how many samples and bytes it has, where a manifest says so."""
+    """The URL of a shard, and its samples and bytes where a manifest gives them."""
 
     url: str
     samples: int | None = None
@@ -23,7 +23,7 @@ class Shard(NamedTuple):
 
 
 def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
-    """Return the shards that the manifest *text* names, their URLs as written; UrlError, which names *url*, if none.
+    """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
     [Shard(url='a.tar', samples=7, size=None)]
@@ -47,7 +47,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
 
 
 def dump_manifest(shards: Iterable[Shard]) -> str:
-    """Return the text of the manifest of *shards*, a line each."""
+    """Return the text of the manifest of *shards*, one a line."""
     import json
 
     entries = []

@@ -1,4 +1,4 @@
-"""Done-markers: small JSON files that say what has been made, written when it is in place."""
+"""Done-markers: small JSON files that record what was made, written once it is in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digest_of(*parts: Any) -> str:
 
 
 def read_marker(url: str | Location) -> Record | None:
-    """Return the record at *url*, or None where there is none, or a torn one; raise OpenError if it cannot be known."""
+    """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be told."""
     try:
         record = json.loads(Location.of(url).read())
     except OpenError as error:
@@ -36,7 +36,7 @@ def read_marker(url: str | Location) -> Record | None:
 
 
 def write_marker(url: str | Location, record: Record) -> None:
-    """Write *record* to *url*, whole or not at all; a local folder is made where it is missing."""
+    """Write *record* to *url*, whole or not at all; make a local folder that is missing."""
     location = Location.of(url)
     location.make_folder()
     with location.open("wb") as stream:

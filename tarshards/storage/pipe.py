@@ -1,4 +1,4 @@
-"""`pipe:command`: the output or the input of a shell command, which must end well."""
+"""`pipe:command`: the output or the input of a shell command, which must succeed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRANSPORT = Pipe()
 
 
 def start(command: str, name: str, **ends: Any) -> subprocess.Popen[bytes]:
-    """Run *command* in a process group of its own; every part of a pipeline must succeed. Errors say *name*."""
+    """Run *command* in a process group of its own; every part of a pipeline must succeed. Errors name *name*."""
     bash = shutil.which("bash")
     shell = [bash, "-o", "pipefail", "-c"] if bash else ["sh", "-c"]
     try:

@@ -1,4 +1,4 @@
-"""Any shard as a plain file that is read in any order."""
+"""Any shard as a local, uncompressed file, for reading in any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE = 1 << 20  # bytes copied at once
 class PlainFile:
     """The bytes of an uncompressed shard: the shard's own file, or a copy.
 
-    *error* is what broke the copying off before the shard's end, None if nothing did.
+    *error* is what ended the copying before the shard's end, if anything did.
     """
 
     def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
@@ -27,7 +27,7 @@ class PlainFile:
         self.size = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the *size* bytes at *offset*, or as many as there are; threads may call this at once."""
+        """Return the *size* bytes at *offset*, or as many as there are; several threads may call this at once."""
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more
@@ -36,7 +36,7 @@ class PlainFile:
 
 @contextmanager
 def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
-    """Open a shard: a plain local file as it is, all else as a copy in a temporary file without a name."""
+    """Open a shard: a plain local file as it is, all else as a copy in an unnamed temporary file."""
     location = Location.of(url)
     name = location.name
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once

@@ -1,4 +1,4 @@
-"""What every opener returns: an InputStream or an OutputStream, and the wording of their failures."""
+"""What opening a location returns: an InputStream or an OutputStream; and the wording of their failures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class OutputStream(io.RawIOBase):
         super().close()
 
     def abort(self) -> None:
-        """Close without a trace, as far as the transport can."""
+        """Close and discard what was written, as far as the transport can."""
         if not self.closed:
             super().close()
             with suppress(OSError):
