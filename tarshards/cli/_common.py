@@ -251,5 +251,8 @@ def check_output(target: str, overwrite: bool) -> None:
     """Refuse a tar onto a terminal, and a regular file that exists."""
     if target == "-" and sys.stdout.isatty():
         raise click.UsageError("stdout is a terminal: name a file with -o, or pipe it on")
-    if os.path.isfile(target) and not overwrite:
+    from tarshards.storage.location import Location
+
+    path = Location.of(target).path
+    if path is not None and os.path.isfile(path) and not overwrite:
         raise click.UsageError(f"{target} exists; --overwrite replaces it")

@@ -12,6 +12,7 @@ import click
 
 from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say, tool
 from tarshards.errors import OpError
+from tarshards.storage.location import Location
 from tarshards.write.shards import write_samples
 
 WAYS = ("command", "script", "python", "server")
@@ -77,7 +78,7 @@ def main(
         raise click.UsageError("--halt says when to end the run: use it with -e skip or -e keep")
     resume = resume or resume_failed
     if resume and state is None:
-        if output == "-" or ":" in output:
+        if not Location.of(output).is_local:
             raise click.UsageError("--resume needs -o FILE, or --state FILE")
         state = f"{output}.tarproc"
     elif state is not None and not resume:
