@@ -38,6 +38,7 @@ class OpenShard:
         index.check(self.ranges, url=index_location(url).name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
         self._fill = self.ranges.mapping.fill if isinstance(self.ranges, LocalRanges) else self._fetch
+        self._members: Any = None
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -47,20 +48,10 @@ class OpenShard:
         except TypeError:
             return None
 
-    @cached_property
-    def _first(self) -> memoryview:
-        return self.index.first.data  # a memoryview gives Python's ints, and sooner than an array gives numpy's
-
-    @cached_property
-    def _members(self) -> np.ndarray:
-        """The field, offset and size of each member."""
-        members = np.empty((len(self.index.sample), 3), np.int64)
-        for column, values in enumerate((self.index.field, self.index.offset, self.index.size)):
-            members[:, column] = values
-        return members
-
     def read(self, sample: int) -> Sample:
         """Return the sample of this number; raise OpenError, which names it, where it cannot be read."""
+        if self._members is None:
+            self._find_members()
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
             self._fill(result, self._fields, self._members, self._first[sample], self._first[sample + 1])
@@ -69,6 +60,14 @@ class OpenShard:
             reason = getattr(error, "reason", None) or str(error)
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample]) from error
         return result
+
+    def _find_members(self) -> None:
+        """Make the tables that ``read`` looks members up in; not cached properties, which are slower to get."""
+        members = np.empty((len(self.index.sample), 3), np.int64)
+        for column, values in enumerate((self.index.field, self.index.offset, self.index.size)):
+            members[:, column] = values
+        self._first = self.index.first.data  # a memoryview gives Python's ints, and sooner than an array numpy's
+        self._members = members
 
     def _fetch(self, result: Sample, fields: list[str | None], members: np.ndarray, begin: int, end: int) -> None:
         """Fill *result* with the members from *begin* to *end*; members close to each other share a request."""
