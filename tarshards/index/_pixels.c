@@ -25,10 +25,10 @@
 
 /* The source pixels, and their weights, that make each pixel of one axis. */
 typedef struct {
-    int32_t *first, *count; /* counts are even: a weight of 0 fills an odd one up, as weights are taken in pairs */
+    int32_t *first, *count; /* counts are even, as weights are used in pairs: a weight of 0 is added to an odd one */
     int16_t *weights;       /* of output i: weights[i * most .. + count[i]] */
     int32_t most;
-    float low, high; /* what it was made for */
+    float low, high; /* the range that the weights were computed for */
 } Axis;
 
 static double triangle(double x) {
@@ -110,7 +110,7 @@ AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2
     const __m128i four = _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
     const __m256i order = _mm256_broadcastsi128_si256(channels == 3 ? three : four);
     const __m256i lowest = _mm256_set1_epi64x(0x0c080400);
-    /* Bytes may alias anything: what they must not is held here. */
+    /* Bytes may alias anything, so copies of what they must not alias are kept here. */
     const int32_t step = flip ? -1 : 1, most = axis->most * step, begin = flip ? width - 1 : 0;
     const int32_t *first = axis->first + begin, *count = axis->count + begin;
     const int16_t *weights = axis->weights + (int64_t)begin * axis->most;
@@ -160,7 +160,7 @@ AVX2 static void resample_column_avx2(uint8_t *out, const uint8_t *ring, int64_t
 typedef struct {
     int32_t height, width, channels, out_height, out_width;
     int planar;
-    const float *divisors, *offsets; /* a channel each; NULL where elements stay bytes */
+    const float *divisors, *offsets; /* one per channel; NULL where the output is bytes */
 } Shapes;
 
 /* Write a line of pixels as float32 or bytes; of planar ones the channels lie *plane* elements apart.
@@ -199,7 +199,7 @@ static void write_line_plain(char *out, const uint8_t *line, uint8_t *split, con
 }
 
 #ifdef AVX2
-/* Of 16 pixels of three channels, where the bytes of channel c lie in the v-th vector. */
+/* Where the bytes of channel c lie in the v-th of the three vectors that hold 16 pixels. */
 #define PLACE(c, v, i) ((3 * (i) + (c)) / 16 == (v) ? (3 * (i) + (c)) % 16 : 0x80)
 #define FOUR(c, v, i) PLACE(c, v, i), PLACE(c, v, (i) + 1), PLACE(c, v, (i) + 2), PLACE(c, v, (i) + 3)
 #define VECTOR(c, v) {FOUR(c, v, 0), FOUR(c, v, 4), FOUR(c, v, 8), FOUR(c, v, 12)}
@@ -209,7 +209,7 @@ static const uint8_t places[3][3][16] = {{VECTOR(0, 0), VECTOR(0, 1), VECTOR(0, 
 
 AVX2 static __m128i load_whole(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)from); }
 
-/* Part a line of three channels, as far as whole vectors go; return how many pixels that are. */
+/* Split a line into its three channels, in whole vectors; return how many pixels were split. */
 AVX2 static int32_t part_three(uint8_t *split, const uint8_t *line, int32_t width) {
     int32_t x = 0;
     for (; x + 16 <= width; x += 16)
@@ -230,7 +230,7 @@ AVX2 static void write_line_avx2(char *out, const uint8_t *line, uint8_t *split,
 }
 #endif
 
-/* What a resize works in; made anew where a box needs more. */
+/* The memory that a resize works in; reallocated where a box needs more. */
 typedef struct {
     Axis across, down;
     uint8_t *ring, *line, *split, *tail[2]; /* rows resampled across; the row they make; last rows of the source, padded */
@@ -241,7 +241,7 @@ static Axis make_axis(int32_t *first, int32_t *count, int16_t *weights, int32_t 
     return (Axis){first, count, weights, most, 0, 0};
 }
 
-/* Make ready for a box; 0 where there is no memory. */
+/* Prepare for a box; return 0 where memory cannot be allocated. */
 static int prepare(Scratch *scratch, const Shapes *s, const float *box) {
     const int32_t across = most_taps(box[0], box[2], s->out_width), down = most_taps(box[1], box[3], s->out_height);
     if (!scratch->memory || across > scratch->across.most || down > scratch->down.most) {
@@ -277,7 +277,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
     const Axis *down = &scratch->down;
     const int64_t row_bytes = (int64_t)s->width * s->channels, bytes = (int64_t)s->out_width * s->channels;
     const int64_t stride = PADDED(bytes), plane = s->planar ? (int64_t)s->out_height * s->out_width : 1;
-    const int64_t across = s->planar ? s->out_width : bytes; /* elements from a line to the next */
+    const int64_t across = s->planar ? s->out_width : bytes; /* elements from one line to the next */
     const int64_t element = s->divisors ? sizeof(float) : 1;
     const int32_t capacity = down->most + 2;
     int32_t ready = 0; /* source rows before this one were resampled, or are not needed */
@@ -295,7 +295,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
             for (int side = 0; side < 2; side++) {
                 const int32_t row = ready + side < s->height ? ready + side : s->height - 1;
                 rows[side] = pixels + row * row_bytes;
-                if ((s->height - row - 1) * row_bytes < 8) /* what is read past a row must be ours */
+                if ((s->height - row - 1) * row_bytes < 8) /* the bytes read past a row must be ours */
                     rows[side] = memcpy(scratch->tail[side], rows[side], (size_t)row_bytes);
                 made[side] = scratch->ring + (ready + side) % capacity * stride;
             }
@@ -318,7 +318,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
     }
 }
 
-/* Ask for the image that comes next; the processor sees by itself how a larger one goes on. */
+/* Prefetch the next image; the processor itself prefetches the rest of a larger one. */
 static void fetch(uint64_t address, const Shapes *s) {
     const int64_t bytes = (int64_t)s->height * s->width * s->channels;
     for (int64_t at = 0; at < bytes && at < AHEAD; at += 64) __builtin_prefetch((const char *)(uintptr_t)address + at);

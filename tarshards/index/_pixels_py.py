@@ -1,4 +1,4 @@
-"""Resize a batch of images, in numpy and ctypes: the twin of _pixels.c for where there is no compiler."""
+"""Resize a batch of images, in numpy and ctypes: the twin of _pixels.c, used where it is not compiled."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def resize(
 ) -> None:
     """Resize uint8 images of one *shape* (height, width, channels: 1, 3 or 4) to *size* (height, width), antialiased.
 
-    Of image i the part in boxes[i] (float32: left, top, right, bottom) is taken, by the weights of a triangle as wide
-    as the scale (at least a pixel), and mirrored where flips[i] (uint8) is not 0. Pixels of out[i] are HWC, or CHW if
-    *planar*; they are uint8, or float32, which is value / divisors[channel] - offsets[channel] (float32), if these are
-    given. Raises ValueError for a box outside of its image.
+    The part of image i in boxes[i] (float32: left, top, right, bottom) is resampled with a triangle filter as wide as
+    the scale (at least one pixel), and mirrored where flips[i] (uint8) is not 0. out[i] is HWC, or CHW if *planar*;
+    its elements are uint8, or with *divisors* and *offsets* float32: value / divisors[channel] - offsets[channel].
+    Raises ValueError for a box outside of its image.
     """
     height, width, channels = shape
     high = np.array([width, height], np.float32)
@@ -42,7 +42,7 @@ def resize(
 
 
 def _weights(low: np.float32, high: np.float32, length: int, size: int) -> np.ndarray:
-    """Return (size, length) whole weights, the sum of each row 2**14: what the native twin's are, in the same steps."""
+    """Return integer weights (size, length) with row sums of 2**14, computed in the native twin's steps."""
     scale = float(high - low) / size
     support = max(scale, 1.0)
     centers = (float(low) + (np.arange(size) + 0.5) * scale)[:, None]

@@ -1,4 +1,4 @@
-/* Gather, compare and parse a batch of payloads without the GIL: the native twin of _rows_py.py, with the contracts.
+/* Gather, compare and parse a batch of payloads without the GIL: the native twin of _rows_py.py, where the contracts are written.
  *
  * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
  */
@@ -6,11 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define AHEAD 8 /* rows; about what a core has under way from memory */
+#define AHEAD 8 /* rows; about the number of loads that a core keeps in flight */
 #define LINE 64 /* bytes of a cache line */
-#define LINES 8 /* of a row; the processor sees by itself how a longer one goes on */
+#define LINES 8 /* of a row; the processor itself prefetches the rest of a longer one */
 
-/* Ask for the first bytes of a row that is wanted soon. */
+/* Prefetch the first bytes of a row that is needed soon. */
 static void fetch(uint64_t address, int64_t bytes) {
     for (int64_t at = 0; at < bytes && at < LINES * LINE; at += LINE)
         __builtin_prefetch((const char *)(uintptr_t)address + at);
@@ -68,14 +68,14 @@ static PyObject *pack(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* How many bytes of white space begin *text*. */
+/* Return how many bytes of white space *text* begins with. */
 static int64_t leading_space(const char *text, int64_t size) {
     int64_t i = 0;
     while (i < size && (text[i] == ' ' || (text[i] >= '\t' && text[i] <= '\r'))) i++;
     return i;
 }
 
-/* Read an ASCII decimal that spaces may surround; 0 where it is none or needs more than 64 bits. */
+/* Read an ASCII decimal, which white space may surround; return 0 where it is not one or needs more than 64 bits. */
 static int read_integer(const char *text, int64_t size, void *out) {
     int64_t i = leading_space(text, size);
     const int negative = i < size && text[i] == '-';
@@ -93,7 +93,7 @@ static int read_integer(const char *text, int64_t size, void *out) {
     return 1;
 }
 
-/* Read a number as Python's float() does, but for underscores; 0 where it is none. Needs the GIL. */
+/* Read a number as Python's float() does, except for underscores; return 0 where it is not one. Needs the GIL. */
 static int read_float(const char *text, int64_t size, void *out) {
     char copy[320], *end;
     int64_t start = leading_space(text, size);

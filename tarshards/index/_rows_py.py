@@ -1,6 +1,6 @@
-"""Gather, compare and parse a batch of payloads, in numpy and ctypes: the twin of _rows.c for want of a compiler.
+"""Gather, compare and parse a batch of payloads in numpy and ctypes: the twin of _rows.c where it is not compiled.
 
-Addresses are uint64, sizes int64, a row each; they are trusted. All arrays are C-contiguous.
+Each row has an address (uint64) and a size in bytes (int64), which are trusted. All arrays are C-contiguous.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 INTEGER = re.compile(rb"\s*([+-]?[0-9]+)\s*")
-LONGEST_FLOAT = 319  # bytes; Python writes at most 327 digits, and 25 of anything that it reads back
+LONGEST_FLOAT = 319  # bytes, as in the native twin; repr() gives at most 25
 
 
 def gather(out: np.ndarray, addresses: np.ndarray, prefix: bytes) -> int:
-    """Copy what follows *prefix* at each address into its row of *out*, until the first without; return it, or -1."""
+    """Copy what follows *prefix* at each address into its row of *out*; return the first row that lacks it, or -1."""
     prefix = bytes(prefix)
     rows = out.reshape(len(addresses), -1).view(np.uint8) if len(addresses) else out
     for i, (row, address) in enumerate(zip(rows, addresses.tolist())):
@@ -28,26 +28,26 @@ def gather(out: np.ndarray, addresses: np.ndarray, prefix: bytes) -> int:
 
 
 def pack(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
-    """Copy so many bytes from each address, one after the other, into *out*; ValueError if they do not just fill it."""
+    """Copy the bytes at all addresses, concatenated, into *out*; raise ValueError unless they fill it exactly."""
     data = [string_at(address, size) for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True)]
     out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(data), np.uint8)
 
 
 def find_other(addresses: np.ndarray, prefix: bytes) -> int:
-    """Return the first row whose bytes do not begin with *prefix*, -1 if all do; each must have as many."""
+    """Return the first row whose bytes do not begin with *prefix*, or -1; no row may be shorter than the prefix."""
     prefix = bytes(prefix)
     return next((i for i, address in enumerate(addresses.tolist()) if string_at(address, len(prefix)) != prefix), -1)
 
 
 def parse_integers(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> int:
-    """Read ASCII decimals into int64, spaces around them ignored, until the first that is none; return it, or -1."""
+    """Parse ASCII decimals, which white space may surround, into int64; return the first row that fails, or -1."""
     return _parse(_integer, out, addresses, sizes)
 
 
 def parse_floats(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> int:
-    """Read numbers into float64 as ``float`` does, until the first that is none; return it, or -1.
+    """Parse numbers as ``float`` does into float64; return the first row that fails, or -1.
 
-    Underscores and more than 319 bytes without the spaces are refused.
+    Numbers with underscores, and those of more than 319 bytes without white space around them, fail.
     """
     return _parse(_float, out, addresses, sizes)
 

@@ -1,4 +1,4 @@
-"""A shard's headers -> its index."""
+"""The index of a shard, made by reading its headers."""
 
 from __future__ import annotations
 
@@ -10,37 +10,32 @@ from operator import lt
 from typing import Any
 from zlib import crc32
 
-from tarshards.errors import OpenError, ShardIndexError, TarError
+from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
-from tarshards.index.sidecar import Index, fingerprint
+from tarshards.index.sidecar import Index, fingerprint, refuse_compressed
 from tarshards.samples.keys import split_name
-from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
 from tarshards.tar.read import MEMBER_LIMIT, read_members, scan, walk
 
-# Bytes read at once, at least and at most, and the bytes of a member from which its data is passed over.
+# The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
 REMOTE = 1 << 16, 1 << 22, 1 << 20
-NO_FIELDS = {"__key__", "__url__"}  # which have a meaning of their own in a sample
-WINDOW = 1 << 22  # bytes read at once for checksums
+RESERVED = {"__key__", "__url__"}  # entries of a sample that cannot be fields
+WINDOW = 1 << 22  # bytes per read for checksums
 
 
 def build_index(url: str, *, crc: bool = False) -> Index:
-    """Return the index of the shard *url*, with *crc* with the checksums of the data.
+    """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
-    Where members are large only their headers are read. What is no sound shard of samples raises the error that
-    ``read_samples`` raises; a compressed shard, which has no random access, ShardIndexError; a stream, OpenError.
+    Of large members only the headers are read. Raises the error that ``read_samples`` raises for a damaged shard,
+    ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
-        if compression := find_compression(ranges.read(0, min(10, ranges.size))):
-            name = location.name
-            plain = name[: -len(os.path.splitext(name)[1])].removesuffix(".tar") + ".tar"
-            reason = f"compressed ({compression}), so it has no random access; decompress it: tarcat {name} -o {plain}"
-            raise ShardIndexError(reason, url=name)
+        refuse_compressed(ranges, location)
         index = _index(ranges)
         if index is None:
             raise _reason(location)
@@ -50,7 +45,7 @@ def build_index(url: str, *, crc: bool = False) -> Index:
 
 
 class FileRanges(Ranges):
-    """A local file, read by system calls: for headers alone the pages of a mapping cost more than they save."""
+    """A local file, read by system calls: for headers alone, mapping pages costs more than it saves."""
 
     remote = False
 
@@ -63,7 +58,7 @@ class FileRanges(Ranges):
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.descriptor, size, offset)
         if len(data) < size:
-            raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
+            raise OpenError(f"got {len(data)} of {size} bytes", url=self.name, offset=offset)
         return data
 
     def close(self) -> None:
@@ -71,7 +66,7 @@ class FileRanges(Ranges):
 
 
 def _index(ranges: Ranges) -> Index | None:
-    """Return the index of the shard in *ranges*, None where it is no sound shard of samples."""
+    """Return the index of the shard in *ranges*, None where it is damaged."""
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
         found = walk(source, ranges.size, REMOTE if ranges.remote else LOCAL, MEMBER_LIMIT, split_name)
@@ -80,7 +75,7 @@ def _index(ranges: Ranges) -> Index | None:
     if found is None:
         return None
     keys, fields, (sample, field, offset, size) = found
-    if not _are_different(keys) or NO_FIELDS & set(fields):
+    if not _are_different(keys) or RESERVED & set(fields):
         return None
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
@@ -88,18 +83,18 @@ def _index(ranges: Ranges) -> Index | None:
 
 
 def _are_different(keys: list[str]) -> bool:
-    """Say whether no key comes twice: sorted ones, the usual case, are told quickly."""
+    """Return whether no key comes twice; quick for sorted keys, the usual case."""
     return all(map(lt, keys, keys[1:])) or len(set(keys)) == len(keys)
 
 
 def header_offset(ranges: Ranges, start: int, stop: int) -> int:
-    """Return where the first header of the member begins whose data begins at *stop*; another ends at *start*."""
+    """Return the offset of the first header of the member after *start* whose data begins at *stop*."""
     found, *_ = scan(ranges.read(start, stop - start), 0, False, MEMBER_LIMIT)
     return start + found[-1][1]
 
 
 def _reason(location: Location) -> Exception:
-    """Return the error with which reading a damaged shard ends."""
+    """Return the error that reading a damaged shard raises."""
     from tarshards.samples.read import group_members
 
     name = location.name
@@ -108,7 +103,7 @@ def _reason(location: Location) -> Exception:
             deque(group_members(read_members(stream, url=name), url=name), 0)
     except Exception as error:
         return error
-    return TarError("changed while it was indexed", url=name)
+    return TarError("changed while it was being indexed", url=name)
 
 
 def _checksums(ranges: Ranges, index: Index) -> Iterator[int]:

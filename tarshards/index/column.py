@@ -59,7 +59,7 @@ class Column:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
-            raise TypeError("a column is indexed by samples; what that gives is an array")
+            raise TypeError("a column is indexed by samples only; index the array that it returns")
         if isinstance(index, (int, np.integer)):
             place = self._places[index]
             return self._rows(range(place, place + 1))[0]
@@ -69,7 +69,7 @@ class Column:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("a column is not one array in memory; slices within a shard are")
+            raise ValueError("a column cannot become an array without a copy; slices within one shard can")
         return self._gather(self._all).astype(self.dtype if dtype is None else dtype, copy=False)
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Column:
 
     def _gather(self, places: np.ndarray) -> np.ndarray:
         if places.ndim != 1:
-            raise IndexError("a column is indexed by ints, slices, and lists or arrays of one axis")
+            raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
         out = np.empty((len(places), *self._header.shape), self.dtype)
         addresses = np.empty(len(places), np.uint64)
         numbers = np.searchsorted(self._ends, places, "right")

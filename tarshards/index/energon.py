@@ -1,4 +1,4 @@
-"""A folder of shards as a dataset of megatron-energon: its ``.nv-meta`` folder, and a ``.tar.idx`` a shard.
+"""A folder of shards as a megatron-energon dataset: its ``.nv-meta`` folder, and a ``.tar.idx`` per shard.
 
 Format: megatron-energon 7.4, "flavors/webdataset/indexing.py" and "prepare.py".
 """
@@ -35,15 +35,15 @@ DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def export_energon(urls: Sequence[str], folder: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
-    """Make of the shards *urls* a dataset of Energon in *folder*, by default their own; yield the files it writes.
+    """Make the shards *urls* an Energon dataset in *folder*, by default their common one; yield the files written.
 
-    All samples are in the part "train", and crude; a ``split.yaml`` or ``dataset.yaml`` that is there stays. Raises
+    All samples are in the split "train" and crude; an existing ``split.yaml`` or ``dataset.yaml`` is kept. Raises
     UrlError for shards that are not local files below the folder, ShardIndexError for a key that comes twice.
     """
     folder = folder or os.path.commonpath([os.path.dirname(_path(url)) or "." for url in urls])
     names = [os.path.relpath(_path(url), folder) for url in urls]
     if outside := [url for url, name in zip(urls, names) if name.startswith("../")]:
-        raise UrlError(f"not in the folder of the dataset, {folder}", url=outside[0])
+        raise UrlError(f"not in the dataset's folder, {folder}", url=outside[0])
     meta = os.path.join(folder, ".nv-meta")
     counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,15 +94,19 @@ def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: 
         database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples())
         database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
     except sqlite3.IntegrityError as error:
-        raise ShardIndexError("Energon wants each key once in a dataset; tarcat --rekey", url=url, key=key) from error
+        raise ShardIndexError(
+            "Energon requires unique keys in a dataset; rename with `tarcat --rekey`", url=url, key=key
+        ) from error
     except UnicodeEncodeError as error:
-        raise ShardIndexError("Energon wants names in UTF-8; tarcat --rekey", url=url, key=key) from error
+        raise ShardIndexError(
+            "Energon requires names in UTF-8; rename with `tarcat --rekey`", url=url, key=key
+        ) from error
 
 
 def _path(url: str) -> str:
     location = Location.of(url)
     if location.path is None:
-        raise UrlError("a dataset of Energon is made of local shards", url=location.name)
+        raise UrlError("an Energon dataset needs local shards", url=location.name)
     return location.path
 
 

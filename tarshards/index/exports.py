@@ -1,4 +1,4 @@
-"""Indexes in the formats of others: DALI's, and the ``.tar.idx`` of Energon."""
+"""Indexes in the formats of other programs: DALI's, and the ``.tar.idx`` of Energon."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tarshards.tar.read import BLOCK
 
 
 def pack_dali(index: Index, url: str) -> str:
-    """Return the text of DALI's ``wds2idx`` version 1.2: for each sample ``field offset size name``, once a member.
+    """Return the text that DALI's ``wds2idx`` 1.2 writes: a line per sample, ``field offset size name`` per member.
 
-    Raises ShardIndexError for a name that would break a line: one with white space, or without a field.
+    Raises ShardIndexError for a name that DALI would misread: one with white space, or without a field.
     """
     lines: list[list[str]] = [[] for _ in index.keys]
     columns = (index.sample.tolist(), index.field.tolist(), index.offset.tolist(), index.size.tolist())
@@ -25,26 +25,26 @@ def pack_dali(index: Index, url: str) -> str:
         key, field = index.keys[sample], index.fields[number]
         name = f"{key}.{field}"
         if not field or re.search(r"\s", name):
-            reason = "DALI misreads names with white space, or that end in a dot; tarcat --rekey makes others"
+            reason = "DALI misreads names with white space or a dot at the end; rename with `tarcat --rekey`"
             raise ShardIndexError(reason, url=Location.of(url).name, key=key, field=field)
         lines[sample].append(f"{field} {offset} {size} {name}")
     return "".join(f"{line}\n" for line in [f"v1.2 {len(index)}", *map(" ".join, lines)])
 
 
 def pack_offsets(index: Index, ranges: Ranges) -> bytes:
-    """Return the content of a ``.tar.idx``: where each sample begins, and where the last ends, little-endian uint64."""
+    """Return the content of a ``.tar.idx``: the offset of each sample and of the end, as little-endian uint64."""
     return sample_bounds(index, ranges).astype("<u8").tobytes()
 
 
 def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
-    """Return where the first header of each sample begins, and where the last member with its padding ends."""
+    """Return the offset of each sample's first header, then the end of the last member with its padding; int64."""
     if not len(index):
         return np.zeros(1, np.int64)
     ends = (index.offset + index.size + np.uint64(BLOCK - 1)).astype(np.int64) // BLOCK * BLOCK
     first = index.first[:-1]
     starts = index.offset[first].astype(np.int64) - BLOCK
     before = np.concatenate([[0], ends[first[1:] - 1]])
-    for sample in np.flatnonzero(before < starts).tolist():  # extended headers, or members that are in no sample
+    for sample in np.flatnonzero(before < starts).tolist():  # extended headers, or members outside samples
         starts[sample] = header_offset(ranges, int(before[sample]), int(starts[sample]) + BLOCK)
     return np.append(starts, ends[-1])
 

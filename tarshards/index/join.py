@@ -18,7 +18,7 @@ class JoinedShards(SampleReader):
 
     def __init__(self, left: SampleReader, right: IndexedShards):
         if len(left.urls) != len(right.urls):
-            raise UrlError(f"{len(left.urls)} shards cannot be joined with {len(right.urls)}", url=right.names[0])
+            raise UrlError(f"cannot join {len(left.urls)} shards with {len(right.urls)}", url=right.names[0])
         self.left, self.right = left, right
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
         self.reserved = left.reserved
@@ -31,7 +31,7 @@ class JoinedShards(SampleReader):
                 continue
             if field in result:
                 raise SampleError(
-                    f"{self.right.names[shard]} has this field too; fields= says which to join",
+                    f"{self.right.names[shard]} has this field too; select the fields to join with fields=",
                     url=self.names[shard],
                     key=result["__key__"],
                     field=field,

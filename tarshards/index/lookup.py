@@ -8,7 +8,7 @@ import numpy as np
 
 
 class KeyTable:
-    """The place of each of *keys*, by their sorted hashes: 16 bytes a key beside the keys, a fifth of a dict.
+    """The place of each of *keys*, by sorted hashes: 16 bytes per key besides the keys, a fifth of a dict.
 
     >>> table = KeyTable(["a", "b", "a"])
     >>> table.find("a"), table.find("c"), table.repeated()
@@ -18,11 +18,8 @@ class KeyTable:
     def __init__(self, keys: list[str]):
         hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
         order = np.argsort(hashes, kind="stable")  # of equal keys the first stays first
-        self._keys, self._hashes, self._places = (
-            keys,
-            hashes[order].data,
-            order.data,
-        )  # quicker than arrays, item by item
+        self._keys = keys
+        self._hashes, self._places = hashes[order].data, order.data  # memoryviews: their items are ints
 
     def find(self, key: str) -> int:
         """Return the first place of *key*, -1 where there is none."""

@@ -1,4 +1,4 @@
-"""The manifests of datasets: where they lie, how they are read, merged and written."""
+"""The manifests of datasets: their names, and how they are read, merged and written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
 
 
 def manifest_url(pattern: str) -> str:
-    r"""Return the URL of the manifest of the shards that *pattern* names, which has a NUL where their numbers stand.
+    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL in place of each number.
 
     >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
     ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
@@ -32,7 +32,7 @@ def manifest_url(pattern: str) -> str:
 
 
 def read_manifest(url: str) -> list[Shard]:
-    """Return the shards of the manifest *url*; none where there is no such file."""
+    """Return the shards of the manifest *url*; none where the file does not exist."""
     try:
         return expand_shards(url)
     except OpenError as error:
@@ -42,9 +42,10 @@ def read_manifest(url: str) -> list[Shard]:
 
 
 def earlier_shards(url: str, below: Iterable[str]) -> list[Shard]:
-    """Return the shards of the manifest *url*, and those of *below* that come before the first that it names.
+    """Return the shards of the manifest *url*, and the shards that an interrupted run has left beside it.
 
-    Theirs are what a run that was broken off has left: *below* ends at the first shard without an index.
+    *below* names the shards with lower numbers than the next to be written, highest first; those before the first
+    that the manifest names, or that has no index, are taken.
     """
     shards = read_manifest(url)
     known = {shard.url for shard in shards}
@@ -57,7 +58,7 @@ def earlier_shards(url: str, below: Iterable[str]) -> list[Shard]:
 
 
 def _describe(url: str) -> Shard | None:
-    """Return the shard *url* with what its index says of it; None where it has no index."""
+    """Return the shard *url* with the counts from its index; None where it has no index."""
     try:
         index = Index.load(url)
     except ShardIndexError as error:
@@ -68,10 +69,10 @@ def _describe(url: str) -> Shard | None:
 
 
 def update_manifests(shards: Iterable[Shard], url: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
-    """Write the manifest *url* of just these *shards*, or else that of each series of theirs; yield what was written.
+    """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
-    A series are the shards of one folder whose names differ in their last number alone. Its manifest keeps what else
-    it names and is still there; shards come in the order of their names.
+    A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
+    that it names and that still exist; shards are sorted by name.
     """
     if url is not None:
         series = {url: list(shards)}
@@ -98,14 +99,14 @@ def _without_number(url: str) -> str:
 
 
 def _merged(url: str, shards: list[Shard]) -> list[Shard]:
-    """Return *shards* and what else the manifest *url* names, by their names."""
+    """Return *shards* and the other shards of the manifest *url*, sorted by name."""
     others = [shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))]
     merged = {shard.url: shard for shard in [*others, *shards]}
     return sorted(merged.values(), key=lambda shard: _natural(shard.url))
 
 
 def _natural(url: str) -> list[tuple[int, str]]:
-    """Return a key that sorts numbers by their value, and else as text."""
+    """Return a sort key that compares numbers by value and the rest as text."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", url)]
 
 
@@ -115,7 +116,7 @@ def _may_exist(location: Location) -> bool:
 
 
 def write_manifest(url: str, shards: Iterable[Shard]) -> None:
-    """Write the manifest *url* of *shards*, at once or not at all; those beside or below it by their relative names."""
+    """Write the manifest *url* of *shards*, whole or not at all; shards beside or below it get relative names."""
     location = Location.of(url)
     text = dump_manifest(shard._replace(url=location.relative(Location.of(shard.url))) for shard in shards)
     with location.open("wb") as stream:
@@ -123,7 +124,7 @@ def write_manifest(url: str, shards: Iterable[Shard]) -> None:
 
 
 def remove_manifest(url: str) -> None:
-    """Remove the manifest *url* where it is a local file."""
+    """Remove the manifest *url* if it is a local file."""
     path = Location.of(url).path
     if path is not None:
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The members of samples as they are written -> the index they make."""
+"""The index of a shard, made while it is written."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_FIELDS = 1 << 16
 
 
 class Members:
-    """The members of a shard as they are written, and the index they make."""
+    """The members of a shard that is being written, and their index."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.fields: defaultdict[str, int] = defaultdict(count().__next__)
-        self.begin = 0  # where the first member was written; the others follow without a gap
-        self.members = array("I")  # of each sample
-        self.field = array("I")  # of each member
-        self.lengths = array("Q")  # of each member's header, data and padding
+        self.begin = 0  # offset of the first member; the others follow without gaps
+        self.members = array("I")  # the number of members of each sample
+        self.field = array("I")  # the field of each member
+        self.lengths = array("Q")  # of the header, data and padding of each member
         self.first = self.last = b""  # the headers of the first and the last member
 
     def add_written(self, key: str, members: list[tuple[str, bytes]], packed: list[bytes], offset: int) -> None:
-        """Append the *members* of a sample, each *packed* as header, data and padding, as written at *offset*."""
+        """Add the *members* of a sample, *packed* as header, data and padding each, which were written at *offset*."""
         if not self.keys:
             self.begin, self.first = offset, packed[0]
         self.last = packed[-3]
@@ -52,11 +52,11 @@ class Members:
         }
         total = len(self.field)
         arrays = {name: struct.pack(f"<{total}{FORMATS[name][1]}", *numbers) for name, numbers in columns.items()}
-        headers = self.first[-BLOCK:] + self.last[-BLOCK:]  # proper, without those for pax
+        headers = self.first[-BLOCK:] + self.last[-BLOCK:]  # the members' own, without pax headers
         return Index(shard_size, crc32(headers), self.keys, list(self.fields), arrays)
 
 
 def check_fields(fields: list[str], url: str) -> None:
-    """Raise ShardIndexError for more fields than an index holds."""
+    """Raise ShardIndexError where there are more fields than an index can hold."""
     if len(fields) > MAX_FIELDS:
-        raise ShardIndexError(f"{len(fields)} different fields; an index holds {MAX_FIELDS}", url=url)
+        raise ShardIndexError(f"{len(fields)} different fields, but an index holds at most {MAX_FIELDS}", url=url)

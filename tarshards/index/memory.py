@@ -1,4 +1,7 @@
-"""The bytes of a whole batch: where they lie, and what is done to them without the GIL, natively or by the twin."""
+"""The bytes of many samples by their addresses in memory, and the kernels that work on them without the GIL.
+
+The kernels are C (``_rows.c``, ``_pixels.c``), or where these are not compiled, their twins in Python.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ __all__ = ["Buffers", "Payloads", "find_other", "gather", "pack", "parse_floats"
 
 
 class Buffers:
-    """Buffers (bytes, maps, arrays) that are held, and where each begins in memory.
+    """References to buffers (bytes, mappings, arrays), with their addresses and lengths.
 
-    Held means that a map among them cannot be closed; a mapped file must not shrink while it is read.
+    A mapping among them cannot be closed meanwhile; its file must not shrink while it is read.
     """
 
     def __init__(self, buffers: Iterable[Any]):
@@ -33,9 +36,9 @@ class Buffers:
 
 
 class Payloads:
-    """The bytes of one field for a row of samples: sizes[i] bytes from starts[i] on in buffer number[i].
+    """The bytes of one field of several samples: of sample i, sizes[i] bytes at starts[i] of buffer number[i].
 
-    Raises ValueError where they would not lie in their buffer.
+    Raises ValueError where they lie outside their buffer.
 
     >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
     >>> [bytes(payload) for payload in payloads], bytes(payloads[1:][0])
@@ -46,23 +49,23 @@ class Payloads:
         number, starts = np.asarray(number, np.int64), np.asarray(starts, np.int64)
         self.buffers, self.number, self.sizes = buffers, number, np.ascontiguousarray(sizes, np.int64)
         if not (len(number) == len(starts) == len(self.sizes)):
-            raise ValueError("as many numbers, starts and sizes are wanted")
+            raise ValueError("number, starts and sizes differ in length")
         if len(self) and not (number.min() >= 0 and number.max() < len(buffers)):
-            raise ValueError("a payload in a buffer that there is not")
-        room = buffers.lengths[number] - starts
-        if len(self) and not (starts.min() >= 0 and self.sizes.min() >= 0 and (self.sizes <= room).all()):
-            raise ValueError("a payload that does not lie in its buffer")
+            raise ValueError("a payload's buffer number is out of range")
+        rest = buffers.lengths[number] - starts
+        if len(self) and not (starts.min() >= 0 and self.sizes.min() >= 0 and (self.sizes <= rest).all()):
+            raise ValueError("a payload lies outside its buffer")
         self.addresses = buffers.addresses[number] + starts.astype(np.uint64)
 
     @classmethod
     def of(cls, datas: Iterable[Any]) -> Payloads:
-        """Take each of *datas*, bytes or any other buffers, as a payload."""
+        """Return *datas*, bytes or other buffers, as payloads."""
         buffers = Buffers(datas)
         return cls(buffers, np.arange(len(buffers)), np.zeros(len(buffers), np.int64), buffers.lengths)
 
     @classmethod
     def known(cls, buffers: Buffers, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Take payloads that lie in their buffers for certain, by their addresses, as they are: uint64, int64."""
+        """Return payloads known to lie in their buffers, without a check; addresses are uint64, sizes int64."""
         payloads = object.__new__(cls)
         payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
         return payloads
@@ -74,7 +77,7 @@ class Payloads:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a payload as a memoryview, or several (a slice or an array of places) as Payloads."""
+        """Return one payload as a memoryview; for a slice or an array of places, Payloads."""
         if isinstance(place, (int, np.integer)):
             number = self.number[place]
             start = int(self.addresses[place] - self.buffers.addresses[number])

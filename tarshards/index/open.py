@@ -1,4 +1,4 @@
-"""Opened shards: each is mapped, or opened for range requests, and compared with its index once in a process."""
+"""Open shards: each is mapped or opened for range requests, and compared with its index, once in a process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.lookup import KeyTable
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
 from tarshards.samples.read import Sample
-from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges
@@ -25,9 +24,9 @@ LOCKS = 64  # shared by all shards of a process
 
 
 class OpenShard:
-    """One shard, opened and found to be the one that *index* describes.
+    """One shard, open and verified to be the one that *index* describes.
 
-    *ranges* reads its bytes at any offset. *fields* names the fields of which ``read`` makes samples, None all.
+    *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
     Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale.
     """
 
@@ -62,11 +61,11 @@ class OpenShard:
         return result
 
     def _find_members(self) -> None:
-        """Make the tables that ``read`` looks members up in; not cached properties, which are slower to get."""
+        """Make the tables for ``read``; they are plain attributes because cached properties are slower to read."""
         members = np.empty((len(self.index.sample), 3), np.int64)
         for column, values in enumerate((self.index.field, self.index.offset, self.index.size)):
             members[:, column] = values
-        self._first = self.index.first.data  # a memoryview gives Python's ints, and sooner than an array numpy's
+        self._first = self.index.first.data  # items of a memoryview are ints, which take less time than numpy's
         self._members = members
 
     def _fetch(self, result: Sample, fields: list[str | None], members: np.ndarray, begin: int, end: int) -> None:
@@ -104,9 +103,9 @@ class OpenShards:
 
     def _reset(self) -> None:
         self._indexes: dict[int, Index] = {}
-        self._members = 0  # of the indexes that are held
+        self._held = 0  # their members
         self._open: dict[int, OpenShard] = {}
-        self.in_use: dict[int, OpenShard] = {}  # those of the open ones that samples have been read from
+        self.in_use: dict[int, OpenShard] = {}  # the open ones that samples have been read from
         self._failed: dict[int, TarshardsError] = {}
 
     def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
@@ -146,14 +145,14 @@ class OpenShards:
             index, shard = self.index(number), self._open.get(number)
             if shard is None or not shard.ranges.is_current():
                 shard = OpenShard(self.urls[number], index, self.fields)
-                if number in self._indexes:  # which another thread may have released
+                if number in self._indexes:  # another thread may have released it
                     self._open[number] = shard
             return shard
 
     def use(self, number: int) -> OpenShard:
-        """Return a shard to read samples from, the same one until it is released; an error is raised again until then.
+        """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
 
-        ``verify`` tells whether it has changed under the reading.
+        Where opening it failed, the error is raised again until ``verify`` is called.
         """
         with self._lock(number):
             if number in self.in_use:
@@ -194,10 +193,10 @@ class OpenShards:
         """Hold an index, and release the oldest shards where those held have too many members."""
         with _locks(os.getpid())[0]:
             self._indexes[number] = index
-            self._members += len(index.sample)
-            while self._members > HELD and len(self._indexes) > 1:
+            self._held += len(index.sample)
+            while self._held > HELD and len(self._indexes) > 1:
                 oldest = next(iter(self._indexes))
-                self._members -= len(self._indexes.pop(oldest).sample)
+                self._held -= len(self._indexes.pop(oldest).sample)
                 self._open.pop(oldest, None)
                 self.in_use.pop(oldest, None)
 
@@ -211,7 +210,7 @@ class OpenShards:
 
 @cache
 def _locks(process: int) -> list[threading.RLock]:
-    """The locks of this process, the first for what is held; a forked one needs its own, as a thread may hold those."""
+    """The locks of one process, the first for what is held; a forked process must not wait for its parent's threads."""
     return [threading.RLock() for _ in range(LOCKS)]
 
 
@@ -224,8 +223,5 @@ def load_index(url: str) -> Index:
             raise
         location = Location.of(url)
         with location.ranges() as ranges:
-            compression = find_compression(ranges.read(0, min(10, ranges.size)))
-        if compression is None:
-            raise
-        reason = f"compressed ({compression}), so it has no random access; decompress it with `tarcat -o`"
-        raise ShardIndexError(reason, url=location.name) from error
+            refuse_compressed(ranges, location)
+        raise

@@ -1,4 +1,4 @@
-"""Where the fields of samples lie in memory: in mapped shards, or in bytes that were read; many samples at a time."""
+"""Where fields of samples lie in memory, in mapped shards or in bytes that were read; for many samples at a time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tarshards.index.sidecar import Index
 from tarshards.samples.fields import Term, pick_field
 from tarshards.storage.ranges import Ranges
 
-MOST_SHARDS = 1 << 12  # mapped at once
-MOST_SAMPLES = 1 << 25  # of which the places are held
-MOST_TOUCHED = 1 << 30  # bytes that are brought into memory ahead of their use,
-TOUCHED = 1 << 10  # and the pages of them that are touched at once
+MOST_SHARDS = 1 << 12  # that are mapped at once
+MOST_SAMPLES = 1 << 25  # whose places are held
+MOST_TOUCHED = 1 << 30  # bytes of shards that are read into memory ahead of their use
+TOUCHED = 1 << 10  # pages of these that are touched by one call
 
-Failures = dict[int, TarshardsError]  # by the number of the sample among those that were looked for
+Failures = dict[int, TarshardsError]  # by position among the samples that were asked for
 
 
-class Keys(Sequence[str]):
-    """The keys of a batch, equal to a list of them; they are looked up when they are asked for."""
+class BatchKeys(Sequence[str]):
+    """The keys of a batch, equal to a list of them; each is looked up when it is needed."""
 
     def __init__(self, table: np.ndarray, numbers: np.ndarray):
         self._table, self._numbers = table, numbers
@@ -35,10 +35,10 @@ class Keys(Sequence[str]):
     @overload
     def __getitem__(self, place: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice | np.ndarray) -> Keys: ...
+    def __getitem__(self, place: slice | np.ndarray) -> BatchKeys: ...
     def __getitem__(self, place: Any) -> Any:
         numbers = self._numbers[place]
-        return Keys(self._table, numbers) if isinstance(numbers, np.ndarray) else self._table[numbers]
+        return BatchKeys(self._table, numbers) if isinstance(numbers, np.ndarray) else self._table[numbers]
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -47,7 +47,7 @@ class Keys(Sequence[str]):
         return iter(self._table[self._numbers].tolist())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (list, Keys)) and list(self) == list(other)
+        return isinstance(other, (list, BatchKeys)) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -59,19 +59,19 @@ class Keys(Sequence[str]):
 
 
 class Places(NamedTuple):
-    """The keys of samples, the payloads of each field, and what is the matter with those that have none there."""
+    """The keys of samples, their payloads of each field, and the errors of those that lack one."""
 
-    keys: Keys
+    keys: BatchKeys
     payloads: list[Payloads]
     failures: Failures
 
     def part(self, begin: int, end: int) -> Places:
-        """Return those of the samples from *begin* to *end*."""
+        """Return the places of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
         return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures)
 
     def keep(self, kept: np.ndarray) -> Places:
-        """Return those of some samples, without failures."""
+        """Return the places of the samples *kept*, none of which has failed."""
         return Places(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
 
 
@@ -118,20 +118,20 @@ class MappedPlaces:
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
-        """Return the places in *shards*, if those can be mapped and are not too many."""
+        """Return the places in *shards*, None where they cannot be mapped or are too many."""
         few = len(shards.urls) <= MOST_SHARDS and int(shards.counts.sum()) <= MOST_SAMPLES
         if not few or not isinstance(shards, IndexedShards) or shards.is_remote():
             return None
         try:
             return cls(shards, terms)
-        except TypeError:  # the twin of _mapped.c is no buffer
+        except TypeError:  # without the compiled kernel, shards have no buffer
             return None
 
     @contextmanager
     def touching(self) -> Iterator[None]:
-        """Have a thread bring every page into memory meanwhile, in the order of the files, which disks are quickest at.
+        """Let a thread read every page into memory meanwhile, in file order, in which disks are quickest.
 
-        None is touched after this.
+        The thread has ended when this returns.
         """
         over = threading.Event()
         thread = threading.Thread(target=self._touch, args=(over,), name="tarshards-touch", daemon=True)
@@ -140,7 +140,7 @@ class MappedPlaces:
             yield
         finally:
             over.set()
-            if not sys.is_finalizing():  # when threads stand still for good
+            if not sys.is_finalizing():  # when daemon threads never run again
                 thread.join()
 
     def _touch(self, over: threading.Event) -> None:
@@ -152,14 +152,14 @@ class MappedPlaces:
                 pages[i : i + TOUCHED].max()
 
     def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
-        """Find samples. A shard that has been written to since it was opened fails before its bytes are touched."""
+        """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
         number = self._first[shards] + samples
         failures: Failures = {}
         for shard in np.flatnonzero(np.bincount(shards)).tolist():
             error = self.broken.get(shard) or self._change(shard)
             if error is not None:
                 failures |= dict.fromkeys(np.flatnonzero(shards == shard).tolist(), error)
-        keys = Keys(self._keys, number)
+        keys = BatchKeys(self._keys, number)
         for term, missing in zip(self.terms, self._missing):
             for i in () if missing is None else np.flatnonzero(missing[number]).tolist():
                 failures.setdefault(i, _missing(term.alternatives, self.names[shards[i]], keys[i]))
@@ -180,7 +180,7 @@ class MappedPlaces:
 
 
 def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
-    """Find the fields of samples as they were read, or that failed to be."""
+    """Find the fields of samples that were read; *results* has an error in place of one that could not be."""
     failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
     columns: list[list[bytes]] = [[b""] * len(results) for _ in terms]
     keys = np.full(len(results), "", object)
@@ -192,7 +192,7 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
                     column[i] = sample[pick_field(sample, term.alternatives)]
             except SampleError as error:
                 failures[i] = error
-    return Places(Keys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)
+    return Places(BatchKeys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)
 
 
 def _missing(alternatives: list[str], url: str, key: str) -> SampleError:

@@ -1,4 +1,4 @@
-"""The indexes of many shards: made where they are missing or stale, or verified, by several processes."""
+"""Indexes of many shards, by several processes: created where missing or stale, verified, exported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tarshards.index.sidecar import Index, index_location
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 
-MANY = 1 << 26  # bytes of shards from which several processes save more time than they cost
+MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
 
 
-class Outcome(NamedTuple):
-    """What became of a shard: its counts, what was written for it or would be, or the error it ended with."""
+class IndexOutcome(NamedTuple):
+    """The result for one shard: its counts, and the file that was (or would be) written, or else the error."""
 
     shard: Shard
     written: str | None = None
@@ -28,35 +28,35 @@ class Outcome(NamedTuple):
 
 def refresh_indexes(
     urls: Sequence[str], *, jobs: int = 1, crc: bool = False, dry_run: bool = False
-) -> Iterator[Outcome]:
-    """Make the index of every shard that has none or one that is stale or damaged; yield what became of each, in order.
+) -> Iterator[IndexOutcome]:
+    """Create the index of every shard whose index is missing, stale or damaged; yield the outcomes in order.
 
-    With *crc* those without checksums are made anew. With *dry_run* nothing is written.
+    With *crc* indexes without checksums are replaced too. With *dry_run* nothing is written.
     """
     return _work(partial(_refresh, crc=crc, dry_run=dry_run), urls, jobs)
 
 
-def verify_indexes(urls: Sequence[str], *, jobs: int = 1, crc: bool = False) -> Iterator[Outcome]:
-    """Compare the size and the fingerprint of every shard, with *crc* all of it, with its index; yield the outcomes."""
+def verify_indexes(urls: Sequence[str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
+    """Compare the size and fingerprint of every shard with its index, with *crc* all data; yield the outcomes."""
     return _work(partial(_verify, crc=crc), urls, jobs)
 
 
 def export_indexes(
     urls: Sequence[str], format: str, *, folder: str | None = None, jobs: int = 1, dry_run: bool = False
-) -> Iterator[Outcome]:
+) -> Iterator[IndexOutcome]:
     """Write every index in *format*, "dali" or "tar.idx", beside its shard or into *folder*; yield the outcomes."""
     return _work(partial(_export, format=format, folder=folder, dry_run=dry_run), urls, jobs)
 
 
 def find_index(url: str) -> Index:
-    """Return the index of the shard *url*: its sidecar's, or one that is built now if that is missing or stale."""
+    """Return the index of the shard *url*: from its sidecar, or built now if that is missing, stale or damaged."""
     try:
         return Index.load(url)
     except ShardIndexError:
         return build_index(url)
 
 
-def _refresh(url: str, *, crc: bool, dry_run: bool) -> Outcome:
+def _refresh(url: str, *, crc: bool, dry_run: bool) -> IndexOutcome:
     try:
         index = Index.load(url)
         fresh = "crc32" in index.arrays or not crc
@@ -66,29 +66,31 @@ def _refresh(url: str, *, crc: bool, dry_run: bool) -> Outcome:
         index = build_index(url, crc=crc)
         if not dry_run:
             index.save(url)
-    return Outcome(Shard(url, len(index), index.shard_size), None if fresh else index_location(url).url)
+    return IndexOutcome(Shard(url, len(index), index.shard_size), None if fresh else index_location(url).url)
 
 
-def _verify(url: str, *, crc: bool) -> Outcome:
+def _verify(url: str, *, crc: bool) -> IndexOutcome:
     index = Index.load(url)
     if crc:
         if "crc32" not in index.arrays:
-            raise ShardIndexError("without checksums; tarindex --crc makes them", url=index_location(url).name)
+            raise ShardIndexError(
+                "the index has no checksums; add them with `tarindex --crc`", url=index_location(url).name
+            )
         if index != (found := build_index(url, crc=True)):
             raise ShardIndexError(f"stale: {index.difference(found)}", url=index_location(url).name)
-    return Outcome(Shard(url, len(index), index.shard_size))
+    return IndexOutcome(Shard(url, len(index), index.shard_size))
 
 
-def _export(url: str, *, format: str, folder: str | None, dry_run: bool) -> Outcome:
+def _export(url: str, *, format: str, folder: str | None, dry_run: bool) -> IndexOutcome:
     from tarshards.index.exports import write_dali, write_offsets
 
     index = find_index(url)
     write = {"dali": write_dali, "tar.idx": write_offsets}[format]
-    return Outcome(Shard(url, len(index), index.shard_size), write(index, url, folder, dry_run=dry_run))
+    return IndexOutcome(Shard(url, len(index), index.shard_size), write(index, url, folder, dry_run=dry_run))
 
 
-def _work(function: Callable[[str], Outcome], urls: Sequence[str], jobs: int) -> Iterator[Outcome]:
-    """Yield the outcomes of *function* for all *urls*, in order, by *jobs* processes where there is enough to do."""
+def _work(function: Callable[[str], IndexOutcome], urls: Sequence[str], jobs: int) -> Iterator[IndexOutcome]:
+    """Yield the outcomes of *function* for all *urls*, in order; *jobs* processes share them if they are many."""
     attempt = partial(_attempt, function)
     if min(jobs, len(urls)) < 2 or not _are_many(urls):
         yield from map(attempt, urls)
@@ -103,7 +105,7 @@ def _work(function: Callable[[str], Outcome], urls: Sequence[str], jobs: int) ->
         try:
             yield from bounded_map(attempt, urls, executor=executor, window=4 * jobs)
         except BrokenProcessPool as error:
-            raise OpenError("a process that indexed shards was killed, perhaps for want of memory") from error
+            raise OpenError("a process that indexed shards was killed, perhaps because memory ran out") from error
 
 
 def _are_many(urls: Sequence[str]) -> bool:
@@ -117,15 +119,15 @@ def _are_many(urls: Sequence[str]) -> bool:
     return False
 
 
-def _attempt(function: Callable[[str], Outcome], url: str) -> Outcome:
+def _attempt(function: Callable[[str], IndexOutcome], url: str) -> IndexOutcome:
     try:
         return function(url)
     except TarshardsError as error:
-        return Outcome(Shard(url), error=error)
+        return IndexOutcome(Shard(url), error=error)
 
 
 def _begin() -> None:
-    """Prepare a worker: it finishes its shard when the tool is interrupted, and ends when the tool is no more."""
+    """Prepare a worker process: it finishes its shard on an interrupt, and ends with the tool."""
     from multiprocessing import parent_process
     from os import _exit
     from threading import Thread

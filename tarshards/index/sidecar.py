@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
+from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import is_missing
@@ -17,15 +19,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT, VERSION = "tarshards-index", 1
-CHECKSUM = b"\xa8checksum\xce"  # the last entry of the map; its value, of four bytes, covers all before the value
-FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # of the arrays
+CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
+FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 FETCHES = 16  # sidecars that are read at once
 FEW = 64  # local shards for which starting threads takes longer than reading their sidecars one by one
-MISSING = "there is no index; tarindex makes one"
+MISSING = "no index found; create one with `tarindex`"
 
 
 def _array(name: str) -> cached_property[np.ndarray]:
-    """Make the attribute that shows an array of an index to numpy, which is imported only for that."""
+    """Return a property that gives an array of an index as numpy's, which is imported only then."""
 
     def view(index: Index) -> np.ndarray:
         import numpy as np
@@ -38,12 +40,13 @@ def _array(name: str) -> cached_property[np.ndarray]:
 class Index:
     """Where every member of one shard lies.
 
-    The arrays have one entry a member, in the order of the shard: ``sample`` counts the samples from 0, ``field`` is a
-    place in ``fields``, ``offset`` (of the data) and ``size`` are bytes, ``crc32`` is that of the data, where known.
+    The arrays have one entry per member, in the order of the shard: ``sample`` is the number of its sample, from 0;
+    ``field`` a position in ``fields``; ``offset`` and ``size`` those of its data, in bytes; ``crc32`` the checksum of
+    its data, or None where the index has no checksums.
 
-    ``fingerprint`` is the CRC-32 of two blocks: of the 512 bytes right before the data of the first member and of the
-    last, which are their headers proper; extended headers (pax, GNU long names) come before those and do not count.
-    Without members it is 0.
+    ``fingerprint`` is the CRC-32 of two blocks: the 512 bytes before the data of the first member and those before the
+    data of the last. These are the members' own headers; extended headers (pax, GNU long names) come before them and
+    are not covered. It is 0 for a shard without members.
     """
 
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
@@ -68,7 +71,7 @@ class Index:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """The number of the first member of each sample, and of all members: those of i are first[i]:first[i + 1]."""
+        """The number of each sample's first member, then the number of members: sample i has first[i]:first[i + 1]."""
         import numpy as np
 
         first = np.zeros(len(self) + 1, np.int64)
@@ -104,7 +107,7 @@ class Index:
 
     @classmethod
     def unpack(cls, packed: bytes, *, url: str | None = None) -> Index:
-        """Return the index that *packed* holds; raise ShardIndexError, which names *url*, where it holds none."""
+        """Return the index in *packed*; raise ShardIndexError, which names *url*, where there is none."""
         import msgpack
 
         covered = memoryview(packed)[:-4]
@@ -128,8 +131,8 @@ class Index:
     def load(cls, shard_url: str, *, check: bool = True) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
-        Raises ShardIndexError with the reason MISSING where there is none, and with another where it is damaged, of a
-        newer version, or stale.
+        Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
+        damaged, stale, or of an unknown version.
         """
         location = index_location(shard_url)
         try:
@@ -145,13 +148,13 @@ class Index:
         return index
 
     def difference(self, other: Index) -> str:
-        """Say where *other*, an index of the same shard, begins to differ."""
+        """Describe the first difference from *other*, a later index of the same shard."""
         for sample, (key, other_key) in enumerate(zip(self.keys, other.keys)):
             mine, theirs = self._members(sample), other._members(sample)
             if (key, mine) != (other_key, theirs):
                 field = next((field for field in mine if mine[field] != theirs.get(field)), None)
-                return f"{key if field is None else f'{key}.{field}'} is not what it was when it was indexed"
-        return f"the shard has {len(other)} samples, and had {len(self)} when it was indexed"
+                return f"{key if field is None else f'{key}.{field}'} has changed since the shard was indexed"
+        return f"the shard has {len(other)} samples, but had {len(self)} when it was indexed"
 
     def _members(self, sample: int) -> dict[str, list[int]]:
         """Return where the members of a sample lie, and their checksums, by their fields."""
@@ -160,32 +163,41 @@ class Index:
         return {self.fields[self.field[member]]: [int(column[member]) for column in columns] for member in members}
 
     def save(self, shard_url: str) -> None:
-        """Write the sidecar of *shard_url*, at once or not at all."""
+        """Write the sidecar of *shard_url*, whole or not at all."""
         with index_location(shard_url).open("wb") as stream:
             stream.write(self.pack())
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
-        """Raise ShardIndexError, which names *url*, unless the shard in *ranges* is the one that was indexed."""
+        """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
         if ranges.size != self.shard_size:
-            reason = f"stale: the shard has {ranges.size} bytes, and had {self.shard_size} when it was indexed"
+            reason = f"stale: the shard has {ranges.size} bytes, but had {self.shard_size} when it was indexed"
             raise ShardIndexError(reason, url=url)
         if fingerprint(ranges, self.arrays["offset"]) != self.fingerprint:
-            raise ShardIndexError("stale: the shard's headers are others than when it was indexed", url=url)
+            raise ShardIndexError("stale: the shard's headers have changed since it was indexed", url=url)
 
 
 def fingerprint(ranges: Ranges, offset: bytes) -> int:
-    """Return the fingerprint of a shard whose members' data begin at the places in the array *offset*."""
+    """Return the fingerprint of a shard; *offset* is the array of the offsets of its members' data, as bytes."""
     value = 0
     for start in [offset[:8], offset[-8:]] if offset else []:
         value = crc32(ranges.read(int.from_bytes(start, "little") - BLOCK, BLOCK), value)
     return value
 
 
+def refuse_compressed(ranges: Ranges, location: Location) -> None:
+    """Raise ShardIndexError if the shard in *ranges* is compressed, so that its members have no offsets."""
+    if compression := find_compression(ranges.read(0, min(10, ranges.size))):
+        name = location.name
+        plain = os.path.splitext(name)[0].removesuffix(".tar") + ".tar"
+        reason = f"compressed ({compression}), so it has no random access"
+        raise ShardIndexError(f"{reason}; decompress it with `tarcat {name} -o {plain}`", url=name)
+
+
 def index_location(shard_url: str) -> Location:
-    """Return where a shard's sidecar lies; raise ShardIndexError for a stream."""
+    """Return the location of a shard's sidecar; raise ShardIndexError for a stream."""
     location = Location.of(shard_url)
     if location.is_stream:
-        raise ShardIndexError("a stream has no index", url=location.name)
+        raise ShardIndexError("streams have no index", url=location.name)
     return location.sibling(".index")
 
 
@@ -212,7 +224,7 @@ def for_each_shard(function: Callable[[str], Any], urls: Sequence[str]) -> Itera
 
 
 def _what_is_wrong(packed: bytes) -> str:
-    """Say why *packed*, whose checksum or version is not ours, is no index."""
+    """Return why *packed*, whose checksum or version is wrong, cannot be read."""
     import msgpack
 
     unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape")
@@ -226,20 +238,20 @@ def _what_is_wrong(packed: bytes) -> str:
     if not is_ours:
         return "not an index of tarshards" if packed else "not an index: the file is empty"
     if version != VERSION:
-        return f"an index of version {version!r}; this tarshards knows version {VERSION}"
-    return "damaged: its checksum is wrong, or it is cut short"
+        return f"index version {version!r} is not supported, only version {VERSION}; create a new index with `tarindex`"
+    return "damaged: truncated, or wrong checksum"
 
 
 def _inconsistency(index: Index) -> str | None:
-    """Say what cannot be true of any shard in *index*; None where all may be."""
+    """Return what is impossible in *index*, None if nothing is."""
     members = len(index.sample)
     arrays = [index.sample, index.field, index.offset, index.size, index.sample if index.crc32 is None else index.crc32]
     if any(len(array) != members for array in arrays):
         return "arrays of different lengths"
     try:
-        "".join(index.keys) + "".join(index.fields)  # the quickest that none but texts go through
+        "".join(index.keys) + "".join(index.fields)  # the quickest way to find a value that is not a string
     except TypeError:
-        return "a key or a field that is no text"
+        return "a key or a field that is not a string"
     if not members:
         return "keys without members" if index.keys else None
     if (
@@ -247,7 +259,7 @@ def _inconsistency(index: Index) -> str | None:
         or index.sample[-1] != len(index.keys) - 1
         or (index.sample[1:] - index.sample[:-1] > 1).any()
     ):
-        return "samples that are not in order"
+        return "samples out of order"
     if index.field.max() >= len(index.fields):
         return "a field without a name"
     if max(index.offset.max(), index.size.max()) > index.shard_size:

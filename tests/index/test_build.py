@@ -321,14 +321,14 @@ def test_a_network_is_asked_seldom(tmp_path, counted):
 
 def test_a_file_that_changes_meanwhile_is_told(shard, monkeypatch):
     monkeypatch.setattr(build, "_index", lambda ranges: None)
-    with pytest.raises(TarError, match=r"a\.tar: changed while it was indexed"):
+    with pytest.raises(TarError, match=r"a\.tar: changed while it was being indexed"):
         build_index(shard)
 
 
 def test_more_fields_than_an_index_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(members, "MAX_FIELDS", 2)
     write_samples(SAMPLES, str(tmp_path / "a.tar"))
-    with pytest.raises(ShardIndexError, match=r"a\.tar: 3 different fields; an index holds 2"):
+    with pytest.raises(ShardIndexError, match=r"a\.tar: 3 different fields, but an index holds at most 2"):
         build_index(str(tmp_path / "a.tar"))
 
 

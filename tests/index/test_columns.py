@@ -73,7 +73,7 @@ def test_what_is_not_there_is_an_index_error(column, index):
 def test_a_column_is_indexed_by_samples_only(column):
     with pytest.raises(TypeError, match="indexed by samples"):
         column[1, 2]
-    with pytest.raises(IndexError, match="one axis"):
+    with pytest.raises(IndexError, match="one-dimensional"):
         column[np.zeros((2, 2), int)]
 
 

@@ -177,13 +177,13 @@ def test_energon_again_gives_the_same_bytes_and_keeps_what_people_wrote(shards, 
 
 def test_what_energon_cannot_have(shards, tmp_path):
     write_samples([{"__key__": "s0-001", "txt": "again"}], str(tmp_path / "again.tar"))
-    with pytest.raises(ShardIndexError, match=r"again\.tar: s0-001: Energon wants each key once"):
+    with pytest.raises(ShardIndexError, match=r"again\.tar: s0-001: Energon requires unique keys"):
         list(export_energon([*shards, str(tmp_path / "again.tar")]))
     with tarfile.open(tmp_path / "latin.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("\udcff.txt"))
     with pytest.raises(ShardIndexError, match=r"latin\.tar: .*UTF-8"):
         list(export_energon([str(tmp_path / "latin.tar")]))
-    with pytest.raises(UrlError, match="not in the folder"):
+    with pytest.raises(UrlError, match="not in the dataset's folder"):
         list(export_energon(shards, str(tmp_path / "elsewhere")))
     with pytest.raises(UrlError, match="local shards"):
         list(export_energon(["memory://a.tar"]))

@@ -152,7 +152,7 @@ def test_many_threads(make_uneven, monkeypatch):
     with ThreadPoolExecutor(8) as threads:
         assert [sample["cls"] for sample in threads.map(found.__getitem__, places)] == [b"%d" % i for i in places]
     held = found.shards
-    assert held._members == sum(len(index.sample) for index in held._indexes.values()) <= 20
+    assert held._held == sum(len(index.sample) for index in held._indexes.values()) <= 20
 
 
 def test_over_http_only_what_is_asked_for(write, site):
@@ -245,13 +245,13 @@ def test_a_store_that_knows_one_process(write):
 
 
 def test_no_index(make_shards, tmp_path):
-    with pytest.raises(ShardIndexError, match=r"set-0000\.tar\.index: there is no index; tarindex makes one"):
+    with pytest.raises(ShardIndexError, match=r"set-0000\.tar\.index: no index found; create one with `tarindex`"):
         IndexedShards(make_shards(2))
     with pytest.raises(OpenError, match=r"nobody\.tar: No such file"):
         IndexedShards(str(tmp_path / "nobody.tar"))
     with pytest.raises(UrlError):
         IndexedShards([])
-    with pytest.raises(ShardIndexError, match="a stream has no index"):
+    with pytest.raises(ShardIndexError, match="streams have no index"):
         IndexedShards("pipe:cat set.tar")
 
 

@@ -11,7 +11,7 @@ import pytest
 from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
 from tarshards.index.access import IndexedShards
-from tarshards.index.places import Keys, MappedPlaces, find_in_bytes
+from tarshards.index.places import BatchKeys, MappedPlaces, find_in_bytes
 from tarshards.samples.fields import parse_selection
 
 TERMS = parse_selection("picture:png;jpg cls")
@@ -84,9 +84,9 @@ def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
 
 
 def test_keys_are_like_a_list():
-    keys = Keys(np.array(["a", "b", "c"], object), np.array([2, 0, 0]))
+    keys = BatchKeys(np.array(["a", "b", "c"], object), np.array([2, 0, 0]))
     assert keys == ["c", "a", "a"]
-    assert keys == Keys(np.array(["c", "a"], object), np.array([0, 1, 1]))
+    assert keys == BatchKeys(np.array(["c", "a"], object), np.array([0, 1, 1]))
     assert keys != ["c", "a"]
     assert (keys[0], keys[-1], keys[1:], list(keys), "a" in keys, "b" in keys) == (
         "c",

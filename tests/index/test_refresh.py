@@ -80,7 +80,7 @@ def test_verifying(shards, jobs):
     with open(f"{shards[7]}.index", "r+b") as file:
         file.seek(100)
         file.write(b"x")
-    expected = {0: "there is no index; tarindex makes one", 6: "stale", 7: "damaged"}
+    expected = {0: "no index found; create one with `tarindex`", 6: "stale", 7: "damaged"}
     assert verify(shards, jobs=jobs) == expected
 
 
@@ -91,11 +91,11 @@ def test_changed_data_is_found_by_its_checksum(shards):
         file.write(b"x")
     assert verify(shards) == {}
     (error,) = [outcome.error for outcome in verify_indexes(shards, crc=True) if outcome.error]
-    assert str(error) == f"{shards[3]}.index: stale: 3-1.bin is not what it was when it was indexed"
+    assert str(error) == f"{shards[3]}.index: stale: 3-1.bin has changed since the shard was indexed"
     list(refresh_indexes(shards[4:]))
     os.unlink(f"{shards[4]}.index")
     list(refresh_indexes(shards[4:5]))
-    assert "without checksums" in verify(shards[4:5], crc=True)[0]
+    assert "has no checksums" in verify(shards[4:5], crc=True)[0]
 
 
 def test_an_export_needs_no_index(shards, tmp_path):

@@ -45,7 +45,7 @@ def test_auto_refuses_halves_and_names_one(make_shards, tmp_path, missing):
         ShardIndexError, match=rf"set-000{missing}\.tar: no index found, but other shards have one; .*`tarindex`"
     ):
         open_shards(urls)
-    with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar\.index: there is no index"):
+    with pytest.raises(ShardIndexError, match=rf"set-000{missing}\.tar\.index: no index found"):
         open_shards(urls, index=True)
     assert classes(Stream.from_shards(urls, index=False)) == list(range(9))
 
@@ -61,7 +61,7 @@ def test_auto_over_http(make_shards, tmp_path):
 
 def test_index_true_false_and_nonsense(make_shards):
     plain, indexed = make_shards(3, name="plain"), make_shards(3, index=True)
-    with pytest.raises(ShardIndexError, match="there is no index; tarindex makes one"):
+    with pytest.raises(ShardIndexError, match="no index found; create one with `tarindex`"):
         open_shards(plain, index=True)
     assert isinstance(open_shards(indexed, index=False), ShardSource)
     assert isinstance(open_shards(indexed, index=True), PlannedSource)
