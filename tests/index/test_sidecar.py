@@ -129,7 +129,7 @@ def u8(*numbers: int) -> bytes:
     ("changes", "reason"),
     [
         ({"version": 2}, "index version 2 is not supported, only version 1"),
-        ({"format": "squirrel"}, "not a tarshards index"),
+        ({"format": "squirrel"}, "not an index of tarshards"),
         ({"keys": None}, "damaged: KeyError"),
         ({"shard": 7}, "damaged: TypeError"),
         ({"sample": None}, "damaged: "),
