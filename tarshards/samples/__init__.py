@@ -2,10 +2,11 @@
 
 Read in this order:
 
-- ``keys``: how a member's name splits into key and field
-- ``read``: members grouped into samples, samples cut into members
-- ``fields``: which fields of a sample are meant; ``conditions``: expressions over samples
+- ``keys``: how the name of a member splits into key and field
+- ``read``: members grouped into samples, and samples split into members
+- ``fields``: selections of fields; ``conditions``: expressions over samples, and templates
 - ``codecs``: fields to Python values and back
-- ``ledger``: what was delivered and what was lost, and why
-- ``resync``: reading on behind damage
+- ``ledger``: counts of what was delivered, skipped and quarantined, and the audit
+- ``lines``, ``tree``: samples from lines of text and from directories
+- ``resync``: reading past damage
 """

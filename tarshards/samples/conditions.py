@@ -1,4 +1,4 @@
-"""What a person types about a sample, and nothing runs by: conditions on its fields, templates for its key."""
+"""Conditions on the fields of a sample and templates for its key, as typed by users; neither can run other code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tarshards.storage.location import Location
 
 Sample = dict[str, Any]
 
-MAX_LENGTH = 1000  # characters, so that no nesting is deep
+MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
 METHODS = {
     str: {"startswith", "endswith", "lower", "upper", "strip", "split", "count", "find"},
     bytes: {"startswith", "endswith", "count", "find"},
     dict: {"get", "keys", "values", "items"},
 }
 FUNCTIONS = {function.__name__: function for function in (len, min, max, sum, any, all, abs, int, float, str, bool)}
-# Powers, shifts and f-strings have no place here: a few characters of them fill the memory.
+# Powers, shifts and f-strings are excluded: a few characters of them can exhaust the memory.
 SYNTAX = (
     *(ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Compare, ast.cmpop),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.IfExp),
@@ -33,12 +33,12 @@ SYNTAX = (
 
 
 class Condition:
-    """A condition on a sample in Python's syntax, made of comparisons, arithmetic and a few functions and methods.
+    """A condition on a sample in Python's syntax: comparisons, arithmetic and a few functions and methods.
 
-    Names are fields, decoded when the expression comes to them; ``key``; ``shard``; ``fields["seg.png"]`` for fields
-    that are no names; ``has("json")`` asks for one that may be missing. Raises ValueError for an expression that is
-    malformed or uses anything else; calling it raises SampleError for a field that the sample lacks, DecodeError for
-    one that does not decode, and OpError where the expression fails.
+    Names are fields, decoded when they are evaluated, or ``key`` or ``shard``. ``fields["seg.png"]`` is a field whose
+    name is not an identifier, and ``has("json")`` tests whether a field exists. Raises ValueError for an expression
+    that is malformed or uses anything else. Calling it raises SampleError for a field that the sample lacks,
+    DecodeError for a field that does not decode, and OpError if the expression fails.
 
     >>> condition = Condition('cls > 3 and json["ok"]')
     >>> condition({"__key__": "a", "cls": b"7", "json": b'{"ok": true}'}), condition({"__key__": "b", "cls": b"3"})
@@ -80,7 +80,7 @@ def _parse(expression: str) -> ast.Expression:
 
 
 def _refused(node: ast.AST) -> str | None:
-    """Say what is wrong with *node*, if anything."""
+    """Return what is wrong with *node*, or None."""
     if not isinstance(node, SYNTAX):
         return f"{type(node).__name__} is not allowed"
     if isinstance(node, ast.Attribute) and not any(node.attr in names for names in METHODS.values()):
@@ -103,7 +103,7 @@ def _evaluator() -> Any:
 
 
 def _of_numbers(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Keep *operator* from formatting ("%999999999d" % 1) and from repeating ([[0] * 99999] * 99999)."""
+    """Prevent *operator* from formatting ("%999999999d" % 1) and from repeating ([[0] * 99999] * 99999)."""
 
     def checked(left: Any, right: Any) -> Any:
         if isinstance(left, (str, bytes, list, tuple)) or isinstance(right, (str, bytes, list, tuple)):
@@ -114,7 +114,7 @@ def _of_numbers(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 class _Fields:
-    """The fields of a sample, each decoded when it is first asked for."""
+    """The fields of a sample, each decoded on first access."""
 
     def __init__(self, sample: Sample):
         self._sample = sample
@@ -141,7 +141,7 @@ class _Fields:
 
 
 class _Names:
-    """What names stand for in a condition."""
+    """The values of the names in a condition."""
 
     def __init__(self, sample: Sample, fields: _Fields):
         self._known = {"key": sample["__key__"], "shard": shard_of(sample), "fields": fields}
@@ -152,10 +152,10 @@ class _Names:
 
 
 class Template:
-    """A template whose ``{name}`` and ``{name:spec}`` are names of *like*, values as it will be filled with.
+    """A template in which ``{name}`` and ``{name:spec}`` are replaced by values.
 
-    There is nothing else to it. Raises ValueError for another name, for a format that does not fit, and for what is no
-    template.
+    *like* holds an example value for every allowed name. Raises ValueError for any other name, a format that does not
+    fit its value, and a malformed template.
 
     >>> Template("{split}/{record:03d}", {"record": 0, "split": ""}).fill({"record": 7, "split": "train"})
     'train/007'
@@ -172,7 +172,7 @@ class Template:
             raise ValueError(f"{template!r}: {error}") from error
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """Return the template with *values*."""
+        """Return the template, filled with *values*."""
         return "".join(
             literal + ("" if name is None else format(values[name], spec or ""))
             for literal, name, spec, _ in self._parts
@@ -180,7 +180,7 @@ class Template:
 
 
 def shard_of(sample: Sample) -> str:
-    """Return the base name of the sample's shard, without ``.tar`` and the suffixes of compression.
+    """Return the base name of the sample's shard, without ``.tar`` and compression suffixes.
 
     >>> shard_of({"__url__": "http://host/d/train-000.tar.zst?token=1"}), shard_of({"__url__": "-"})
     ('train-000', 'stdin')

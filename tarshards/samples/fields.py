@@ -1,4 +1,4 @@
-"""Which fields of a sample are meant: names, alternatives, selections."""
+"""Select fields of a sample: by name, by alternatives, or by a selection with new names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Sample = dict[str, Any]
 
 
 class Term(NamedTuple):
-    """One word of a selection: the first of *alternatives* that a sample has, as *name* (None: its own)."""
+    """One word of a selection: the first of *alternatives* that a sample has, renamed to *name* (None: not renamed)."""
 
     name: str | None
     alternatives: list[str]
@@ -27,7 +27,7 @@ def split_fields(fields: tuple[str, ...]) -> list[list[str]]:
 
 
 def pick_field(sample: Sample, alternatives: list[str]) -> str:
-    """Return the first of *alternatives* that *sample* has; raise SampleError where it has none."""
+    """Return the first of *alternatives* that *sample* has; raise SampleError if it has none."""
     for field in alternatives:
         if field in sample:
             return field
@@ -37,14 +37,14 @@ def pick_field(sample: Sample, alternatives: list[str]) -> str:
 
 
 def place(sample: Any) -> dict[str, Any]:
-    """Return what errors say of a sample's place: its shard's URL and its key, None where it has none."""
+    """Return the shard URL and key of *sample*, as arguments for errors; None for what it lacks."""
     if not isinstance(sample, dict):
         return {"url": None, "key": None}
     return {"url": sample.get("__url__"), "key": sample.get("__key__")}
 
 
 def parse_selection(spec: str) -> list[Term]:
-    """Parse ``new:old1;old2 keep *``; raise ValueError for a word that names nothing.
+    """Parse ``new:old1;old2 keep *``; raise ValueError for a malformed word.
 
     >>> parse_selection("image:jpg;png *")
     [Term(name='image', alternatives=['jpg', 'png']), Term(name=None, alternatives=['*'])]
@@ -62,7 +62,7 @@ def parse_selection(spec: str) -> list[Term]:
 
 
 def select(sample: Sample, terms: list[Term]) -> Sample:
-    """Return a new sample with the fields that *terms* select, and ``__key__`` and its like."""
+    """Return a new sample with the fields that *terms* select and all reserved names, such as ``__key__``."""
     picked = [(term.name, pick_field(sample, term.alternatives)) for term in terms if term.alternatives != ["*"]]
     taken = {field for _, field in picked}
     selected = {field: value for field, value in sample.items() if is_reserved(field)}

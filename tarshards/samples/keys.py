@@ -1,4 +1,4 @@
-"""Member name <-> (key, field), by WebDataset's convention: the first dot of the base name splits them."""
+"""Split the name of a member into key and field at the first dot of its base name, as WebDataset does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from tarshards.errors import SampleError
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into its key and its lower-cased field; None for a name that has none.
+    """Split the name of a member into its key and its field in lower case; return None for a name without a key.
 
-    Names without a dot, hidden files, and names with a component of the form ``__x__`` have none.
+    Names without a dot, hidden files, and names with a component of the form ``__x__`` have no key.
 
     >>> split_name("a/b.c/d.seg.JPG")
     ('a/b.c/d', 'seg.jpg')
@@ -32,7 +32,7 @@ def is_reserved(name: str) -> bool:
 
 
 def join_name(key: str, field: str) -> str:
-    """Join *key* and *field* into the member name that reads back as both; raise SampleError where none does.
+    """Return the member name of *key* and *field*; raise SampleError if it would not read back as the same two.
 
     >>> join_name("a/b", "jpg")
     'a/b.jpg'

@@ -1,4 +1,4 @@
-"""What was delivered, skipped and quarantined, and why: the account that every reading keeps."""
+"""Count what was planned, delivered, skipped and quarantined, and audit the counts over workers and ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tarshards.errors import AuditError
 
 
 class Quarantined(NamedTuple):
-    """A shard, sample or field left out; *key*, *field* and *offset* (bytes) are None where unknown."""
+    """A shard, sample or field left out for an error; *key*, *field* and *offset* (bytes) are None if unknown."""
 
     shard: str | None
     key: str | None
@@ -25,11 +25,11 @@ class Quarantined(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts of one process; those from *planned* on are of planned epochs.
+    """The counts of one process; *planned* and those after it count planned epochs only.
 
-    *planned* samples were to be read, *dropped* ones among them left to the epoch's tail; *repeated* ones came again to
-    fill it. *read* says by shard what was delivered, lost or dropped, without the repeats; *epochs* by dataset and
-    order how many were begun, and *parts* how many began in their middle.
+    *planned* counts the samples to read, *dropped* those of them omitted at the epoch's tail, and *repeated* the
+    samples delivered again to fill it. *read* counts the samples of each shard that were delivered, lost or dropped,
+    without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those started in the middle.
     """
 
     shards: int = 0
@@ -55,14 +55,14 @@ class Tally:
 
 
 class Ledger:
-    """Counts of shards, members and samples: delivered, skipped (with the reason), quarantined.
+    """Counts of shards, members and samples: delivered, skipped (with the reason) and quarantined.
 
-    A ledger is an ``on_error=``: called with an error it records shard, key, field, offset and reason, and raises the
-    error again when there were more than *max_errors* in this process. Each recorded error is also shown to *on_error*.
-    Samples are counted where they leave their shard, before the user's ops. Shards whose reading was broken off make
-    the account ``unaudited``.
+    A ledger can be passed as ``on_error=``: called with an error, it records shard, key, field, offset and reason, and
+    raises the error once there are more than *max_errors* in this process. Each recorded error is also passed to
+    *on_error*. Samples are counted when they are read from their shard, before the user's ops. If the reading of a
+    shard stopped early, the counts are ``unaudited``.
 
-    Copies of a shared ledger in worker processes report to the one they were copied from.
+    Copies of a shared ledger in worker processes report their counts to the original.
 
     >>> ledger = Ledger(max_errors=1)
     >>> ledger(ValueError("odd"))
@@ -86,7 +86,7 @@ class Ledger:
 
     @classmethod
     def of(cls, on_error: Callable[[Exception], Any] | None) -> Ledger:
-        """Return *on_error* if it is a ledger, else a new one that lets it decide what to raise."""
+        """Return *on_error* if it is a ledger, else a new ledger that passes errors to it."""
         if isinstance(on_error, Ledger):
             return on_error
         return cls() if on_error is None else cls(max_errors=float("inf"), on_error=on_error)
@@ -102,21 +102,21 @@ class Ledger:
             raise error
 
     def count(self, **counts: int) -> None:
-        """Add to the counts, by their names in ``Tally``."""
+        """Add to the counts, named as in ``Tally``."""
         tally = vars(self._mine())
         for name, value in counts.items():
             tally[name] += value
 
     def add(self, tally: Tally) -> None:
-        """Add the counts of a part."""
+        """Add the counts of *tally*."""
         self._mine().add(tally)
 
     def know(self, dataset: str, shards: Sequence[str], counts: Iterable[int]) -> None:
-        """Learn how many samples each shard of *dataset* has."""
+        """Register how many samples each shard of *dataset* has."""
         self._datasets[dataset] = (shards, counts)
 
     def skip(self, reason: str) -> None:
-        """Count a member that is no part of a sample."""
+        """Count a member that does not belong to a sample."""
         self._mine().skipped[reason] += 1
 
     def merge(self, other: Ledger) -> None:
@@ -131,54 +131,55 @@ class Ledger:
 
     @property
     def shards(self) -> int:
-        """Shards read to their end."""
+        """Number of shards read to their end."""
         return self._total().shards
 
     @property
     def members(self) -> int:
-        """Members that became fields of delivered samples."""
+        """Number of members that became fields of delivered samples."""
         return self._total().members
 
     @property
     def samples(self) -> int:
-        """Samples delivered."""
+        """Number of samples delivered."""
         return self._total().samples
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many members are no part of a sample, by the reason."""
+        """Number of members that do not belong to a sample, by reason."""
         return dict(self._total().skipped)
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """What was left out because of an error."""
+        """The shards, samples and fields left out because of errors."""
         return list(self._total().quarantined)
 
     @property
     def unaudited(self) -> bool:
-        """Whether the reading of a shard was broken off, so that the counts cover a part of it."""
+        """Whether the reading of a shard stopped early, so that the counts cover only a part of it."""
         return self._total().broken_off > 0
 
     def check(self, group: Any = None, *, timeout: float = 300.0) -> None:
         """Raise AuditError unless all samples of the planned epochs are accounted for.
 
-        Delivered + quarantined + dropped = indexed, repeats apart; where whole epochs were read, of every shard. The
-        account is of this rank and its workers, or with a ``torch.distributed`` *group* of all its ranks, all of which
-        must call this; ranks that have not come after *timeout* seconds are an error (gloo).
+        The sums must satisfy delivered + quarantined + dropped = planned, without repeats; if complete epochs were
+        read, this must hold for every shard. The check covers this rank and its workers, or with a
+        ``torch.distributed`` *group* all its ranks, all of which must call this method; with gloo, a rank that does not
+        call it within *timeout* seconds is an error.
         """
         self.audit([self._total()] if group is None else _gather(self._total(), group, timeout), group is not None)
 
     def audit(self, tallies: list[Tally], all_ranks: bool = False) -> None:
-        """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, account for what was planned."""
+        """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, cover all planned samples."""
         total = Tally()
         for tally in tallies:
             total.add(tally)
         if total.broken_off:
-            return  # unaudited, as the property says
+            return  # see the property `unaudited`
         for rank, tally in enumerate(tallies if all_ranks else ()):
             if tally.epochs != tallies[0].epochs:
                 raise AuditError(
-                    f"rank {rank} has read other epochs than rank 0, or by another seed, state or dataset: "
+                    f"rank {rank} has read other epochs than rank 0, or with another seed, state or dataset: "
                     f"{_first(tally.read)}, and rank 0 {_first(tallies[0].read)}"
                 )
         ranks = len(tallies) if all_ranks else 1
@@ -193,7 +194,7 @@ class Ledger:
                 raise AuditError("not every sample was read once per epoch" + differences)
 
     def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
-        """Count what the epochs of *total* hold, by shard."""
+        """Return how many samples the epochs of *total* contain, by shard."""
         indexed: Counter[str] = Counter()
         for order, epochs in total.epochs.items():
             shards, counts = self._datasets.get(order.partition(" ")[0], ((), ()))
@@ -202,7 +203,7 @@ class Ledger:
         return indexed
 
     def _differences(self, total: Tally, ranks: int) -> str:
-        """Name the shards of which too much or too little was read, the first few."""
+        """Return the names of the first few shards with too many or too few samples read."""
         indexed = self._indexed(total, ranks)
         names = [name for name in indexed | total.read if indexed[name] != total.read[name]]
         words = [f"{name} ({total.read[name]} of {indexed[name]})" for name in names[:5]]
@@ -231,13 +232,13 @@ class Ledger:
             self._mailbox = _Mailbox()
 
     def report(self) -> None:
-        """In a copy of a shared ledger: send the counts home and begin anew. Elsewhere: nothing."""
+        """In a copy of a shared ledger, send the counts to the original and reset them; elsewhere, do nothing."""
         tally = self._mine()
         if self._mailbox is not None and self._mailbox.post(tally):
             self._tally = Tally()
 
     def _mine(self) -> Tally:
-        """This process's tally: a forked copy leaves its parent's counts to the parent."""
+        """Return the tally of this process; a forked copy starts a new one."""
         if self._pid != os.getpid():
             self._pid, self._tally, self._errors = os.getpid(), Tally(), 0
         return self._tally
@@ -256,13 +257,13 @@ class Ledger:
         self.__dict__.update(state, _pid=os.getpid())
         if self._mailbox is not None:
             if self._mailbox.owner == self._pid:
-                self._mailbox = None  # a copy come home: what it had to report it reported
+                self._mailbox = None  # a copy returned to the owner's process, which has already received its counts
             else:
-                self._tally, self._errors = Tally(), 0  # a copy sent out
+                self._tally, self._errors = Tally(), 0  # a copy in another process
 
 
 def _first(read: Counter[str]) -> str:
-    """Say of a shard how much of it was read."""
+    """Return how much was read of the first shard, in words."""
     name = min(read, default=None)
     return "nothing" if name is None else f"{read[name]} samples of {name}"
 
@@ -274,7 +275,7 @@ def _describe(entry: Quarantined) -> str:
 
 
 class _Mailbox:
-    """A file to which other processes append their tallies, one JSON line each; removed with its owner."""
+    """A file to which other processes append their tallies as lines of JSON; removed when its owner exits."""
 
     def __init__(self) -> None:
         import tempfile
@@ -298,7 +299,7 @@ class _Mailbox:
         return True
 
     def collect(self) -> list[Tally]:
-        """Return what has come since the last time."""
+        """Return the tallies appended since the last call."""
         if os.getpid() != self.owner:
             return []
         with open(self.path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Lines of text, each with its place, and errors that name it; what is made of them must be samples."""
+"""Read lines of text with their locations, and check the samples made from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = dict[str, Any]
 
 
 def visible(text: str) -> str:
-    r"""Escape what would not be seen, or would break a line: control characters, and bytes that are no UTF-8.
+    r"""Escape control characters, line breaks, and bytes that are not UTF-8.
 
     >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
     ('tab\\there \\x1b[31m', 'latin\\xe9')
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield every line of *url*, decompressed, after its place (``a.txt: line 7``), without its newline."""
+    """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``."""
     name = Location.of(url).name
     with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(stream, 1 << 16) as lines:  # type: ignore[type-var]
         for number, line in enumerate(lines, 1):
@@ -39,7 +39,7 @@ def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str,
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Let errors name *place*, a line, before all else they say; a ValueError becomes a SampleError."""
+    """Prefix errors with *place*, the location of a line; a ValueError becomes a SampleError."""
     try:
         yield
     except TarshardsError as error:
@@ -49,7 +49,7 @@ def located(place: str) -> Iterator[None]:
 
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples; raise SampleError, with the place, for a key that does not read back or that came before."""
+    """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back."""
     keys: set[str] = set()
     for sample in samples:
         place, key = sample["__url__"], sample["__key__"]

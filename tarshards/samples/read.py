@@ -1,4 +1,4 @@
-"""Members <-> samples: dicts with ``__key__``, ``__url__`` and one entry a field."""
+"""Group members into samples (dicts with ``__key__``, ``__url__`` and one entry per field), and split samples again."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def read_samples(
     allow_pipe: bool = False,
     split: KeyRule = split_name,
 ) -> Iterator[Sample]:
-    """Yield the samples of all shards that *urls*, a shard expression or a list of them, stands for.
+    """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
 
-    The first error of a shard is raised, or given to *on_error*; if that returns, reading goes on with the next shard.
+    The first error of a shard is raised, or passed to *on_error*; if that returns, reading continues with the next
+    shard.
 
-    With *on_damage* "resync" it goes on behind the damage: every gap, and every sample that is not known to be whole,
-    is given to *on_error*, which must be there. The headers of a shard are read first, and what is no plain local file
-    is copied to a temporary one.
+    With *on_damage* "resync", reading continues after the damage, and *on_error* is required: it receives every gap and
+    every sample that is not known to be complete. This reads the headers of a shard first, and copies anything but a
+    plain local file to a temporary file.
     """
     if on_damage not in ("end", "resync"):
         raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
@@ -54,7 +55,7 @@ def _read_shards(urls: Any, ledger: Ledger, on_damage: str, allow_pipe: bool, sp
 
 
 def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:
-    """Yield the samples of one shard; errors go to *ledger*, which raises them or lets them end the shard."""
+    """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the shard."""
     name = Location.of(url).name
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
@@ -77,10 +78,10 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 def group_members(
     members: Iterable[Member], *, url: str = "", ledger: Ledger | None = None, split: KeyRule = split_name
 ) -> Iterator[Sample]:
-    """Yield one dict for each run of members with the same key, as *split* sees it.
+    """Yield one dict for each run of adjacent members with the same key, as *split* determines it.
 
-    Members without a key are skipped and counted by *ledger*. Raises SampleError for a field that comes twice and for
-    a key that comes back after another one.
+    Members without a key are skipped and counted by *ledger*. Raises SampleError for a duplicate field, and for a key
+    that occurs again after another key.
 
     >>> members = [Member("a.jpg", b"1", 0), Member("a.cls", b"2", 1024)]
     >>> list(group_members(members, url="x.tar"))
@@ -88,7 +89,7 @@ def group_members(
     """
     key = ""
     sample: Sample = {}
-    earlier: list[str] | set[str] = []  # keys; a list as long as they come sorted, which needs no look-up
+    earlier: list[str] | set[str] = []  # keys; a list while they are sorted, since that needs no look-up
     delivered = fields = 0
     try:
         for name, data, offset in members:
@@ -130,10 +131,10 @@ def group_members(
 
 
 def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
-    """Encode a sample as the names and bytes of its members, sorted by field; names like ``__url__`` are no fields.
+    """Encode a sample as the names and bytes of its members, sorted by field; names like ``__url__`` are not fields.
 
-    Raises SampleError for a sample without key or fields and for a name that would not read back, EncodeError for a
-    value that does not encode.
+    Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
+    a value that does not encode.
 
     >>> sample_members({"__key__": "a", "txt": "hello", "cls": 7})
     [('a.cls', b'7'), ('a.txt', b'hello')]
@@ -144,7 +145,7 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
     fields, are_plain = _fields_of(tuple(sample))
     if not fields:
         raise SampleError("a sample without fields cannot be written", key=key)
-    # What is neither dotted, reserved nor broken off reads back, and needs no trial of every name.
+    # Such names always read back, so join_name() need not check each of them.
     are_plain = are_plain and not ("." in key or "__" in key or "\0" in key or key[-1] == "/")
     members = []
     for field in fields:
@@ -158,7 +159,7 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
 
 @lru_cache(1024)
 def _fields_of(names: tuple[str, ...]) -> tuple[list[str], bool]:
-    """Return the fields among a sample's *names*, sorted, and whether all read back after any key without dots."""
+    """Return the fields among *names*, sorted, and whether all of them read back after any key without dots."""
     fields = sorted(name for name in names if not is_reserved(name))
     return fields, all(split_name(f"k.{field}") == ("k", field) and "\0" not in field for field in fields)
 

@@ -1,4 +1,4 @@
-"""Folders of files to samples, and the files that are left out."""
+"""Read the files of a directory tree as samples, and count the files that are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSING = "fail", "skip", "ignore"
 
 
 class Found(NamedTuple):
-    """What one entry of a folder begins: a sample with the paths of its fields, or a folder."""
+    """The first entry of a sample, with the paths of all its fields, or a folder."""
 
     key: str
     paths: dict[str, str]
@@ -34,10 +34,11 @@ def read_tree(
 ) -> Iterator[Sample]:
     """Yield the samples of the files below *folder*, in the order of `tar --sort=name`; keys are relative to it.
 
-    Of the *fields* ("jpg;png cls": words, each maybe with alternatives; by default all) one that a sample lacks is an
-    error, or *missing* says to "skip" the sample or to "ignore" it. *class_field* is added: the number of the
-    sample's first folder, as ``list_classes`` has it. *skipped* counts what is left out: files without an extension,
-    hidden ones, links to folders, samples. The names of one folder at a time, and of those around it, are in memory.
+    *fields* selects fields ("jpg;png cls": words, each a field or alternatives; default: all). If a sample lacks one,
+    *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the field out.
+    *class_field* adds a field with the number of the sample's top-level folder, as ``list_classes`` assigns it.
+    *skipped* counts what is left out: files without an extension, hidden files, links to folders, samples. Memory holds
+    the names in the current folder and its parents.
     """
     if missing not in MISSING:
         raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")
@@ -48,7 +49,7 @@ def read_tree(
 
 
 def list_classes(folder: str) -> dict[str, int]:
-    """Return the numbers of the folders in *folder*: 0, 1, ... by their sorted names; hidden ones have none."""
+    """Return the number of each folder in *folder*: 0, 1, ... in the order of names; hidden folders are left out."""
     return {entry.name: number for number, entry in enumerate(filter(_is_open_folder, _scan(folder)))}
 
 
@@ -87,7 +88,7 @@ def _read_tree(
 
 
 def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
-    """Yield the samples below *folder*, each where the first of its files stands."""
+    """Yield the samples below *folder*, in the order of their first files."""
     found: dict[str, Found] = {}
     for entry in _scan(folder):
         parts = split_name(prefix + entry.name)
@@ -106,9 +107,8 @@ def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
             key, field = parts
             paths = found.setdefault(key, Found(key, {})).paths
             if field in paths:
-                raise SampleError(
-                    f"{paths[field]} and {entry.path} are the same field", url=folder, key=key, field=field
-                )
+                reason = f"{paths[field]} and {entry.path} are the same field"
+                raise SampleError(reason, url=folder, key=key, field=field)
             paths[field] = entry.path
     for name, entry_found in found.items():
         if entry_found.folder is None:
@@ -130,7 +130,7 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def read_file(path: str) -> bytes:
-    """Return the content of a file; raise OpenError where it cannot be read."""
+    """Return the content of a file; raise OpenError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

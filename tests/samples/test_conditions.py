@@ -66,7 +66,7 @@ def test_only_the_fields_that_are_come_to_are_decoded():
 
 
 def test_a_missing_field_is_an_error_that_names_the_place():
-    with pytest.raises(SampleError, match=r"train-07.*a/b.*no field png; there are cls, json.*has\('png'\)"):
+    with pytest.raises(SampleError, match=r"train-07.*a/b.*no field png; the sample has cls, json.*has\('png'\)"):
         Condition("png == 1")(SAMPLE)
 
 
@@ -119,7 +119,7 @@ def test_an_expression_that_fails(expression):
     ],
 )
 def test_what_is_refused_before_any_sample_is_read(expression):
-    with pytest.raises(ValueError, match=r"expression|not allowed|no (name|function|attribute)|plain arguments"):
+    with pytest.raises(ValueError, match=r"expression|not allowed|no (name|function|attribute)|positional arguments"):
         Condition(expression)
 
 

@@ -68,7 +68,7 @@ def test_no_op_edits_the_callers_sample():
 def test_keep_fields():
     assert list(ops.keep_fields([SAMPLE], "png;jpg")) == [{"__key__": "k", "__url__": "u.tar", "jpg": 1}]
     assert list(ops.keep_fields([SAMPLE], "cls jpg")) == list(ops.keep_fields([SAMPLE], "cls", "jpg"))
-    with pytest.raises(SampleError, match=r"u.tar: k: no field png or gif; there are jpg, cls"):
+    with pytest.raises(SampleError, match=r"u.tar: k: no field png or gif; the sample has jpg, cls"):
         list(ops.keep_fields([SAMPLE], "png;gif"))
 
 

@@ -1,4 +1,9 @@
-"""Field -> decoder and encoder: the last dotted part of a field names the codec, as all tools of the field agree."""
+"""Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
+
+- ``registry``: the decorators ``decoder`` and ``encoder``
+- ``basic``, ``array``, ``image``: the built-in codecs
+- ``npy``, ``image_headers``: headers read without decoding
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import zlib
 from typing import Any
 
 from tarshards.errors import DecodeError, EncodeError
-from tarshards.samples.codecs import array, basic, image  # noqa: F401 (to import a kind is to register it)
+from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
@@ -14,10 +19,11 @@ __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
 
 def decode_field(field: str, data: bytes, *, images: str | None = None, allow_unsafe: bool = False) -> Any:
-    """Decode *data* by the last part of *field*; what has no decoder stays the bytes it is.
+    """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`). A last
-    part ``gz`` is decompressed first and the part before it decides. Raises DecodeError with the field.
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`). The
+    extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises DecodeError with the
+    field.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -45,9 +51,10 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
 
 
 def encode_field(field: str, value: Any) -> bytes:
-    """Encode *value* by the last part of *field*; bytes are taken as encoded already, and a str becomes UTF-8.
+    """Encode *value* by the extension of *field*; bytes are returned unchanged, and a str becomes UTF-8.
 
-    A last part ``gz`` compresses what was encoded here. Raises EncodeError with the field.
+    The extension ``gz`` compresses the encoded value; bytes count as compressed already. Raises EncodeError with the
+    field.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
     (b'{"boxes": 2}', b'7', b'7')
@@ -71,7 +78,7 @@ def _encoder(extension: str) -> Any:
 
 
 def _extension(field: str) -> tuple[str, bool]:
-    """Return the extension that decides, and whether gzip stands around it.
+    """Return the extension that selects the codec, and whether the data are compressed with gzip.
 
     >>> _extension("seg.PNG"), _extension("json.gz"), _extension("gz")
     (('png', False), ('json', True), ('', True))
@@ -81,7 +88,7 @@ def _extension(field: str) -> tuple[str, bool]:
 
 
 def _gzip(data: bytes) -> bytes:
-    # A long run of one byte shrinks a thousandfold, past what we would read back; Huffman alone shrinks eightfold.
+    # A long run of one byte shrinks a thousandfold, more than decode_field accepts; Huffman alone shrinks eightfold.
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)
         packed = stream.compress(data) + stream.flush()

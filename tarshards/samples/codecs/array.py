@@ -1,4 +1,4 @@
-"""Arrays: npy, npz, torch's pth, and tenbin, WebDataset's container of aligned tensors."""
+"""Codecs for arrays: npy, npz, torch's pth, and tenbin, WebDataset's container of aligned tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tarshards.storage.compression import is_bomb
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_DEFLATE = 1032  # how many times its own size deflated data can expand to: arrays of zeros do
-EPOCH = (1980, 1, 1, 0, 0, 0)  # of zip files
+MAX_DEFLATE = 1032  # the maximum compression ratio of deflate, which arrays of zeros reach
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in zip files
 TENBIN_MAGIC = b"~TenBin~"
 TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 
@@ -43,7 +43,7 @@ def to_array(value: Any) -> np.ndarray:
 
 @decoder("npy")
 def decode_npy(data: bytes) -> np.ndarray:
-    """Decode numpy's own format; arrays of Python objects are refused, as they would be unpickled."""
+    """Decode numpy's own format; arrays of Python objects are refused because they require unpickling."""
     from numpy.lib import format
 
     stream = BytesIO(data)
@@ -80,7 +80,7 @@ def decode_npz(data: bytes) -> dict[str, np.ndarray]:
 
 @encoder("npz")
 def encode_npz(value: dict[str, Any]) -> bytes:
-    """Encode a dict of arrays as numpy's zip, uncompressed and without a time."""
+    """Encode a dict of arrays as numpy's zip, uncompressed and with a fixed time."""
     import zipfile
 
     if not isinstance(value, dict):
@@ -98,7 +98,7 @@ def encode_npz(value: dict[str, Any]) -> bytes:
 
 @decoder("pth")
 def decode_torch(data: bytes) -> Any:
-    """Load with torch onto the CPU: tensors and plain containers, nothing that runs code."""
+    """Load tensors and plain containers with torch onto the CPU; this runs no code from the data."""
     torch = require("torch", extra="torch")
     try:
         return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
@@ -108,7 +108,7 @@ def decode_torch(data: bytes) -> Any:
 
 @decoder("pth", unsafe=True)
 def decode_torch_unsafe(data: bytes) -> Any:
-    """Load with torch onto the CPU, which runs whatever code the data name."""
+    """Load with torch onto the CPU; this runs whatever code the data name."""
     return require("torch", extra="torch").load(BytesIO(data), map_location="cpu", weights_only=False)
 
 
@@ -124,9 +124,9 @@ def encode_torch(value: Any) -> bytes:
 def decode_tenbin(data: bytes) -> list[np.ndarray]:
     """Decode a list of arrays.
 
-    The format is a row of chunks, in turn an array's header and its elements. A chunk is the magic, its length (int64)
-    and its bytes, padded to 64; a header is the dtype, a name (each 8 bytes) and the shape, as int64 ndim and sizes.
-    All is little-endian. Source: webdataset/tenbin.py.
+    The format is a sequence of chunks: for each array, one with its header and one with its elements. A chunk is the
+    magic, its length (int64) and its bytes, padded to a multiple of 64. A header is the dtype, a name (8 bytes each)
+    and the shape, as int64 ndim and sizes. Everything is little-endian. Source: webdataset/tenbin.py.
     """
     chunks = list(_tenbin_chunks(memoryview(data)))
     if len(chunks) % 2:

@@ -1,4 +1,4 @@
-"""Text, numbers, JSON, msgpack, CBOR and pickle."""
+"""Codecs for text, numbers, JSON, msgpack, CBOR and pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encode_text(value: str) -> bytes:
 
 @decoder("cls", "cls2", "class", "count", "index", "inx", "id")
 def decode_integer(data: bytes) -> int:
-    r"""Decode an ASCII decimal; space around it is ignored.
+    r"""Decode an ASCII decimal; surrounding white space is ignored.
 
     >>> decode_integer(b" -12\n")
     -12
@@ -50,13 +50,13 @@ def encode_integer(value: Any) -> bytes:
 
 @decoder("json", "jsn")
 def decode_json(data: bytes) -> Any:
-    """Decode JSON in UTF-8, and what Python's json takes besides (NaN, UTF-16)."""
+    """Decode JSON in UTF-8, and the extensions that Python's json accepts (NaN, UTF-16)."""
     return json.loads(data)
 
 
 @encoder("json", "jsn")
 def encode_json(value: Any) -> bytes:
-    """Encode JSON in UTF-8, keys in their order; NaN and infinity, which JSON lacks, are refused.
+    """Encode JSON in UTF-8, keys in the order of the dict; NaN and infinity, which JSON lacks, are refused.
 
     >>> encode_json({"b": "ü", "a": None}).decode()
     '{"b": "ü", "a": null}'
@@ -92,17 +92,17 @@ def decode_cbor(data: bytes) -> Any:
 
 @encoder("cbor")
 def encode_cbor(value: Any) -> bytes:
-    """Encode one CBOR object in the canonical form (keys and sets sorted), as the order of a set is random."""
+    """Encode one CBOR object in canonical form: keys and sets are sorted, since the order of a set is random."""
     return require("cbor2", extra="cbor").dumps(value, canonical=True)
 
 
 @decoder("pkl", "pickle", "pyd", unsafe=True)
 def decode_pickle(data: bytes) -> Any:
-    """Unpickle, which runs whatever code the data name."""
+    """Unpickle; this runs whatever code the data name."""
     return pickle.loads(data)
 
 
 @encoder("pkl", "pickle", "pyd")
 def encode_pickle(value: Any) -> bytes:
-    """Pickle, in the protocol that every supported Python reads."""
+    """Pickle with protocol 4, which every supported Python reads."""
     return pickle.dumps(value, protocol=4)

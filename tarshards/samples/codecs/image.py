@@ -1,4 +1,4 @@
-"""Images by imagespec: JPEG through simplejpeg, everything else and what simplejpeg cannot do through Pillow."""
+"""Codecs for images: simplejpeg decodes JPEG, Pillow all other formats and the JPEGs that simplejpeg cannot decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "gif", "bmp", "tif", "tiff"])
 
-# Pillow sniffs among these alone: some of its others (EPS) run programs.
+# Pillow may only detect these formats: some others (EPS) run programs.
 FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF"
 
 IMAGESPECS = {  # name: container, element, mode
@@ -37,14 +37,15 @@ IMAGESPECS = {  # name: container, element, mode
     "pil": ("pil", None, "RGB"),
 }
 
-# What libjpeg calls a mere warning, Pillow keeps to itself: the rest of the picture is grey or noise.
+# libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
 
 
 def decode_image(data: bytes, imagespec: str) -> Any:
     """Decode an image: uint8, or float32 in [0, 1]; numpy HWC, torch CHW (both HW for L), or PIL.
 
-    The first frame of an animation; 16 bits become 8; EXIF orientation is left alone. Raises on damage and truncation.
+    Animations give their first frame, 16 bits become 8, and EXIF orientation is not applied. Raises an
+    error for damaged and truncated images.
     """
     container, element, mode = IMAGESPECS[imagespec]
     if container == "pil":
@@ -63,7 +64,7 @@ def decode_image(data: bytes, imagespec: str) -> Any:
 
 
 def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
-    """Decode with simplejpeg; None where it is missing or leaves the file to Pillow (CMYK, odd samplings)."""
+    """Decode with simplejpeg; return None if it is missing or Pillow must decode the file (CMYK, odd samplings)."""
     try:
         import simplejpeg
     except ImportError:
@@ -74,13 +75,13 @@ def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height)
-        if colorspace not in ("Gray", "YCbCr", "RGB"):  # its RGB of CMYK is not Pillow's
+        if colorspace not in ("Gray", "YCbCr", "RGB"):  # it converts CMYK to other RGB values than Pillow
             return None
         if mode != "L":
             return simplejpeg.decode_jpeg(data, mode)
         if colorspace == "Gray":
             return simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
-        # libjpeg's luma is not the rounded L of Pillow, which everyone else gives
+        # libjpeg's luma differs from the rounded L of Pillow, which other libraries return
         return np.array(Image.fromarray(simplejpeg.decode_jpeg(data, "RGB")).convert("L"))
     except ValueError as exc:
         if DAMAGE.search(str(exc)):
@@ -92,7 +93,7 @@ def _decode_pillow(data: bytes, mode: str) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        if data.startswith(b"\x89PNG"):  # only verify() looks at its checksums and end
+        if data.startswith(b"\x89PNG"):  # only verify() checks the checksums and the end
             Image.open(BytesIO(data), formats=["PNG"]).verify()
         image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -101,16 +102,14 @@ def _decode_pillow(data: bytes, mode: str) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         image = _to_8_bits(image)
     elif image.mode in ("I", "F"):
-        raise ValueError(
-            f"pixels of 32 bits (mode {image.mode}) do not convert to 8 bits; register a decoder of your own"
-        )
+        raise ValueError(f"32-bit pixels (mode {image.mode}) do not convert to 8 bits; register a decoder of your own")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Keep the upper 8 of 16 bits, as Pillow does for 16-bit RGB (for 16-bit grey it would clip at 255)."""
+    """Keep the upper 8 of 16 bits, as Pillow does for 16-bit RGB (it would clip 16-bit grey at 255)."""
     import numpy as np
     from PIL import Image
 
@@ -120,14 +119,14 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
 def _check_pixels(width: int, height: int) -> None:
     from PIL import Image
 
-    limit = Image.MAX_IMAGE_PIXELS  # Pillow itself only warns up to twice of it
+    limit = Image.MAX_IMAGE_PIXELS  # Pillow itself only warns up to twice this number
     if limit is not None and width * height > limit:
         raise ValueError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
 
 
 @encoder("jpg", "jpeg")
 def encode_jpeg(value: Any) -> bytes:
-    """Encode as JPEG of quality 100, chroma not subsampled."""
+    """Encode as JPEG of quality 100, without chroma subsampling."""
     import numpy as np
 
     image = _to_pillow(value, "L RGB CMYK")
@@ -152,7 +151,7 @@ def encode_png(value: Any) -> bytes:
 
 @encoder("ppm", "pnm")
 def encode_ppm(value: Any) -> bytes:
-    """Encode as portable pixmap, graymap or bitmap, whichever holds the image."""
+    """Encode as portable pixmap, graymap or bitmap, depending on the mode."""
     return _save(_to_pillow(value, "1 L RGB I;16"), "PPM")
 
 
@@ -212,7 +211,7 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
             f"an image is a PIL image or a numpy array (HW or HWC), not {type(value).__name__}; "
             "for a CHW tensor pass tensor.permute(1, 2, 0).numpy()"
         )
-    if image.mode not in modes.split():  # Pillow would drop alpha or colours without a word
+    if image.mode not in modes.split():  # Pillow would drop alpha or colours silently
         raise ValueError(f"an image of mode {image.mode} is not supported; supported modes: {modes}")
     return image
 

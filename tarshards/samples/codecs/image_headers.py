@@ -1,4 +1,4 @@
-"""The headers of JPEG and PNG: how large an image is, and whether its bytes are all there, without decoding it.
+"""Read the headers of JPEG and PNG images: their size, and whether they are truncated, without decoding them.
 
 Formats: ITU-T T.81 (JPEG), annex B; PNG, third edition (W3C), section 5.
 """
@@ -11,13 +11,13 @@ from tarshards.errors import DecodeError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # tables and an extension lie in between
+START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # these three are tables and an extension
 ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 START_OF_SCAN, END_OF_IMAGE = 0xDA, b"\xff\xd9"
 
 
 class Header(NamedTuple):
-    """What an image says of itself: "jpeg" or "png", and its size in pixels."""
+    """The format of an image, "jpeg" or "png", and its size in pixels."""
 
     kind: str
     height: int
@@ -25,9 +25,9 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header of a JPEG or PNG image, of any other bytes None.
+    """Return the header of a JPEG or PNG image, or None for any other bytes.
 
-    Raises DecodeError where there is no header, or where the end of the image is missing.
+    Raises DecodeError if the header is incomplete or the end of the image is missing.
 
     >>> read_header(PNG + b"\\0\\0\\0\\rIHDR\\0\\0\\0\\x02\\0\\0\\0\\x03" + 9 * b"\\0" + PNG_END)
     Header(kind='png', height=3, width=2)
@@ -59,7 +59,7 @@ def _read_jpeg(data: bytes) -> Header:
         raise DecodeError("a JPEG truncated in its header")
     if header is None:
         raise DecodeError("a JPEG without its size")
-    # Within a scan 0xFF is followed by 0 or by a restart marker: it cannot look like the end.
+    # Within a scan, 0xFF is followed by 0 or by a restart marker, so it cannot be mistaken for the end.
     if data.rfind(END_OF_IMAGE, place) < 0:
         raise DecodeError(f"a truncated JPEG: no end-of-image marker in {end} bytes")
     return header

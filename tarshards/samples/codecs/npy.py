@@ -1,4 +1,4 @@
-"""The header of a .npy file: what array follows it."""
+"""Read the header of a .npy file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
 
 
 class Header(NamedTuple):
-    """The dtype and shape of an array, and the bytes before its elements, which follow in C's order."""
+    """The dtype and shape of an array, and the bytes before its elements, which follow in C order."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class Header(NamedTuple):
 
 
 def parse_header(payload: memoryview) -> Header:
-    """Read the header of a .npy file (numpy.lib.format); raise DecodeError where there is none, or another order."""
+    """Read the header of a .npy file (numpy.lib.format); raise DecodeError if there is none or the order is not C's."""
     from numpy.lib import format
 
     stream = BytesIO(payload[:MAX_HEADER])

@@ -1,4 +1,4 @@
-"""One registry from the last part of a field to its decoder and encoder; users extend it with the same decorators."""
+"""The registry of decoders and encoders by extension; built-in codecs and users register with the same decorators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Function]:
-    """Register ``f(data: bytes) -> value`` for the fields that end in one of *extensions*; the last one counts.
+    """Register ``f(data: bytes) -> value`` for fields with one of *extensions*, replacing an earlier decoder.
 
-    An *unsafe* decoder can run code from the data, so it runs only where ``allow_unsafe=True`` is passed.
+    An *unsafe* decoder can run code from the data; it runs only if ``allow_unsafe=True`` is passed.
 
     >>> @decoder("celsius")
     ... def decode_celsius(data):
@@ -27,7 +27,7 @@ def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Func
 
     def register(function: Function) -> Function:
         for extension in _checked(extensions):
-            if not unsafe:  # or a built-in unsafe one would still come before it
+            if not unsafe:  # otherwise a built-in unsafe decoder would still take precedence
                 UNSAFE_DECODERS.pop(extension, None)
             (UNSAFE_DECODERS if unsafe else DECODERS)[extension] = function
         return function
@@ -36,7 +36,7 @@ def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Func
 
 
 def encoder(*extensions: str) -> Callable[[Function], Function]:
-    """Register ``f(value) -> bytes`` for the fields that end in one of *extensions*; the last one counts."""
+    """Register ``f(value) -> bytes`` for fields with one of *extensions*, replacing an earlier encoder."""
 
     def register(function: Function) -> Function:
         ENCODERS.update(dict.fromkeys(_checked(extensions), function))
@@ -46,7 +46,7 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import *module*, or name the extra that brings it."""
+    """Import *module*; if it is missing, raise ModuleNotFoundError that names the *extra* to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
@@ -58,7 +58,5 @@ def _checked(extensions: tuple[str, ...]) -> tuple[str, ...]:
         if not isinstance(extension, str):
             raise TypeError(f"an extension is a str, not {type(extension).__name__}")
         if not extension or extension != extension.lower() or "." in extension or extension == "gz":
-            raise ValueError(
-                f"{extension!r} is not an extension: write it in lower case, without a dot; gz is built in"
-            )
+            raise ValueError(f"{extension!r} is not an extension: use lower case, no dot, and not gz (built in)")
     return extensions
