@@ -1,4 +1,4 @@
-"""Any dataset -> shards: encoded by all cores, written in order, gone on with after whatever has ended it."""
+"""Write any dataset to shards: samples are encoded in parallel, written in order, and an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.write.shards import ShardWriter, TarWriter, shard_name
 
-CHUNK = 32  # items a call
-AHEAD = 4  # calls a process that are under way, or done and waiting for an earlier one
+CHUNK = 32  # items per call
+AHEAD = 4  # calls per process that are running, or finished and waiting for an earlier one
 MAX_BYTES = 10**9
 
 
@@ -32,16 +32,19 @@ def write_dataset(
     executor: Executor | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> list[str]:
-    """Write *dataset* to the shards of *pattern*, of at most *max_bytes*, and return their names.
+    """Write *dataset* to shards named by *pattern*, of at most *max_bytes* each, and return their names.
 
     *dataset* is a sequence (a torch Dataset, a Hugging Face dataset), any other iterable, or the path of a folder with
-    a file a field. *to_sample* makes a sample of an item, or None to leave it out; by default the items are samples.
-    One without ``__key__`` gets its number, of nine digits. Both run in the processes of *executor*, by default a
-    ``ProcessPool`` of all cores; of an iterable, *to_sample* alone. The shards, their indexes and their manifest are
-    the same whatever the executor.
+    one file per field. *to_sample* converts an item to a sample, or returns None to leave it out; by default the items
+    are samples. A sample without ``__key__`` gets its number as key, with nine digits. The processes of *executor* (by
+    default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
+    are read here. The shards, their indexes and their manifest do not depend on the executor.
 
-    What was written when a call was broken off is kept, and the same call goes on there; it begins anew when all was
-    written, or *pattern*, *max_bytes*, *to_sample* or the length are others.
+    An interrupted call keeps what it has written, and the same call resumes there. It starts again if all was written,
+    or if *pattern*, *max_bytes*, *to_sample* or the length of the dataset changed.
+
+    Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
+    EncodeError for a value that does not encode; each names the number of the item.
     """
     if isinstance(dataset, str | os.PathLike):
         dataset = read_tree(os.fspath(dataset))
@@ -96,7 +99,7 @@ def _name_of(function: Any) -> str:
 
 
 def _chunks(dataset: Any, length: int | None, done: int) -> Iterator[tuple[int, Any]]:
-    """Yield pairs of the number of the first item, and the items or, of a sequence, how many."""
+    """Yield pairs: the number of the first item, and the items (for a sequence, their count)."""
     if length is not None:
         for first in range(done, length, CHUNK):
             yield first, min(CHUNK, length - first)
@@ -108,7 +111,7 @@ def _chunks(dataset: Any, length: int | None, done: int) -> Iterator[tuple[int, 
 
 
 class _Encoder:
-    """Makes encoded samples of items; called in other processes."""
+    """Converts items to encoded samples, in other processes."""
 
     def __init__(self, dataset: Any, to_sample: Callable[[Any], Sample | None] | None):
         self.dataset, self.to_sample = dataset, to_sample

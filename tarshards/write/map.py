@@ -1,4 +1,4 @@
-"""Shards -> shards by a function, on all cores or a cluster: each written at once, done once, and told in a report."""
+"""Apply a function to many shards in parallel: each output is written atomically, once, and reported."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tarshards.stream.ops import progress as show_progress
 from tarshards.tar.read import END
 from tarshards.write.shards import TarWriter, pack_members, shard_name
 
-AHEAD = 1000  # shards that wait in the executor or are under way
+AHEAD = 1000  # shards submitted to the executor at a time
 
 OnError = Callable[[Exception], Any]
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What became of one shard; *failed* counts samples, *bytes* are the output's, *error* is why there is none."""
+    """The result for one shard: *failed* counts samples, *bytes* is the output's size, *error* says why it failed."""
 
     input: str
     output: str
@@ -56,15 +56,16 @@ def map_shards(
     progress: bool = True,
     per_sample: bool = False,
 ) -> list[ShardReport]:
-    """Make of every shard of *inputs* the shard of *outputs* in its place, and return a report of each.
+    """Map each shard of *inputs* to the shard of *outputs* at the same position, and return a report for each.
 
-    *function* makes an iterator of samples of one, or with *per_sample* a sample (or None: left out) of a sample. It is
-    called by *executor*, any of ``concurrent.futures``; by default a ``ProcessPool`` of all cores. A shard whose call
-    raises, or whose process dies, is tried *retries* times more; then its error is raised, or given to *on_error*, and
-    the others go on. With *on_error* a sample that fails is left out and counted.
+    *function* takes an iterator of samples and returns one; with *per_sample* it takes a sample and returns a sample,
+    or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
+    it. If a call raises or its process dies, the shard is tried *retries* more times; then the error is raised, or
+    passed to *on_error* while the other shards continue. With *on_error*, a sample that fails is left out and counted.
 
-    Each output is written at once, then its index and the marker ``OUTPUT.done``, by which a later call with *resume*
-    skips it. The manifest of the outputs, and the report as lines of JSON, ``NAME.report.jsonl``, come last.
+    Each output is written atomically, followed by its index and the marker ``OUTPUT.done``; a later call with *resume*
+    skips outputs with this marker. The manifest of the outputs and the report ``NAME.report.jsonl`` (lines of JSON) are
+    written last. Raises ValueError unless every input has an output of its own.
     """
     urls = expand_urls(inputs)
     names = output_names(outputs, len(urls))
@@ -101,7 +102,7 @@ def _default_pool() -> Executor:
 
 
 def output_names(outputs: Any, count: int) -> list[str]:
-    """Return the *count* URLs that *outputs* names, an expression or a pattern with ``{shard:06d}`` or ``%06d``.
+    """Return *count* URLs from *outputs*: a shard expression, or a pattern with ``{shard:06d}`` or ``%06d``.
 
     >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
     (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
@@ -120,7 +121,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is done with each pair of shards; called in another process or on another machine."""
+    """The work on one pair of shards, called in another process or on another machine."""
 
     function: Callable[[Any], Any]
     per_sample: bool
@@ -161,7 +162,7 @@ class _Work:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return what tells a function from others in any process: its name, and the arguments that are bound to it."""
+    """Return an identifier of a function that is the same in every process: its name, and the arguments bound to it."""
     try:
         return digest_of(pickle.dumps(function).hex())
     except Exception:
@@ -169,7 +170,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
-    """Write *samples* to a shard, and its index if it is not compressed; return their number and its bytes."""
+    """Write *samples* to a shard, and an index unless it is compressed; return their number and its size in bytes."""
     from tarshards.index.members import Members
 
     location = Location.of(target)
@@ -189,7 +190,7 @@ def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
 
 
 def write_report(url: str, rows: Iterable[Any]) -> None:
-    """Write *rows*, dataclasses, as lines of JSON."""
+    """Write *rows*, which are dataclasses, as lines of JSON."""
     import json
 
     with open_url(url, "wb") as stream:
@@ -197,7 +198,7 @@ def write_report(url: str, rows: Iterable[Any]) -> None:
 
 
 def write_manifests(reports: Iterable[ShardReport]) -> None:
-    """Write the manifests of the outputs that *reports* tell of."""
+    """Write the manifests of the outputs in *reports*."""
     from tarshards.index.manifests import update_manifests
     from tarshards.storage.manifest import Shard
 
@@ -247,7 +248,7 @@ class _Outcomes(Executor):
 
 
 def located(error: BaseException, url: str) -> Exception:
-    """Return *error* as one that names the shard *url*, keeping its cause."""
+    """Return *error* as an error that names the shard *url*, with *error* as its cause."""
     if isinstance(error, TarshardsError) and error.url is not None:
         return error
     reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
-"""Shards -> other shards, shuffled as a whole or cut anew, however much larger than memory: in two parallel passes.
+"""Shuffle or repartition datasets larger than memory into new shards, in two parallel passes.
 
-The first pass scatters the samples to buckets, by the high bits of the random number that is their place; the second
-writes each new shard from the buckets that it spans. The order follows from the seed and the inputs alone.
+The first pass distributes the samples to buckets by the high bits of a random number, which is also their position in
+the new order. The second pass writes each new shard from the buckets that it spans. The order depends only on the seed
+and the inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tarshards.write.shards import TarWriter, pack_sample, shard_name
 MAX_BYTES = 10**9
 BUCKET = 1 << 26  # bytes, about
 MOST_BUCKETS = 1 << 12
-BUFFER = 1 << 24  # bytes that a task of the first pass holds
+BUFFER = 1 << 24  # bytes that a task of the first pass holds in memory
 SAMPLES = 40  # bits for the number of a sample in its shard
 MASK = (1 << 64) - 1
 NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
@@ -40,7 +41,7 @@ ENTRY = [("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), ("offset", "<u8"),
 
 
 class Cut(NamedTuple):
-    """Where shards end: one of the three is set."""
+    """The limit that determines where shards end; exactly one of the three is set."""
 
     max_bytes: int | None
     max_samples: int | None
@@ -49,17 +50,17 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What both passes know."""
+    """The parameters of both passes."""
 
     inputs: list[str]
     pattern: str
     folder: str
-    buckets: int  # a power of two; without a shuffle each input is its own
+    buckets: int  # a power of two; without shuffling, each input is one bucket instead
     seed: int | None
     rekey: str | None
 
     def order(self, shard: int, sample: int) -> int:
-        """Return the place of a sample, which no other has: splitmix64 is one to one."""
+        """Return the position of a sample; positions are unique because splitmix64 is a bijection."""
         number = shard << SAMPLES | sample
         return number if self.seed is None else splitmix64((splitmix64(self.seed) + number) & MASK)
 
@@ -84,16 +85,18 @@ def reshard(
     tmpdir: str | None = None,
     progress: bool = False,
 ) -> list[Shard]:
-    """Write the samples of *inputs* to the shards of *output_pattern* and return them, with an index and a manifest.
+    """Write the samples of *inputs* to the shards of *output_pattern*, with indexes and a manifest; return the shards.
 
-    The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. A shard has at most
-    *max_bytes* (default: 1e9; only a single larger sample exceeds it) or *max_samples*, or there are just so many
-    *shards*, equal within one sample. *rekey* is a template for keys over ``index`` (within its input), ``key`` and
-    ``shard``, for inputs that have the same keys. The bytes are the same whatever *executor*, by default a
-    ``ProcessPool`` of all cores.
+    The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. One limit determines
+    where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
+    the number of shards, which are then equal within one sample. *rekey* is a template for new keys with ``index``
+    (within the input), ``key`` and ``shard``, for inputs that share keys. The output does not depend on *executor*
+    (default: a ``ProcessPool`` of all cores).
 
-    Between the passes all samples lie in a folder beside the first output, or in *tmpdir*: as many bytes as the inputs
-    have. It is there that the same call, after one that was broken off, goes on; at the end it is removed.
+    Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
+    space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
+
+    Raises ValueError for conflicting or invalid arguments, and SampleError for a key that occurs twice in a shard.
     """
     import numpy as np
 
@@ -101,7 +104,7 @@ def reshard(
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
     if rekey is not None:
-        ops.rekey([], rekey)  # which refuses what is no template
+        ops.rekey([], rekey)  # raises ValueError for an invalid template
     urls = expand_urls(inputs)
     sizes = [Location.of(url).size() for url in urls]
     folder = work_folder(output_pattern, tmpdir)
@@ -129,7 +132,7 @@ def reshard(
 
 
 def work_folder(pattern: str, tmpdir: str | None = None) -> str:
-    """Return the folder where samples lie between the passes; ValueError where it must be named."""
+    """Return the folder for the samples between the passes; raise ValueError if *tmpdir* is required."""
     first = Location.of(shard_name(pattern, 0))
     if first.path is None and tmpdir is None:
         name = Location.of(pattern).name
@@ -148,7 +151,7 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
 
 
 def _prepare(folder: str, digest: str) -> None:
-    """Make the folder, or keep that of the same call."""
+    """Create the folder, or keep the folder of an interrupted call with the same arguments."""
     marker = read_marker(f"{folder}/reshard.json")
     if marker is None or marker.get("digest") != digest:
         shutil.rmtree(folder, ignore_errors=True)
@@ -158,7 +161,7 @@ def _prepare(folder: str, digest: str) -> None:
 def _run(
     work: Callable[[Any], Any], items: list[Any], executor: Executor, name: Callable[[Any], str], progress: bool
 ) -> dict[Any, Any]:
-    """Return the results of *work*; the first error is raised, with the name of its item."""
+    """Return the results of *work* by item; raise the first error, with the name of its item."""
     results = {}
     outcomes = run_all(work, items, executor)
     for item, result, error in ops.progress(outcomes, total=len(items)) if progress else outcomes:
@@ -170,7 +173,7 @@ def _run(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """The first pass: one input, sample by sample, into pieces by bucket."""
+    """The first pass over one input: write its samples, in pieces sorted by bucket."""
 
     plan: _Plan
 
@@ -193,7 +196,7 @@ class _Scatter:
         os.replace(file.name, target)
 
     def _pieces(self, shard: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
-        """Yield what fits into the buffer, the samples of a bucket together."""
+        """Yield pieces that fit into the buffer, sorted by bucket."""
         samples: Iterator[Sample] = read_shard(self.plan.inputs[shard], ledger=Ledger(), allow_pipe=True)
         if self.plan.rekey is not None:
             samples = ops.rekey(samples, self.plan.rekey)
@@ -220,7 +223,7 @@ def _tables(plan: _Plan) -> list[Any]:
 
 
 def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:
-    """Return the entries of a bucket in their order, and the input that each is of."""
+    """Return the entries of a bucket in the new order, and the input of each."""
     import numpy as np
 
     parts, shards = [], []
@@ -237,7 +240,7 @@ def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:
 
 
 def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
-    """Return the samples of every bucket, and the places in the whole order where shards end."""
+    """Return the number of samples in every bucket, and the positions in the new order where shards end."""
     import numpy as np
 
     tables = _tables(plan)
@@ -260,7 +263,7 @@ def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
         while begin < len(sizes):
             fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
             if fit == begin and used == len(END):
-                fit += 1  # larger than a shard may be
+                fit += 1  # a single sample larger than max_bytes
             if fit == len(sizes):
                 used += int(sizes[-1]) - before
                 break
@@ -272,10 +275,10 @@ def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _Gather:
-    """The second pass: one new shard, from the places *low* to *high* of the whole order."""
+    """The second pass: write one new shard from the positions *low* to *high* of the new order."""
 
     plan: _Plan
-    starts: list[int]  # the place where each bucket begins
+    starts: list[int]  # the position where each bucket starts
 
     def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
         number, low, high = span

@@ -1,4 +1,4 @@
-"""Samples -> shards and their indexes, atomically: what has its final name is whole."""
+"""Write samples to shards and their indexes, atomically: a file with its final name is complete."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 ZEROS = bytes(BLOCK)
 DUPLICATE_KEY = "this key is already in the shard"
-LARGE = 1 << 16  # bytes of a member from which it is better to write it by itself than to copy it together with others
+LARGE = 1 << 16  # bytes; larger members are written separately, which is faster than joining them with others
 
 
 class _Writer:
-    """What both writers share: leaving by an exception discards what is not finished."""
+    """The context manager of both writers: an exception discards the unfinished shard."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -42,10 +42,10 @@ class _Writer:
 
 
 class TarWriter(_Writer):
-    """Write samples to one shard: a path, any URL that can be written, ``-`` for stdout.
+    """Write samples to one shard: a path, any writable URL, or ``-`` for stdout.
 
-    Time, owner and mode are fixed and fields sorted, so that the same samples give the same bytes. The shard appears
-    under its name when ``close`` has succeeded; ``abort``, or leaving the ``with`` block by an exception, leaves none.
+    Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
+    under its name when ``close`` succeeds; after ``abort``, or an exception in the ``with`` block, there is no shard.
     """
 
     def __init__(self, target: str, *, allow_pipe: bool = False):
@@ -61,14 +61,14 @@ class TarWriter(_Writer):
     def write(self, sample: Sample) -> None:
         """Append one sample.
 
-        Raises SampleError for a key that was written before or that would not read back and EncodeError for a value
-        that does not encode; nothing of such a sample is written.
+        Raises SampleError for a duplicate key or one that would not read back, and EncodeError for a value that does
+        not encode; no part of such a sample is written.
         """
         packed = pack_sample(sample)
         self.write_members(sample["__key__"], packed)
 
     def write_members(self, key: str, packed: list[bytes]) -> None:
-        """Append the members of one sample as ``pack_sample`` returned them."""
+        """Append the members of one sample, as returned by ``pack_sample``."""
         if key in self._keys:
             raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
         self._keys.add(key)
@@ -82,7 +82,7 @@ class TarWriter(_Writer):
         self.samples += 1
 
     def close(self) -> None:
-        """Finish the archive and give it its name; further calls do nothing."""
+        """Finish the archive and rename it to its final name; further calls do nothing."""
         if not self._stream.closed:
             self._send(END)
             self._stream.close()
@@ -91,7 +91,7 @@ class TarWriter(_Writer):
         try:
             self._stream.write(data)
         except BaseException:
-            self.abort()  # half a sample may be out
+            self.abort()  # part of a sample may have been written
             raise
 
     def abort(self) -> None:
@@ -100,19 +100,19 @@ class TarWriter(_Writer):
 
 
 class ShardWriter(_Writer):
-    """Write samples to numbered shards, beginning a new one when *max_samples* or *max_bytes* would be exceeded.
+    """Write samples to numbered shards, starting a new one when *max_samples* or *max_bytes* would be exceeded.
 
-    *pattern* holds the shard's number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
-    before compression; only a single larger sample exceeds it. No shard is empty: without samples there is none.
-    ``shards`` lists the finished ones, which stay when a later one is aborted.
+    *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
+    before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
+    written. ``shards`` lists the finished shards, which remain if a later one is aborted.
 
-    With *index* every shard that has random access gets its sidecar ``<shard>.index`` when it is finished. At the end,
-    and after a failure never, the manifest is written that names them all with their samples and bytes, after the
-    pattern: ``train-{shard:06d}.tar`` gives ``train.shards.json``. With *start* above 0 it keeps the shards that it
-    names already, and takes in those below *start* that have an index. Pipes get neither.
+    With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
+    manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
+    ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps the entries
+    that it has, and adds shards below *start* that have an index. Pipes get neither indexes nor a manifest.
 
-    *values* are filled into the pattern too, by their names. *open_writer* opens each shard by its name, in place of
-    ``TarWriter``; *on_finish* is called with the name of each finished shard and its writer.
+    *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``;
+    *on_finish* is called with the name and the writer of each finished shard.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ShardWriter(_Writer):
         from tarshards.index.manifests import earlier_shards, remove_manifest
 
         if not self._start:
-            remove_manifest(self._manifest())  # which tells of shards that are replaced from now on
+            remove_manifest(self._manifest())  # it lists shards that are being replaced
             return {}
         below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
         return {shard.url: shard for shard in earlier_shards(self._manifest(), below)}
@@ -209,7 +209,7 @@ class ShardWriter(_Writer):
         return manifest_url(_fill(self.pattern, lambda width: "\0", self._values))
 
     def close(self) -> None:
-        """Finish the last shard, and the manifest; further calls do nothing."""
+        """Finish the last shard and write the manifest; further calls do nothing."""
         self._finish_shard()
         if self._index and self._entries:
             from tarshards.index.manifests import write_manifest
@@ -225,7 +225,7 @@ class ShardWriter(_Writer):
 
 
 def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = False) -> int:
-    """Write *samples* to one shard and return how many there were."""
+    """Write *samples* to one shard and return their number."""
     with TarWriter(target, allow_pipe=allow_pipe) as writer:
         for sample in samples:
             writer.write(sample)
@@ -233,12 +233,12 @@ def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = 
 
 
 def pack_sample(sample: Sample) -> list[bytes]:
-    """Encode a sample as the blocks of its members: headers, data and padding in turn."""
+    """Encode a sample as the header, data and padding of each of its members."""
     return pack_members(sample_members(sample))
 
 
 def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
-    """Return for each member, a name and its data, three blocks: header, data and padding."""
+    """Return the header, data and padding of each member; members are pairs of name and data."""
     packed = []
     for name, data in members:
         size = len(data)
@@ -247,7 +247,7 @@ def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
 
 
 def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None) -> str:
-    """Fill the shard's number, and *values* by their names, into *pattern*; what it does not know stays.
+    """Replace the shard number and the names in *values* in *pattern*; other names stay as they are.
 
     >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
     ('a-007.tar', 'a-000007.tar', '%d-7.tar')
@@ -256,7 +256,7 @@ def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None
 
 
 def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:
-    """Fill *values*, and the text that *number* makes of a width, into *pattern*."""
+    """Replace the names in *values* in *pattern*, and the shard number by ``number(width)``."""
 
     def fill(match: re.Match[str]) -> str:
         variable, width, percent_width = match.groups()

@@ -1,4 +1,4 @@
-"""Samples -> shards of a size, in series by a field or by ratios, with a command for each finished shard."""
+"""Split samples into shards: by size, by the value of a field or by ratios, with a command for each finished shard."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tarshards.storage.location import Location
 from tarshards.storage.pipe import ending, kill, start
 from tarshards.write.shards import ShardWriter, TarWriter
 
-MAX_SERIES = 500  # each has a file open
+MAX_SERIES = 500  # each keeps a file open
 
 Route = Callable[[Sample], str]
 
 
 class SplitShard(NamedTuple):
-    """A shard that was written, or would be; *bytes* before compression."""
+    """A shard that was written, or would be in a dry run; *bytes* is its size before compression."""
 
     name: str
     samples: int
@@ -47,12 +47,12 @@ def split_samples(
     on_finish: Callable[[str], Any] | None = None,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
 ) -> list[SplitShard]:
-    """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return what was written.
+    """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return the shards.
 
-    Each of *routes* gives a variable of the pattern its value for a sample; every combination of values is a series of
-    shards, numbered from *first*, which *index* gives indexes and a manifest. A SampleError of a route is raised, or
-    given to *reject*. Reading stops where one more than *max_shards* would be begun. *on_finish* is called with the
-    name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for one that two
+    Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
+    series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. A SampleError of a
+    route is raised, or passed to *reject*. Reading stops after *max_shards* shards. *on_finish* is called with the name
+    of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for a shard that two
     series would write.
     """
     shards: list[SplitShard] = []
@@ -114,11 +114,11 @@ def split_samples(
 
 
 class _EnoughError(Exception):
-    """One shard more than asked for would be begun."""
+    """The next sample would start more than the requested number of shards."""
 
 
 def route_by_field(field: str) -> Route:
-    """Return a route by the text of *field*; SampleError refuses what is not safe as a part of a file's name.
+    """Return a route by the text of *field*; it raises SampleError for text that is not safe in a file name.
 
     >>> route_by_field("cls")({"__key__": "a", "cls": b"7"})
     '7'
@@ -141,7 +141,7 @@ def route_by_field(field: str) -> Route:
 
 
 def is_safe(text: str) -> bool:
-    """Say whether *text* can be a part of a file's name, and no more than that: no folder, no URL, no hidden file.
+    """Return whether *text* is safe as part of a file name: not a folder, a URL or a hidden file.
 
     >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe("")
     (True, False, False, False)
@@ -150,7 +150,7 @@ def is_safe(text: str) -> bool:
 
 
 def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
-    """Return a route that gives each name its ratio of the samples, by a hash of *seed* and the key alone.
+    """Return a route that assigns each name its ratio of the samples, by a hash of *seed* and the key.
 
     >>> route_by_ratios({"train": 0.9, "val": 0.1})({"__key__": "a"})
     'train'
@@ -168,10 +168,10 @@ def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
 
 
 class ShardCommand:
-    """Run a bash *command* for each shard it is called with, at most *jobs* at a time.
+    """Run a bash *command* for each shard that it is called with, at most *jobs* at a time.
 
-    The command finds the shard's name in ``$TAR_SHARD`` and, quoted, in place of each ``{}``. Where it succeeds and
-    *delete* is set the shard is removed; where it fails the next call, or ``close``, raises OpError.
+    The name of the shard is in ``$TAR_SHARD`` and replaces each ``{}``, quoted. If the command succeeds and *delete* is
+    set, the shard is removed. If it fails, the next call or ``close`` raises OpError.
     """
 
     def __init__(self, command: str, *, jobs: int = 1, delete: bool = False):

@@ -184,7 +184,7 @@ def test_equal_keys_are_told_and_can_be_changed():
             for i in range(20):
                 writer.write({"__key__": f"{i}", "txt": name})
     with pytest.raises(
-        SampleError, match=r"out-0\.tar: \d+: this key is already in the shard, from another input; rekey"
+        SampleError, match=r"out-0\.tar: \d+: this key is already in the shard, from another input; make the keys unique"
     ):
         reshard("{a,b}-0.tar", "out-%d.tar")
     reshard("{a,b}-0.tar", "out-%d.tar", rekey="{shard}-{key}")
@@ -195,7 +195,7 @@ def test_equal_keys_are_told_and_can_be_changed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_bytes": 1, "shards": 1}, "one of max_bytes"),
+        ({"max_bytes": 1, "shards": 1}, "max_bytes, max_samples and shards"),
         ({"shards": 0}, "positive"),
         ({"output_pattern": "out.tar"}, "needs a shard number"),
         ({"output_pattern": "s3://b/out-%d.tar"}, "with tmpdir"),

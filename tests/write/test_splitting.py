@@ -182,7 +182,7 @@ def test_the_split_of_a_key_is_for_ever():
 
 @pytest.mark.parametrize("ratios", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 1, "b": 0}, {"a": float("nan")}])
 def test_wrong_ratios(ratios):
-    with pytest.raises(ValueError, match="their sum is 1"):
+    with pytest.raises(ValueError, match="their sum must be 1"):
         route_by_ratios(ratios)
 
 
