@@ -184,7 +184,8 @@ def test_equal_keys_are_told_and_can_be_changed():
             for i in range(20):
                 writer.write({"__key__": f"{i}", "txt": name})
     with pytest.raises(
-        SampleError, match=r"out-0\.tar: \d+: this key is already in the shard, from another input; make the keys unique"
+        SampleError,
+        match=r"out-0\.tar: \d+: this key is already in the shard, from another input; make the keys unique",
     ):
         reshard("{a,b}-0.tar", "out-%d.tar")
     reshard("{a,b}-0.tar", "out-%d.tar", rekey="{shard}-{key}")
