@@ -1,4 +1,4 @@
-"""The truth table as the report shows it: a cell a fault and peer, and below it what came and what was said."""
+"""The truth table of the report: one cell per fault and peer, and below it the details of each case."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ TITLES = {
     12: "uneven shards, 2 ranks",
 }
 LEGEND = (
-    "Each peer in its default error handling, on a few shards with one fault; every delivery compared with what was "
-    "written. **said**: it stopped with an exception. **warned**: it went on, and logged what a sound run does not. "
-    "**silent**: it ended as if nothing were wrong. Of all samples, *lost* ones never came, *twice* is how many came "
-    "again, *altered* ones had wrong bytes or lacked a field. **all**: every sample came once, in spite of the fault. "
-    f"**hung**: nothing came for {LIMIT} s ({STALL} s for a stall; its server is silent on that connection, and "
-    "serves the next ones well). **died**: the process was ended by a signal. 12 shows the samples of the two ranks "
-    f"where these make different numbers of steps of {STEP}: a job with a collective in each step hangs at its "
-    "end. **-**: cannot arise, or the peer does not do this without the fault either; the reasons are below.",
+    "Each peer reads a few shards with one fault, with its default error handling; every sample delivered is compared "
+    "with what was written. **said**: it raised an exception. **warned**: it continued and logged something that it "
+    "does not log without the fault. **silent**: it ended normally. *lost* counts samples that were never delivered, "
+    "*twice* samples delivered again, *altered* samples with wrong bytes or without a field. **all**: every sample "
+    f"was delivered once, despite the fault. **hung**: no sample for {LIMIT} s ({STALL} s for a stall; the server "
+    "stops sending on that connection, and serves later ones correctly). **died**: a signal ended the process. Column "
+    f"12 shows the samples of the two ranks if they take different numbers of steps of {STEP}: a job with a "
+    "collective in each step then hangs at its end. **-**: the fault cannot occur, or the peer fails without it, too; "
+    "the reasons are below.",
 )
 
 
@@ -46,7 +47,7 @@ def table(found: dict[str, Any], faults: Sequence[tuple[int, str]]) -> list[str]
             forms = [[outcomes.get((peer, name)) for each, name in faults if each == number] for number in numbers]
             page.append(f"| {found[peer]['name']} | " + " | ".join(map(cell, forms)) + " |")
         page.append("")
-    page += ["<details><summary>Each case: what came, and what was said</summary>", ""]
+    page += ["<details><summary>Details of each case</summary>", ""]
     page += ["| fault | peer | sound samples | lost | twice | altered | ending | words |", "|---" * 8 + "|"]
     for number, name in faults:
         for peer in peers:
@@ -68,7 +69,7 @@ def table(found: dict[str, Any], faults: Sequence[tuple[int, str]]) -> list[str]
         return page
     return [
         *page,
-        "<details><summary>What cannot arise, or a peer does not do</summary>",
+        "<details><summary>Cases that cannot occur, or that a peer does not support</summary>",
         "",
         *cannot,
         "",

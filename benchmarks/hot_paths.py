@@ -1,4 +1,4 @@
-"""Our own hot paths, run up to each of their stages by the functions that they are made of, and what limits them."""
+"""Our hot paths, run up to each of their stages with the functions that they consist of, and their limits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
 
 
 def memcpy(payloads: list[list[Payloads]]) -> Work:
-    """Copy all bytes, in the epoch's order, into memory that every part uses again."""
+    """Copy all bytes, in the epoch's order, into memory that every part reuses."""
     works = []
     for part in payloads:
         addresses, sizes = (np.stack([getattr(p, name) for p in part], 1).ravel() for name in ("addresses", "sizes"))
@@ -68,7 +68,7 @@ def memcpy(payloads: list[list[Payloads]]) -> Work:
 
 
 def make_bytes(payloads: list[list[Payloads]]) -> Work:
-    """Make a bytes object of every member, which is let go of at once."""
+    """Make a bytes object of every member, and release it at once."""
     views = [view for part in payloads for sample in zip(*part) for view in sample]
     return lambda: exhaust(map(bytes, views))
 
@@ -94,7 +94,7 @@ def planned(data: Data, *, shuffled: bool) -> Path:
         "make dicts of key and URL": dicts,
         "look up members": lambda: read(without_fields),
         (copying := "copy bytes"): lambda: read(source.shards),
-        "Stream: generators, account": lambda: exhaust(stream),
+        "Stream: generators, ledger": lambda: exhaust(stream),
     }
     return Path(stages, {MEMCPY: (copying, memcpy(payloads)), BYTES: (copying, make_bytes(payloads))})
 
@@ -120,9 +120,9 @@ def streamed(data: Data) -> Path:
     stages: dict[str, Work] = {
         (reading := "read files"): each(lambda file: exhaust(iter(lambda: file.read(CHUNK), b""))),
         "scan headers": each(headers),
-        (cutting := "cut out members"): each(lambda file: exhaust(read_members(file))),
+        (cutting := "extract members"): each(lambda file: exhaust(read_members(file))),
         "group, make dicts": each(lambda file: exhaust(group_members(read_members(file)))),
-        "Stream: generators, account": lambda: exhaust(stream),
+        "Stream: generators, ledger": lambda: exhaust(stream),
     }
     payloads = payloads_of(open_shards(data.urls), "bin cls", READ_AT_ONCE)
     return Path(
@@ -168,7 +168,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
 
     stages: dict[str, Work] = {
         "plan positions": lambda: exhaust(parts(source, together)),
-        "look up places": lambda: exhaust(batches()),
+        "look up offsets": lambda: exhaust(batches()),
     }
     first, *others = maker.names
     if threads:
@@ -194,7 +194,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         limits = {MEMCPY: (f"read {first}", memcpy(payloads_of(source, " ".join(fields), size)))}
     stages |= {f"read {name}": read(i) for i, name in enumerate(others, 2)}
     stages["make batches: memory, keys"] = run(lambda number, found: maker.make(lambda: found, key, number))
-    stages["ArrayLoader: order, account"] = lambda: exhaust(loader)
+    stages["ArrayLoader: order, ledger"] = lambda: exhaust(loader)
     return Path(stages, limits)
 
 
@@ -205,7 +205,7 @@ def each_of(work: Callable[[Any], Any], things: Iterable[Any], threads: int | No
 
 
 def decode_alone(job: list[tuple[bytes, tuple[int, int]]]) -> None:
-    """Decode JPEGs that are bytes already, at the scale that their crops need, into memory that is used again."""
+    """Decode JPEGs that are bytes already, at the scale that their crops need, into a reused buffer."""
     buffer = np.empty(1 << 20, np.uint8)
     for data, (height, width) in job:
         scaling = {"min_height": height, "min_width": width, "min_factor": images.SMALLEST_FACTOR}

@@ -127,7 +127,7 @@ def loading() -> list[str]:
     check, load, expand = (median(seconds[name]) for name in ("check", "load", "expand"))
     return [
         f"An index of 1,000 samples x 2 members loads in {load / rounds * 1e6:.0f} us, {check / rounds * 1e6:.0f} us "
-        f"with the look at its shard. A manifest of 1,281 shards expands in {expand * 1e3:.1f} ms."
+        f"with the check of its shard. A manifest of 1,281 shards expands in {expand * 1e3:.1f} ms."
     ]
 
 

@@ -74,7 +74,7 @@ def main() -> None:
         f"tarmerge of {COUNT:,} keys with as many",
         [
             f"Two shards of 1 GB, one member of 50 bytes a sample, within -M of the table. {machine('click')}.",
-            "By index the second shard is mapped: pages that the kernel can take back.",
+            "With an index, the second shard is mapped; the kernel can reclaim these pages.",
             "",
             "| the second input | -M | seconds | peak resident memory, MB | of it no mapped file |",
             "|---|---|---|---|---|",

@@ -58,7 +58,7 @@ def main() -> None:
     lines = [
         machine("numpy"),
         "",
-        "1,000,000 shards of 1,000 samples, in a process of its own, once:",
+        "1,000,000 shards of 1,000 samples, measured once in a separate process:",
         "",
         "| | |",
         "|---|---|",

@@ -19,20 +19,20 @@ TITLES = {
     "arrays": "Batches of arrays by every peer",
     "decode": "JPEG decoded by every peer",
     "crop": "JPEG decoded, random resized crop to 224 and flip, by every peer",
-    "random": "10,000 samples at random places by every peer",
+    "random": "Random access to 10,000 samples by every peer",
     "write": "Writing by every peer",
     "index": "Indexing by every peer",
-    "first": "First sample after open by every peer",
+    "first": "First sample after opening by every peer",
     "resume": "Resume in mid-epoch by every peer",
     "cold": "Raw iteration by every peer, page cache dropped",
 }
 
 WHY = {  # ours may be behind
-    "decode photos500": "The decoder is most of the time: `simplejpeg` is ours alone. DALI's own build of "
-    "libjpeg-turbo makes the same pixels of pictures of this size in less time.",
-    "write raw-2k": "A tar has 512 bytes and padding for each member: 3,584 bytes a sample here, where columns and "
+    "decode photos500": "Decoding takes most of the time; the row `simplejpeg` is our decoder alone. DALI's own build "
+    "of libjpeg-turbo decodes pictures of this size to the same pixels in less time.",
+    "write raw-2k": "A tar needs 512 bytes and padding for each member: 3,584 bytes per sample here, where columns and "
     "records take 2,056.",
-    "cold raw-110k": "The disk is most of the time, and differs more from round to round than peers from one another.",
+    "cold raw-110k": "The disk takes most of the time, and varies more between rounds than between peers.",
 }
 
 
@@ -146,25 +146,25 @@ def summary(parts: list[dict[str, Any]]) -> list[str]:
 
 
 HOW = [
-    "How many times as fast as each peer ours is, each with its best number of workers, ours with the better of single "
-    "samples and rows of arrays; **bold: ours is behind**; "
-    "· the peer cannot or failed, the tables say why; (wrong): what it delivered is not the set.",
+    "Each cell says how many times as fast as this peer tarshards is, each with its best number of workers, and "
+    "tarshards with the faster of single samples and rows of arrays. **Bold**: tarshards is slower. "
+    "·: the peer cannot do this or failed; the tables say why. (wrong): the peer delivered wrong samples.",
     "",
-    "Every peer has a process in an environment of its own, and its own best configuration in `benchmarks/peers`. "
-    "Under each setting the loader is opened and a first epoch is kept apart, which includes the opening; then "
-    "5 rounds (3 where an epoch takes 0.3 s or more, 2 from 1.2 s on) go round the peers in turn, each of as many "
-    f"epochs as last {LEAST} s: medians, and the slowest and fastest round. CPU seconds are those of all of a peer's "
-    "processes. One more epoch is compared sample by sample with the set; the peak is that of the anonymous and shared "
-    "memory meanwhile, above the imports. The page cache is warm except where dropped; what is written takes pages "
-    "that were in use just before. First sample, resume and the dropped page cache: "
-    f"{FRESH} rounds in fresh processes.",
+    "Every peer runs in a process and an environment of its own, in its best configuration (`benchmarks/peers`). In "
+    "each setting, the first epoch includes opening the loader and is reported separately. Then follow 5 rounds (3 if "
+    "an epoch takes 0.3 s or more, 2 from 1.2 s on) in which the peers take turns; a round has enough epochs to last "
+    f"{LEAST} s. The tables give medians, and the slowest and fastest round. CPU seconds include all processes of a "
+    "peer. One more epoch is compared with the set sample by sample; the peak is the maximum of anonymous and shared "
+    "memory during this epoch, above that after the imports. The page cache is warm unless dropped; writing reuses "
+    f"pages that were in use just before. First sample, resume and the dropped page cache: {FRESH} rounds in fresh "
+    "processes.",
 ]
 
 
 def ranking(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str]:
     """Return how the order of the peers in this run compares with the run before."""
     earlier = {(part["task"], part["set"], setting): rows for part in before for setting, rows in groups(part)}
-    lines = ["Pairs of peers that two runs of the suite put in the same order, by the medians of the tables.", ""]
+    lines = ["Pairs of peers that two runs of the suite ranked in the same order, by the medians of the tables.", ""]
     lines += ["| | pairs | in the same order | in the other (how far apart in this run) |", "|---|---|---|---|"]
     for part in now:
         for setting, rows in groups(part):
@@ -186,16 +186,16 @@ def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
         lines = made.setdefault(TITLES[part["task"]], [f"![{part['task']}](plots/{part['task']}.png)", ""])
         lines += [f"{part['count']:,} samples of {part['set']}. {part['machine']}.", ""]
         if apart := part.get("apart"):
-            lines += [f"Measured in a run of their own, later: {', '.join(apart)}.", ""]
+            lines += [f"Measured later, in a separate run: {', '.join(apart)}.", ""]
         if resident := max((row.get("resident", 0) for row in part["rows"]), default=0):
-            lines += [f"Of the files' bytes, at most {100 * resident:.1f} % were still in the page cache.", ""]
+            lines += [f"Bytes of the files still in the page cache: at most {100 * resident:.1f} %.", ""]
         for setting, rows in groups(part):
             if rows:
                 shown = table(rows, part["task"])
                 lines += [heading(part, setting), "", *shown]
                 why = WHY.get(f"{part['task']} {part['set']}")
                 if why and any("behind" in line for line in shown):
-                    lines += [f"Why ours is behind: {why}", ""]
+                    lines += [f"Why tarshards is slower: {why}", ""]
         lines += [*by_workers(part), *reasons(part)]
     return made
 

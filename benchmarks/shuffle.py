@@ -129,9 +129,9 @@ def main() -> None:
         "correlation of the delivered order with storage order, the largest of all ranks.",
         "",
         "webdataset is its own `shuffle(1000)` over shards that are split over ranks and workers and then permuted as "
-        "a whole (`shardshuffle=100` would mix less). FFCV is its rule, told again in Python: pages of 8 MiB in random "
-        f"order, each shuffled, every sample from a random one of the {2 * BATCH} in use (4 GiB of memory), ranks take "
-        "stretches of that.",
+        "a whole (`shardshuffle=100` would mix less). FFCV is its rule, reimplemented in Python: pages of 8 MiB in "
+        f"random order, each shuffled, every sample from a random one of the {2 * BATCH} in use (4 GiB of memory), "
+        "ranks take stretches of that.",
         "",
     ]
     worst = {}
@@ -157,8 +157,8 @@ def main() -> None:
     few = min(share for (_, (ranks, _)), share in worst.items() if ranks <= 8)
     many = min(share for (_, (ranks, _)), share in worst.items() if ranks > 8)
     lines += [
-        f"Of the true permutation's classes a batch, tarshards has at least {few:.0%} on up to 8 ranks (90% is asked) "
-        f"and {many:.0%} on 64 (60% is asked)."
+        f"Batches of tarshards have at least {few:.0%} of the classes in those of a true permutation on up to 8 ranks "
+        f"(required: 90%), and {many:.0%} on 64 (required: 60%)."
     ]
     record("Shuffle quality", lines)
 

@@ -1,4 +1,4 @@
-"""Where the time of our own hot paths goes, in nanoseconds a sample by stage, beside the physical limit: PROFILE.md."""
+"""Write PROFILE.md: the time of our hot paths by stage, in nanoseconds per sample, and the physical limit of each."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tarshards.loaders.arrays.readers.parsed import integer
 PAGE, ROOT = RESULTS.with_name("PROFILE.md"), DATA / "suite"
 RUNS, RUNS_JPEG, THREADS, IMAGES = 31, 21, 2, 64
 HOW = (
-    "A path is run up to each of its stages in turn, by the functions that it is made of; a stage takes what that is "
-    "more than up to the stage before. Medians of interleaved rounds, page cache warm, mappings and memory as after "
-    "the first epoch. Beside a stage stands what no program can beat that does the same: the bytes copied once, or "
-    "decoded, in the same order and at places known beforehand, into memory that is used again."
+    "A path is run up to each of its stages in turn, with the functions that it consists of; the time of a stage is "
+    "the difference to the stage before. Times are medians of interleaved rounds with a warm page cache, and mappings "
+    "and memory as after the first epoch. The limit of a stage is the minimum time for the same work: the bytes "
+    "copied or decoded once, in the same order and from known offsets, into reused buffers."
 )
 OBJECTS = (
-    "What bounds it is Python's objects, not bytes: a dict and its bytes objects a sample, and the calls between them. "
-    "What helps is fewer of them: the rows of an ArrayLoader."
+    "The bottleneck is Python objects, not bytes: each sample needs a dict, bytes objects and function calls. "
+    "The rows of an ArrayLoader avoid them."
 )
 NAMES = (
-    "What bounds it is Python, not the disk or the headers: each member's name is split, its field put into a dict. "
-    "What helps is an index, with which names were split once and for all."
+    "The bottleneck is Python, not the disk or the headers: the name of each member is split, and its field is added "
+    "to a dict. An index avoids splitting the names again."
 )
 MEMORY = (
-    "What bounds it is memory: each byte is copied once, at the rate of a memcpy. "
-    "What helps is to copy less: fields=, or smaller members."
+    "The bottleneck is memory: each byte is copied once, at the rate of a memcpy. "
+    "Copying less helps: fields=, or smaller members."
 )
 CALLS = (
-    "The copy is as fast as a memcpy; the rest is the plan and what each batch takes whatever its size. "
-    "What helps is larger batches."
+    "The copy is as fast as a memcpy; the rest is the plan and the constant overhead of each batch. "
+    "Larger batches help."
 )
-DECODER = "What bounds it is the decoder. What helps is a quicker one, or smaller pictures in the shards."
+DECODER = "The bottleneck is the decoder. A faster decoder or smaller pictures in the shards would help."
 CROP = (
-    "What bounds it is the decoder, which makes pixels that the crop leaves out, and after it the resize. "
-    "What helps is to decode no more than the rows and columns of the crop."
+    "The bottleneck is the decoder, which also decodes pixels outside the crop, followed by resizing. "
+    "Decoding only the rows and columns of the crop would help."
 )
 RAW = ("raw-2k", "2 KB", 1024, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMORY, MEMORY)
 
@@ -51,12 +51,12 @@ def table(path: Path, samples: int, runs: int) -> list[str]:
     seconds = interleave(path.stages | limits, runs=runs)
     spent = {name: median(times) / samples * 1e9 for name, times in seconds.items()}
     ends = [0.0, *(spent[name] for name in path.stages)]
-    rows = ["| | ns a sample | of the whole | limit |", "|---|---|---|---|"]
+    rows = ["| | ns per sample | share | limit |", "|---|---|---|---|"]
     for stage, (begin, end) in zip(path.stages, pairwise(ends)):
         beside = "; ".join(f"{name}: {spent[name]:,.0f}" for name, (place, _) in path.limits.items() if place == stage)
         rows.append(f"| {stage} | {max(0, end - begin):,.0f} | {max(0, end - begin) / ends[-1]:.0%} | {beside} |")
     beside = "; ".join(f"{ends[-1] / spent[name]:.1f} x {name}" for name in limits)
-    return [*rows, f"| **the whole** | **{ends[-1]:,.0f}** | | {beside} |"]
+    return [*rows, f"| **total** | **{ends[-1]:,.0f}** | | {beside} |"]
 
 
 def profile(title: str, name: str, path: Path, advice: str) -> None:

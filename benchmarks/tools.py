@@ -113,7 +113,7 @@ def main() -> None:
     }
     lines += table({name: (command, 5000) for name, command in works.items()}, "tar -xf, tar -cf")
     lines += [
-        "**true in a directory for each of 1,000 samples** (the server: 20,000), one at a time a core",
+        "**true in a directory for each of 1,000 samples** (the server: 20,000), one at a time per core",
         "",
     ]
     lines += table(per_sample(), "xargs")

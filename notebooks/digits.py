@@ -1,4 +1,4 @@
-"""Handwritten digits as tar shards: write them, stream them into a small classifier, and account for every sample."""
+"""Write handwritten digits to tar shards, train a small classifier on them, and audit that every sample was delivered."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def main(data: str, epochs: int, seed: int) -> None:
             break
 
     audit(ledger, written=writer.samples, epochs=epoch)
-    print(f"account    written {writer.samples} x {epoch} epochs = delivered {ledger.samples} samples")
+    print(f"audit      written {writer.samples} x {epoch} epochs = delivered {ledger.samples} samples")
     print(ledger)
     if accuracy < GOAL:
         raise click.ClickException(f"{accuracy:.1%} after {epochs} epochs; the goal is {GOAL:.0%}")
