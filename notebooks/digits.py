@@ -1,4 +1,4 @@
-"""Write handwritten digits to tar shards, train a small classifier on them, and audit that every sample was delivered."""
+"""Write handwritten digits to tar shards, train a classifier on them, and check that every sample was delivered."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from tarshards import Ledger, ShardDataset, ShardLoader, ShardWriter
 
-# The scans lie writer by writer, and the shards keep that order: those held out show other hands than the rest.
+# The scans are sorted by writer, and the shards keep that order: the held-out shards are by other writers.
 ALL, TRAIN, TEST = "digits-{00..07}.tar", "digits-{00..05}.tar", "digits-{06..07}.tar"
-SHARD = 225  # samples in each but the last
+SHARD = 225  # samples per shard, except the last
 GOAL = 0.95
 
 
 def digit_samples() -> Iterator[dict[str, Any]]:
-    """Yield the 1,797 scans that come with scikit-learn, their 17 shades spread over 0..255."""
+    """Yield the 1,797 scans included in scikit-learn, their 17 shades scaled to 0..255."""
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target)):
         yield {"__key__": f"{number:04d}", "png": (image * 255 / 16).astype("uint8"), "cls": int(label)}
@@ -43,7 +43,7 @@ def write_digits(folder: str) -> ShardWriter:
 
 
 def read_with_tarfile(shards: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the samples of *shards* as Python's own tarfile reads them."""
+    """Yield the samples of *shards*, read with Python's tarfile."""
     for shard in shards:
         with tarfile.open(shard) as archive:
             for key, members in groupby(archive, lambda member: member.name.split(".")[0]):
@@ -52,7 +52,7 @@ def read_with_tarfile(shards: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def samples_per_second(*readers: Callable[[], Iterable[Any]], passes: int = 9) -> list[float]:
-    """Return the speed of each reader: the median of so many passes, in turns."""
+    """Return the speed of each reader: the median of *passes* passes, in turns."""
     speeds: list[list[float]] = [[] for _ in readers]
     for _ in range(passes):
         for reader, speed in zip(readers, speeds):
@@ -63,13 +63,13 @@ def samples_per_second(*readers: Callable[[], Iterable[Any]], passes: int = 9) -
 
 
 def nudge(image: torch.Tensor) -> torch.Tensor:
-    """Move an image by up to one pixel each way."""
+    """Move an image by up to one pixel in each direction."""
     top, left = random.choices(range(3), k=2)
     return nn.functional.pad(image, (1, 1, 1, 1))[top : top + 8, left : left + 8]
 
 
 def classifier() -> nn.Module:
-    """Return an untrained network: a batch of images of 8 x 8 in, ten scores each out."""
+    """Return an untrained network that maps a batch of 8 x 8 images to ten scores each."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 8)),
         nn.Conv2d(1, 32, 3, padding=1),
@@ -84,9 +84,9 @@ def classifier() -> nn.Module:
 
 
 def train(folder: str, *, seed: int, epochs: int, ledger: Ledger) -> Iterator[float]:
-    """Train a classifier on the first six shards; yield after every epoch its accuracy on the other two."""
+    """Train a classifier on the first six shards; after every epoch, yield its accuracy on the other two."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # so small a network leaves the other cores to the workers
+    torch.set_num_threads(1)  # leave the other cores to the workers
     seen = (
         ShardDataset(f"{folder}/{TRAIN}", shuffle=True, seed=seed, on_error=ledger)
         .decode("torchl")
@@ -115,7 +115,7 @@ def train(folder: str, *, seed: int, epochs: int, ledger: Ledger) -> Iterator[fl
 
 
 def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
-    """Raise ClickException unless every sample that was *written* was delivered once an epoch, and nothing left out."""
+    """Raise ClickException unless all *written* samples were delivered once per epoch, and nothing was left out."""
     delivered = ledger.samples
     if delivered != written * epochs or ledger.skipped or ledger.quarantined or ledger.unaudited:
         raise click.ClickException(f"written {written} samples x {epochs} epochs, delivered {delivered}\n{ledger}")
@@ -123,10 +123,10 @@ def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
 
 @click.command()
 @click.option("--data", default="data/digits", show_default=True, help="Folder to write the shards to.")
-@click.option("--epochs", default=20, type=click.IntRange(min=1), show_default=True, help="Give up after so many.")
+@click.option("--epochs", default=20, type=click.IntRange(min=1), show_default=True, help="Maximum number of epochs.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the weights and of the order.")
 def main(data: str, epochs: int, seed: int) -> None:
-    """Write handwritten digits to tar shards and train on them up to 95 % on shards held out."""
+    """Write handwritten digits to tar shards, and train on them up to 95 % accuracy on held-out shards."""
     writer = write_digits(data)
     size = sum(Path(shard).stat().st_size for shard in writer.shards)
     print(f"wrote      {len(writer.shards)} shards, {writer.samples} samples, {size} bytes: {data}/{ALL}")
