@@ -1,4 +1,4 @@
-"""The report's plots: a picture a task, bars for the peers' medians, whiskers from slowest to fastest round."""
+"""Draw the plots of the report: one per task, with bars for medians and whiskers from slowest to fastest round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTE = (
 
 
 def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:
-    """Draw one setting, the fastest at the top."""
+    """Draw one setting, fastest peer first."""
     rows = sorted(bests(rows, task), key=lambda row: median(row["seconds"]) / row.get("samples", 1))
     for place, row in enumerate(rows):
         values = [1000 * s if task in TIMES else row["samples"] / s for s in row["seconds"]]

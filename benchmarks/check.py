@@ -1,4 +1,4 @@
-"""tarcheck beside cat, and beside the bare JPEG decoder; the keys of 10 million samples; holes in a gigabyte."""
+"""Benchmark tarcheck: against cat and the bare JPEG decoder, with 10 million keys, and with holes in a gigabyte."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_images(count: int):
 
 
 def shell(command: str) -> None:
-    """Run a bash line; Python keeps its bytecode, as users' does."""
+    """Run a bash line; Python caches bytecode, as for users."""
     arguments = ["bash", "-euo", "pipefail", "-c", command]
     subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, env=KEEPING)
 
@@ -75,7 +75,7 @@ def table(seconds: dict[str, list[float]], peer: str, size: float) -> list[str]:
 
 
 def damage(path: Path, holes: int) -> tuple[Path, set[str]]:
-    """Return a copy of the shard with holes of zeros and of garbage, and the keys of the samples they do not touch."""
+    """Return a copy of the shard with holes of zeros and of garbage, and the keys of the samples without holes."""
     sound = survey_shard(str(path))
     rng = random.Random(0)
     target = path.with_name("holes.tar")

@@ -1,6 +1,6 @@
-"""What a peer delivered, told in a form that can be compared: a digest of each sample, an image's size and mean colour.
+"""Describe what a peer delivered in a comparable form: a digest per sample, or the size and mean colour of an image.
 
-Every peer's environment imports this module, so it needs the standard library alone; references take numpy and
+Every peer's environment imports this module, so it needs only the standard library; references need numpy and
 simplejpeg.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 from sets import Data, Sample, read_samples
 
 CROP = 224
-DECODED, CROPPED = 2, 12  # levels of 256 that a mean colour may be off: of one image, of a whole set's random crops
+DECODED, CROPPED = 2, 12  # tolerance of a mean colour, in levels of 256: of one image, of the random crops of a set
 FIELD = {"raw": "bin", "text": "txt", "otto": "x.npy", "cifar": "rgb", "jpeg": "jpg"}
 
 
 def digest(payload: Any, label: int) -> int:
-    """Return 64 bits that tell a sample from others; an array counts by its bytes in C order."""
+    """Return a 64-bit digest of a sample; an array is hashed by its bytes in C order."""
     known = blake2b(payload if isinstance(payload, bytes | memoryview) else payload.tobytes(), digest_size=8)
     known.update(b"%d" % label)
     return int.from_bytes(known.digest())
@@ -35,15 +35,15 @@ def look(pixels: Any, label: int) -> list[float]:
 
 
 def entries(task: str, samples: Iterable[tuple[Any, int]]) -> list[Any]:
-    """Return what is compared of each sample."""
+    """Return what is compared for each sample."""
     tell = look if task in ("decode", "crop") else digest
     return [tell(payload, int(label)) for payload, label in samples]
 
 
 def reference(data: Data) -> list[Any]:
-    """Return the entries of a set's own samples, in their order, by programs that no peer is.
+    """Return the entries of a set's samples, in order, computed by programs that are not peers.
 
-    An image's also holds the mean colour of random crops of it.
+    The entry of an image also holds the mean colour of random crops.
     """
     samples = map(_plain, read_samples(data.urls))
     if data.kind != "jpeg":

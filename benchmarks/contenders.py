@@ -1,4 +1,4 @@
-"""A peer while it is measured: its process on one set, and the figures of one setting of it."""
+"""A peer being measured: its process on one set, and its results in one setting."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from environments import PEERS, Peer
 from processes import CannotError, FailedError, Process
 from sets import data_of, drawn_places
 
-PREPARE = 300  # seconds that a peer has to write a set in its own format
+PREPARE = 300  # seconds for a peer to write a set in its own format
 
 
 class Contender:
-    """A peer on one set; its process is started anew when it has died."""
+    """A peer on one set; its process is restarted if it dies."""
 
     def __init__(self, peer: Peer, python: str, name: str, root: Path):
         self.peer, self.python, self.root = peer, python, root
@@ -28,13 +28,13 @@ class Contender:
         self.process: Process | None = None
 
     def start(self) -> None:
-        """Start the process; the import runs beside those of others until `ready`."""
+        """Start the process; its imports run in parallel with others' until `ready`."""
         if self.process is None or not self.process.alive:
             self.process = Process(self.peer.file, self.python, self.root / "logs" / f"{self.peer.file}.log")
             self._fresh = True
 
     def ready(self, folder: Path | None = None) -> None:
-        """Wait for the process, and give it its set; its results go to *folder* instead of the peer's own."""
+        """Wait for the process, and pass it the set; results go to *folder* instead of the peer's own."""
         self.start()
         if self._fresh:
             self.process.ready()
@@ -45,7 +45,7 @@ class Contender:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Have the peer's own format, or its index, made once of this set by the code that its file has now."""
+        """Have the peer make its own format or index of this set, once per version of its code."""
         folder = self.data.folder
         made, code = folder.with_name(f"{folder.name}.made"), (PEERS / f"{self.peer.file}.py").read_text()
         code = f"{self.data.count} samples, by\n{code}"
@@ -62,7 +62,7 @@ class Contender:
             self.process = None
 
     def cool(self) -> float:
-        """Drop this set's files from the page cache; return the part of their bytes that is still in it."""
+        """Drop this set's files from the page cache; return the fraction of their bytes that remains in it."""
         paths = [path for url in self.data.urls for path in Path(url).parent.iterdir() if path.is_file()]
         paths = sorted({*paths, *(path for path in self.data.folder.rglob("*") if path.is_file())})
         for path in paths:
@@ -83,11 +83,11 @@ def empty(folder: Path) -> None:
 
 
 class Run:
-    """A peer under one setting. Each step is left out once one has failed, and the row says at what."""
+    """A peer in one setting. After a step fails, further steps are skipped, and the row names the step."""
 
     def __init__(self, contender: Contender, task: str, settings: dict[str, Any]):
         self.contender, self.task, self.settings = contender, task, settings
-        self.last = 0.0  # seconds of its latest epoch
+        self.last = 0.0  # seconds of the latest epoch
         self.row: dict[str, Any] = {"peer": contender.peer.name, "seconds": [], "cpu": [], **settings}
 
     @property
@@ -108,7 +108,7 @@ class Run:
         return self.contender.process.ask(call, limit, **arguments)
 
     def keep(self, figures: dict[str, float], repeats: int = 1) -> None:
-        """Add the figures of a round."""
+        """Add the results of a round."""
         if not figures["samples"]:
             raise FailedError("delivered nothing")
         self.row["samples"] = figures["samples"] / repeats
@@ -119,7 +119,7 @@ class Run:
         self.contender.ready()
 
     def first_epoch(self) -> None:
-        """Open the loader and take one epoch, whose time is kept apart."""
+        """Open the loader and run one epoch, timed separately."""
         opened = self.ask("open", task=self.task, **self.settings)
         epoch = self.ask("epoch")
         if not epoch["samples"]:
@@ -127,14 +127,14 @@ class Run:
         self.row["first"], self.last = opened + epoch["seconds"], epoch["seconds"]
 
     def steady_epochs(self, least: float) -> None:
-        """Take as many epochs as last *least* seconds, as one round."""
-        share = 1 if self.row["seconds"] else 2  # the first epoch, which opened files, took longer than those to come
+        """Run one round: enough epochs to last *least* seconds."""
+        share = 1 if self.row["seconds"] else 2  # the first epoch opened files, so it took longer than the next ones
         repeats = max(1, math.ceil(least / self.last / share))
         self.keep(self.ask("epoch", repeats=repeats), repeats)
         self.last = self.row["seconds"][-1]
 
     def check(self) -> None:
-        """Compare what one more epoch delivers with the set, and look at the peer's memory meanwhile."""
+        """Compare what one more epoch delivers with the set, and measure the peer's memory meanwhile."""
         process, expected = self.contender.process, self.contender.entries
         if self.task == "random":
             expected = [expected[place] for place in drawn_places(len(expected))]

@@ -1,4 +1,4 @@
-"""The numbers that must not get worse, each beside the one peer that it is told against; five minutes."""
+"""Measure the ratios that must not get worse, each against one peer, in five minutes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from suite import ROOT, Suite
 
 
 class Part(NamedTuple):
-    """A task on a set, measured side by side by the peers of its laws."""
+    """A task on a set, measured for all peers of its laws."""
 
     task: str
     set: str
     settings: dict[str, Any]
-    laws: tuple[tuple[str, str, float], ...]  # ours, theirs, how many times as fast ours has to be
+    laws: tuple[tuple[str, str, float], ...]  # ours, theirs, how many times as fast ours must be
 
 
 class Line(NamedTuple):
-    """A law and what was measured: ours was *times* as fast, and has to be *least*."""
+    """A law and its measurement: ours was *times* as fast, and must be at least *least*."""
 
     work: str
     beside: str
@@ -86,7 +86,7 @@ class Core(Suite):
 
 
 def measured(part: Part, root: Path = ROOT) -> Iterator[Line]:
-    """Yield what each law of a part measures; raises SystemExit where a peer fails or delivers what is wrong."""
+    """Yield the measurement of each law of a part; raise SystemExit if a peer fails or delivers wrong samples."""
     names = {name for law in part.laws for name in law[:2]}
     peers = [peer for peer in all_peers() if peer.name in names]
     suite = Core(part.settings, root, peers, make_all(peers, lambda words: None))

@@ -1,7 +1,7 @@
-"""One process in a peer's environment: does one JOB on data that may be damaged, and writes down all that comes.
+"""Run one JOB on possibly damaged data in a peer's environment, and record all samples.
 
-`faults.py` starts a fresh one for every case as `python deliver.py JOB RECORD`. The record has a JSON line for each
-sample as soon as it is there, so that it also tells what came before a hang or a death.
+`faults.py` starts a new process for every case as `python deliver.py JOB RECORD`. The record gets a JSON line for each
+sample immediately, so it also shows what was delivered before a hang or crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = str(Path(__file__).parent)
-sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # behind what the peers import
+sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # after the peers' imports
 
 from checks import digest, look  # noqa: E402
 from processes import session  # noqa: E402
@@ -61,7 +61,7 @@ class Delivery:
         self.take("resume", self.peer.restore(self.data, state, workers=self.job["workers"]))
 
     def take(self, task: str, items: Iterable[Any]) -> None:
-        """Write down every sample; what the peer calls a sample and has not all fields is noted as broken."""
+        """Record every sample; a sample without all fields is recorded as broken."""
         for place, item in enumerate(items):
             try:
                 for payload, label in self.peer.plain(task, item, self.data):
@@ -74,8 +74,8 @@ class Delivery:
 
 
 def kill_worker() -> None:
-    """Kill one of the worker processes that this process has, as the kernel does when memory runs out."""
-    time.sleep(0.5)  # they fill their queues, and wait there with most of the epoch to come
+    """Kill one of this process's workers, as the kernel does when memory runs out."""
+    time.sleep(0.5)  # the workers fill their queues, and wait with most of the epoch left
     workers = [pid for pid in map(int, (folder.name for folder in session(os.getsid(0)))) if is_worker(pid)]
     if not workers:
         raise NotImplementedError("has no worker processes")
@@ -83,7 +83,7 @@ def kill_worker() -> None:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether this is another Python process that works, none of multiprocessing's own helpers."""
+    """Return whether this is a worker process, not a helper of multiprocessing."""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         helper = b"resource_tracker" in command or b"multiprocessing.forkserver" in command
@@ -92,7 +92,7 @@ def is_worker(pid: int) -> bool:
 
 
 def words(exc: BaseException) -> str:
-    """Return an exception as its user reads it: the last line of a traceback that a worker sent, else the whole."""
+    """Return an exception's message: the last line of a traceback from a worker, or the whole text."""
     lines = [line for line in str(exc).splitlines() if line.strip()]
     remote = len(lines) > 1 and "Traceback (most recent call last)" in str(exc)
     return lines[-1] if remote else f"{type(exc).__name__}: {' '.join(' '.join(lines).split())}"

@@ -1,4 +1,4 @@
-"""What the peers' files say of themselves, and their virtual environments: each made once, two at a time."""
+"""Read the metadata in the peers' files, and create their virtual environments, two at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from measure import DATA
 
 PEERS = Path(__file__).with_name("peers")
 ENVIRONMENTS = DATA / "environments"
-TASKS = {  # and the function of a peer that does it
+TASKS = {  # task -> the function of a peer that performs it
     "stream": "stream",
     "arrays": "arrays",
     "decode": "decode",
@@ -33,7 +33,7 @@ TASKS = {  # and the function of a peer that does it
 
 @dataclass(frozen=True)
 class Peer:
-    """What a peer's file says, read without importing it."""
+    """The metadata in a peer's file, read without importing it."""
 
     file: str  # the module's name: a package's own name would hide it, hence the "_" at some ends
     about: str
@@ -54,7 +54,7 @@ class Peer:
         return self.name.startswith("tarshards")
 
     def threaded(self, task: str) -> bool:
-        """Whether the workers of a task are threads of which there is at least one."""
+        """Return whether the workers of a task are threads, with at least one."""
         return self.threads is True or (self.threads is not False and TASKS[task] in self.threads)
 
     def reason(self, task: str) -> str | None:
@@ -66,7 +66,7 @@ class Peer:
 
 
 def read_peer(path: Path) -> Peer:
-    """Return what a peer's file says."""
+    """Return the metadata in a peer's file."""
     tree = ast.parse(path.read_text())
     constants: dict[str, Any] = {"SYSTEM": (), "PIP": (), "CANNOT": {}}
     for node in tree.body:
@@ -86,7 +86,7 @@ def all_peers() -> list[Peer]:
 
 
 def is_here(peer: Peer) -> bool:
-    """Whether the running environment has the peer's packages, of whatever version."""
+    """Return whether the running environment has the peer's packages, of any version."""
     try:
         return all(version(re.split("[=<>;@[ ]", package)[0]) for package in peer.packages)
     except PackageNotFoundError:
@@ -94,7 +94,7 @@ def is_here(peer: Peer) -> bool:
 
 
 def make(peer: Peer) -> str:
-    """Return the Python of a peer's environment, which is made if there is none; raises OSError with pip's words."""
+    """Return the Python of a peer's environment, created if missing; raise OSError with pip's message."""
     if not peer.packages:
         return sys.executable
     folder = ENVIRONMENTS / peer.file
@@ -122,7 +122,7 @@ def make(peer: Peer) -> str:
 
 
 def make_all(peers: list[Peer], say: Any = print) -> dict[str, str | OSError]:
-    """Return the Python of each peer's environment, or what kept it from being made."""
+    """Return the Python of each peer's environment, or the error of creating it."""
 
     def made(peer: Peer) -> str | OSError:
         try:

@@ -1,4 +1,4 @@
-"""A case of the truth table: a small set on disk, a process that opens it, and what is true of all that came."""
+"""A case of the truth table: a small set on disk, a process that reads it, and a verdict on what it delivered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from environments import Peer
 from processes import RANKS, session
 from sets import Data, Sample
 
-IMPORTS, LIMIT, LINGER = 120, 20, 5  # seconds that a process has to be ready, to do its job, to exit
+IMPORTS, LIMIT, LINGER = 120, 20, 5  # seconds for a process to start, to do its job, to exit
 VICTIM = 1  # the shard that is damaged
 
 Members = list[tuple[str, bytes]]  # names and contents
@@ -35,16 +35,16 @@ Arrange = Callable[[Members], Members]
 
 @dataclass
 class Outcome:
-    """What became of a set. *ending* is end, warned, said (an exception), hung, died or cannot."""
+    """The outcome for a set. *ending* is end, warned, said (an exception), hung, died or cannot."""
 
     ending: str
     words: str = ""
     total: int = 0  # samples before the fault
-    sound: int = 0  # of them, those that it left whole
-    delivered: int = 0  # of the sound ones, those that came unaltered
-    lost: int = 0  # of all, those that never came
+    sound: int = 0  # of them, those without damage
+    delivered: int = 0  # of the undamaged ones, those delivered unaltered
+    lost: int = 0  # of all, those never delivered
     duplicated: int = 0
-    altered: int = 0  # with wrong bytes, or without one of their fields
+    altered: int = 0  # with wrong bytes, or without a field
     ranks: tuple[int, ...] = ()  # samples of each, if there are several
     log: list[str] = field(default_factory=list, repr=False)
 
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class StopCaseError(Exception):
-    """A case that is over before anything can be delivered."""
+    """A case that ends before anything can be delivered."""
 
     def __init__(self, ending: str, words: str):
         super().__init__(words)
@@ -63,16 +63,16 @@ class StopCaseError(Exception):
 
 @dataclass
 class Laid:
-    """A set on disk, and what is true of it."""
+    """A set on disk, and its correct contents."""
 
     data: Data
-    truth: dict[int, list[Any]]  # of each label's sample
+    truth: dict[int, list[Any]]  # of the sample with each label
     payloads: dict[int, bytes]
     victim: Path  # the file that is damaged
     sound: set[int]
 
     def damage(self, damage: Callable[[bytes], bytes]) -> None:
-        """Change the victim's bytes; a sample that does not lie whole in them any more is not sound."""
+        """Change the bytes of the victim; samples no longer complete in them count as damaged."""
         before = self.victim.read_bytes()
         self.victim.write_bytes(damage(before))
         here, there = inflated(before), inflated(self.victim.read_bytes())
@@ -81,7 +81,7 @@ class Laid:
 
 @dataclass
 class Run:
-    """What one process wrote down."""
+    """The record of one process."""
 
     ending: str
     words: str
@@ -91,17 +91,17 @@ class Run:
 
 
 class Case:
-    """A peer at work in a folder of its own, where one set lies at a time."""
+    """A peer with a folder of its own, which holds one set at a time."""
 
     def __init__(self, peer: Peer, python: str, folder: Path):
         self.peer, self.python, self.folder, self.live = peer, python, folder, folder / "live"
         images_only = "stream" not in peer.functions and "decode" in peer.functions
         self.task = "decode" if images_only else "stream"  # how it is read from
         self.always_index = False
-        self.writing: list[str] = []  # what was logged when the peer's own format was made
+        self.writing: list[str] = []  # the log of making the peer's own format
 
     def lay(self, shards: list[list[Sample]], *, compressed: bool = False, arrange: Arrange | None = None) -> Laid:
-        """Write samples as plain tars, *arrange* changing the members of one, and in the peer's own format if any."""
+        """Write samples as plain tars, and in the peer's own format if any; *arrange* changes members of one shard."""
         shutil.rmtree(self.live, ignore_errors=True)
         own, urls = self.live / "own", []
         own.mkdir(parents=True)
@@ -123,7 +123,7 @@ class Case:
         return Laid(data, truth, payloads, victim, set(truth))
 
     def write(self, data: Data) -> None:
-        """Make the peer's own format of the tars, once of the same bytes."""
+        """Convert the tars to the peer's own format, once for the same bytes."""
         kept = self.folder / f"own-{zlib.crc32(b''.join(Path(url).read_bytes() for url in data.urls)):08x}"
         log = kept.with_suffix(".log")
         if kept.exists():
@@ -138,7 +138,7 @@ class Case:
         self.writing = log.read_text().splitlines()
 
     def run(self, do: str, data: Data, *, limit: float = LIMIT, ranks: dict[str, str] | None = None, **job: Any) -> Run:
-        """Have one process do a job; after *limit* seconds without news from it, it hangs."""
+        """Run a job in one process; without progress for *limit* seconds it counts as hung."""
         place = Path(tempfile.mkdtemp(dir=self.live, prefix=f"{do}-"))
         described = {**vars(data), "folder": str(data.folder)}
         task = {"start": "resume", "restore": "resume"}.get(do, do)
@@ -176,14 +176,14 @@ class Case:
         indexed: bool = False,
         **options: Any,
     ) -> Outcome:
-        """Open the set, and judge what comes."""
+        """Open the set, and judge what is delivered."""
         if indexed or (self.always_index and not urls):
             self.index(laid)
         data = replace(laid.data, urls=tuple(urls)) if urls else laid.data
         return self.judge(laid, [self.run(do or self.task, data, **options)])
 
     def judge(self, laid: Laid, runs: list[Run]) -> Outcome:
-        """Compare what came with what is true."""
+        """Compare what was delivered with the correct contents."""
         right: Counter[int] = Counter()
         wrong: Counter[int] = Counter()
         for told in (told for run in runs for told in run.samples):
@@ -203,7 +203,7 @@ class Case:
 
 
 def wait(process: subprocess.Popen[bytes], record: Path, limit: float) -> bool:
-    """Return whether a process ended, or said that it did; it may be without news for *limit* seconds."""
+    """Return whether a process ended or reported its end, without stalling for more than *limit* seconds."""
     deadline, length, ended = time.monotonic() + IMPORTS, 0, False
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -242,7 +242,7 @@ def tar(named: Members) -> bytes:
 
 
 def inflated(content: bytes) -> bytes:
-    """Return what a gzip file still holds, or the content of any other."""
+    """Return the readable content of a gzip file, or the content of any other file."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     engine, parts = zlib.decompressobj(31), []
@@ -253,7 +253,7 @@ def inflated(content: bytes) -> bytes:
 
 
 def tell(each: Sample) -> list[Any]:
-    """Return what is true of a sample, by programs that no peer is."""
+    """Return the correct entry of a sample, computed by programs that are not peers."""
     label = int(each["cls"])
     if "jpg" in each:
         import simplejpeg
@@ -263,7 +263,7 @@ def tell(each: Sample) -> list[Any]:
 
 
 def same(told: list[Any], truth: list[Any] | None) -> bool:
-    """Whether a sample is unaltered: of the same digest, or of the same size and within 2 levels of the mean colour."""
+    """Return whether a sample is unaltered: same digest, or same size and mean colour within 2 levels."""
     if truth is None or len(truth) == 2:
         return told == truth
     return told[:3] == truth[:3] and all(abs(a - b) <= DECODED for a, b in zip(told[3:], truth[3:]))

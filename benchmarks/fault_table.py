@@ -8,7 +8,7 @@ from typing import Any
 
 from fault_cases import LIMIT, Outcome
 
-STEP, STALL = 16, 60  # samples of a rank's step; seconds that a stall is waited out
+STEP, STALL = 16, 60  # samples per step of a rank; seconds to wait for a stall
 TITLES = {
     1: "truncated shard",
     2: "bad header",
@@ -37,7 +37,7 @@ LEGEND = (
 
 
 def table(found: dict[str, Any], faults: Sequence[tuple[int, str]]) -> list[str]:
-    """Return lines on what was *found* of each peer, for *faults*: the number and the name of each form of each."""
+    """Return the lines of the table of results *found*; *faults* has the number and name of each form of a fault."""
     peers = sorted(found, key=lambda peer: (not peer.startswith("tarshards"), peer))
     outcomes = {(peer, name): Outcome(**told) for peer in peers for name, told in found[peer]["faults"].items()}
     page = [*LEGEND, ""]
@@ -84,7 +84,7 @@ def words(outcome: Outcome) -> str:
 
 
 def cell(forms: Sequence[Outcome | None]) -> str:
-    """Return what stands in the table for a fault, whose forms stand beside each other where they differ."""
+    """Return the cell of a fault; forms with different results are listed side by side."""
     return " / ".join(dict.fromkeys(verdict(form) for form in forms if form)) or "not run"
 
 

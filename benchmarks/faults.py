@@ -1,7 +1,7 @@
-"""The truth table: what each peer delivers, loses, repeats and says when data, network, workers or ranks go wrong.
+"""The truth table: what each peer delivers, loses, repeats and reports when data, network, workers or ranks fail.
 
-Each peer has its default error handling, and every case a process of its own. A fault counts only where the same work
-on sound data delivers everything.
+Each peer uses its default error handling, and every case runs in a new process. A fault counts only if the same work
+on undamaged data delivers everything.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def flipped(content: bytes, start: int, count: int) -> bytes:
     return content[:start] + bytes(byte ^ 1 for byte in content[start : start + count]) + content[start + count :]
 
 
-# What is done without a fault, to know that a peer can, and what it always says.
+# The work without a fault, which shows whether a peer supports it and what it always logs.
 
 
 def read(case: Case) -> Outcome:
@@ -97,7 +97,7 @@ def two_workers(case: Case, *, kill: bool = False) -> Outcome:
 
 
 def resume(case: Case, workers: int = 2) -> Outcome:
-    """Stop an epoch of two workers after some batches; go on in a new process with *workers*."""
+    """Stop an epoch of two workers after some batches; resume in a new process with *workers*."""
     laid = case.lay(raw(LARGE, 2048))
     case.index(laid)
     state = {"state": str(case.live / "state")}
@@ -110,7 +110,7 @@ def resume(case: Case, workers: int = 2) -> Outcome:
 
 
 def two_ranks(case: Case, counts: Sequence[int] = EVEN) -> Outcome:
-    """Read one epoch by two processes that know their ranks as torchrun tells them."""
+    """Read one epoch in two processes with ranks as set by torchrun."""
     laid = case.lay(samples(case, counts))
     case.index(laid)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -126,14 +126,14 @@ def two_ranks(case: Case, counts: Sequence[int] = EVEN) -> Outcome:
 
 
 def truncation(case: Case) -> Outcome:
-    """The second shard (of an own format: the largest file) ends in the middle of a member."""
+    """The second shard (in a peer's own format: the largest file) ends in the middle of a member."""
     laid = case.lay(samples(case))
     laid.damage(lambda content: content[: len(content) // 2])
     return case.deliver(laid)
 
 
 def bad_header(case: Case) -> Outcome:
-    """One bit of a checksum is flipped in the middle of a shard; of an own format, 8 at its largest file's start."""
+    """One bit of a checksum amid a shard is flipped; in a peer's own format, 8 bits at its largest file's start."""
     laid = case.lay(samples(case))
     if laid.victim.read_bytes() in laid.payloads.values():
         raise StopCaseError("cannot", "its files have no headers")
@@ -146,7 +146,7 @@ def bad_header(case: Case) -> Outcome:
 
 
 def bad_gzip(case: Case) -> Outcome:
-    """One bit of the content of a .tar.gz is flipped, so that its CRC does not fit."""
+    """One bit of the content of a .tar.gz is flipped, so its CRC does not match."""
     laid = case.lay(samples(case), compressed=True)
     if not laid.victim.read_bytes().startswith(b"\x1f\x8b"):
         raise StopCaseError("cannot", "its files are not gzip")
@@ -161,7 +161,7 @@ def bad_gzip(case: Case) -> Outcome:
 
 
 def duplicate_key(case: Case, distance: int = 1) -> Outcome:
-    """A sample has the key of another that stands *distance* before it."""
+    """A sample has the key of the sample *distance* before it."""
     shards = samples(case)
     twice = {**samples(case, (*SMALL, 1))[-1][0], "__key__": f"{MIDDLE:08d}"}
     victim, place = shards[VICTIM], MIDDLE - SMALL[0] + distance
@@ -170,7 +170,7 @@ def duplicate_key(case: Case, distance: int = 1) -> Outcome:
 
 
 def interleaved(case: Case) -> Outcome:
-    """The members of two neighbours stand as a.bin, b.bin, a.cls, b.cls."""
+    """The members of two neighbours are ordered a.bin, b.bin, a.cls, b.cls."""
     first = 2 * (MIDDLE - SMALL[0])  # each sample is two members
 
     def arrange(members: Members) -> Members:
@@ -201,7 +201,7 @@ class Fault:
     happens: Callable[[Case], Outcome]
     sound: Callable[[Case], Outcome]
     task: str = "stream"
-    plain: str = ""  # why it cannot arise but in plain tars
+    plain: str = ""  # why it can occur only in plain tars
 
 
 KEYS, LOCAL = "its own format holds samples, not members with keys", "its own format is read from local files here"
@@ -225,7 +225,7 @@ FAULTS = (
 
 
 def examine(peer: Peer, python: str | OSError, faults: Iterable[Fault], folder: Path) -> dict[str, Outcome]:
-    """Return what *faults* do to one peer."""
+    """Return the results of *faults* for one peer."""
     sound: dict[Any, Outcome] = {}
     outcomes = {}
     case = Case(peer, str(python), folder)
@@ -255,7 +255,7 @@ def attempt(case: Case, work: Callable[[Case], Outcome]) -> Outcome:
 
 
 def judge(sound: Outcome, happen: Callable[[], Outcome]) -> Outcome:
-    """Return what happens, told from what happens without the fault."""
+    """Return the result with the fault, compared with that without it."""
     if sound.ending == "cannot":
         return sound
     if sound.ending != "end" or not sound.whole:
@@ -282,7 +282,7 @@ def worried(line: str) -> bool:
 
 
 def main(peers: Sequence[Peer] | None = None, smoke: bool = False) -> None:
-    """Find the truth about *peers*, two cases at a time, and keep it; a smoke run prints it and keeps it apart."""
+    """Test *peers*, two cases at a time, and save the results; a smoke run prints and saves them separately."""
     path = RESULTS.with_name("faults-smoke.json") if smoke else RESULTS
     peers = all_peers() if peers is None else peers
     if smoke:
@@ -291,7 +291,7 @@ def main(peers: Sequence[Peer] | None = None, smoke: bool = False) -> None:
     else:
         pythons = make_all(list(peers), lambda words: print(words, file=sys.stderr))
     faults = [fault for fault in FAULTS if not smoke or fault.name in SMOKE_FAULTS]
-    waits = [fault for fault in faults if fault.name == "stall"]  # it takes long and no processor
+    waits = [fault for fault in faults if fault.name == "stall"]  # it takes long, but no CPU time
     works = [fault for fault in faults if fault not in waits]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with (

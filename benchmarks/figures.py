@@ -1,4 +1,4 @@
-"""The figures of the suite, as the report and its plots take them: groups of rows, best rows, ratios to ours."""
+"""The results of the suite, as the report and plots use them: groups of rows, best rows, ratios to ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from suite import PARTS
 
 Row = dict[str, Any]
 OURS = "tarshards"
-FORMS = (OURS, "tarshards_rows")  # of which the faster is what others are compared with
-TIMES = ("first", "resume")  # told in milliseconds; the others in samples a second
+FORMS = (OURS, "tarshards_rows")  # others are compared with the faster one
+TIMES = ("first", "resume")  # reported in milliseconds; the others in samples per second
 YES = ("", "yes", "not read back")
 
 
@@ -24,25 +24,25 @@ def load(root: Path, folder: str = "measured") -> list[dict[str, Any]]:
 
 
 def wrong(root: Path) -> list[str]:
-    """Return a line for each measurement that failed, or that a check says no to."""
+    """Return a line for each measurement that failed or whose check failed."""
     rows = [(part, row) for part in load(root) for row in part["rows"]]
     told = [(part, row, row.get("failed") or row.get("checked", "")) for part, row in rows]
     return [f"{part['task']} {part['set']}: {row['peer']}: {what}" for part, row, what in told if what not in YES]
 
 
 def settings(row: Row) -> str:
-    """Return a row's setting but for its workers, in words."""
+    """Return a row's setting without its workers, in words."""
     words = {True: "shuffled", False: "in order"}.get(row.get("shuffled"), "")
     return words or (f"batches of {row['size']:,}" if "size" in row else "")
 
 
 def speed(row: Row, task: str) -> float:
-    """Return samples a second, or the reciprocal of seconds: more is better."""
+    """Return samples per second, or the reciprocal of seconds: higher is better."""
     return (1 if task in TIMES else row["samples"]) / median(row["seconds"])
 
 
 def groups(part: dict[str, Any]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield each setting of a part with its measured rows, whatever their workers."""
+    """Yield each setting of a part with its measured rows, for any number of workers."""
     done = [row for row in part["rows"] if row["seconds"] and "failed" not in row]
     for setting in dict.fromkeys(map(settings, part["rows"])):
         yield setting, [row for row in done if settings(row) == setting]
@@ -61,6 +61,6 @@ def mine(rows: list[Row], task: str) -> Row | None:
 
 
 def ratio(row: Row, rows: list[Row], task: str) -> float | None:
-    """Return how many times as fast as this row ours is."""
+    """Return how many times as fast ours is as this row."""
     own = mine(rows, task)
     return None if own is None else speed(own, task) / speed(row, task)

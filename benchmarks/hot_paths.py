@@ -33,10 +33,10 @@ exhaust: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
 class Path(NamedTuple):
-    """The *stages* of a path, each of which runs those before it too, and what no program can beat of some of them."""
+    """The *stages* of a path, each including those before it, and the minimum time of some of them."""
 
     stages: dict[str, Work]
-    limits: dict[str, tuple[str, Work]]  # the stage beside which it stands, and its work
+    limits: dict[str, tuple[str, Work]]  # its stage, and its work
 
 
 def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -47,17 +47,17 @@ def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
-    """Return where the bytes of each part of the epoch lie."""
+    """Return the offsets of the bytes of each part of the epoch."""
     places = MappedPlaces.of(source.shards, parse_selection(fields))
     return [places.find(*part).payloads for part in parts(source, size)]
 
 
 def memcpy(payloads: list[list[Payloads]]) -> Work:
-    """Copy all bytes, in the epoch's order, into memory that every part reuses."""
+    """Copy all bytes, in the order of the epoch, into memory that every part reuses."""
     works = []
     for part in payloads:
         addresses, sizes = (np.stack([getattr(p, name) for p in part], 1).ravel() for name in ("addresses", "sizes"))
-        works.append((part, int(sizes.sum()), addresses, sizes))  # the part holds the maps
+        works.append((part, int(sizes.sum()), addresses, sizes))  # the part keeps the mappings alive
     out = np.empty(max(total for _, total, _, _ in works), np.uint8)
 
     def run() -> None:
@@ -175,7 +175,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         view = maker.readers[0].view
 
         def scales(number: int, found: Found) -> list[tuple[memoryview, tuple[int, int]]]:
-            """The JPEGs of a batch, and how large each must be decoded at least for its crop."""
+            """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
             payloads = found.places.payloads[0]
             sizes = [images._size_of(payload) for payload in payloads]
             boxes = view.boxes(*np.array(sizes).T, maker._draws(key, found.numbers))
@@ -199,13 +199,13 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
 
 
 def each_of(work: Callable[[Any], Any], things: Iterable[Any], threads: int | None) -> None:
-    """Do the work for each thing, by threads if there are."""
+    """Do the work for each item, by threads if there are any."""
     with ThreadPoolExecutor(threads) if threads else nullcontext() as pool:
         exhaust(pool.map(work, things) if pool else map(work, things))
 
 
 def decode_alone(job: list[tuple[bytes, tuple[int, int]]]) -> None:
-    """Decode JPEGs that are bytes already, at the scale that their crops need, into a reused buffer."""
+    """Decode JPEGs from bytes, at the scale that their crops need, into a reused buffer."""
     buffer = np.empty(1 << 20, np.uint8)
     for data, (height, width) in job:
         scaling = {"min_height": height, "min_width": width, "min_factor": images.SMALLEST_FACTOR}

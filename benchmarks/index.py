@@ -1,4 +1,4 @@
-"""Indexing one local shard, page cache warm, beside `tar -t` and Python's tarfile; loading; expanding a manifest."""
+"""Benchmark indexing a local shard (also by `tar -t` and tarfile), loading an index, and expanding a manifest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tool(url: str) -> None:
 
 
 def times_as_fast(seconds: dict[str, list[float]]) -> float:
-    """How many times as fast as `tar -t` the program is (median of the rounds)."""
+    """Return how many times as fast as `tar -t` the program is (median of the rounds)."""
     ours, theirs = seconds["tarindex, the program"], seconds["tar -t > /dev/null, the program"]
     return median(their / mine for their, mine in zip(theirs, ours))
 
@@ -83,7 +83,7 @@ def headers() -> list[str]:
 
 
 def programs() -> list[str]:
-    """Both programs on several shards: links to one, so that the cache holds them."""
+    """Both programs on several shards, which are links to one, so that the page cache holds them."""
     count, size = SEVERAL
     url = make_shard(count, size)
     links = [url.replace(".tar", f"-{i}.tar") for i in range(LINKS)]

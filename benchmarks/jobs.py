@@ -1,4 +1,4 @@
-"""tarjob on this machine beside xargs -P on the same commands; and the memory of reshard."""
+"""Benchmark tarjob on this machine against xargs -P with the same commands, and the memory of reshard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CORES = os.cpu_count() or 1
 SHARDS, SIZE = 64, 100 << 20
 
 
-SHM = Path("/dev/shm/tarshards-jobs")  # where no disk takes part
+SHM = Path("/dev/shm/tarshards-jobs")  # without a disk
 
 
 def make_shards() -> None:
@@ -32,7 +32,7 @@ def make_shards() -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
         (folder / "00.tar").write_bytes(random.Random(0).randbytes(SIZE))
-        for number in range(1, SHARDS):  # one file under many names: the machine's memory is for the copies
+        for number in range(1, SHARDS):  # one file under many names, so that memory is left for the copies
             os.link(folder / "00.tar", folder / f"{number:02d}.tar")
 
 
@@ -44,7 +44,7 @@ def shell(command: str) -> None:
 
 
 def copies() -> list[str]:
-    """The seconds of 64 copies."""
+    """Return the seconds of 64 copies."""
     tarjob = f"{sys.executable} {BIN / 'tarjob'} -q -j {CORES} -s '{{00..{SHARDS - 1}}}'"
     works = {
         "tarjob": f"{tarjob} -- 'cat in/{{}}.tar >out/{{}}.tar'",
@@ -59,7 +59,7 @@ def copies() -> list[str]:
 
 
 def anonymous(root: int) -> int:
-    """The anonymous memory of a process and all below it, in bytes."""
+    """Return the anonymous memory of a process and its descendants, in bytes."""
     total, todo = 0, [root]
     while todo:
         process = todo.pop()
@@ -73,7 +73,7 @@ def anonymous(root: int) -> int:
 
 
 def reshards(shards: int = 40, size: int = 50_000_000) -> list[str]:
-    """The seconds, and the most memory, of a shuffle of 2 GB by 1 and by 4 processes."""
+    """Return the seconds and peak memory of a shuffle of 2 GB by 1 and by 4 processes."""
     source = FOLDER / "source"
     if not source.exists():
         source.mkdir(parents=True)

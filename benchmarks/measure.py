@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved runs, their medians and spread, and the page that keeps the results."""
+"""Functions shared by the benchmarks: interleaved runs, medians and spread, and the page of results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from statistics import median
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"
-KEEPING = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # for programs that keep their bytecode, as users' do
+KEEPING = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # for programs that cache bytecode, as for users
 
 
 def install() -> Path:
-    """Install the package as users do, not editable and with its bytecode, and return where its tools are.
+    """Install the package as users do, with bytecode and not editable, and return the folder of its tools.
 
-    What it needs comes from the environment of this program.
+    Its dependencies come from the environment of this program.
     """
     folder = DATA / "environments" / "installed"
     python = folder / "bin" / "python"
@@ -35,7 +35,7 @@ def install() -> Path:
 
 
 def interleave(works: dict[str, Callable[[], object]], *, runs: int = 7) -> dict[str, list[float]]:
-    """Time every work once a round, *runs* rounds after one warm-up; return the seconds of each."""
+    """Time every work once per round, for *runs* rounds after a warm-up; return the seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(runs + 1):
         for name, work in works.items():
@@ -47,7 +47,7 @@ def interleave(works: dict[str, Callable[[], object]], *, runs: int = 7) -> dict
 
 
 def rates(seconds: dict[str, list[float]], count: int, ours: str) -> list[str]:
-    """Table rows: median rate, slowest and fastest run, and how many times as fast *ours* is (median of the rounds)."""
+    """Return table rows: median rate, slowest and fastest run, and how many times as fast *ours* is (median)."""
     rows = []
     for name, times in seconds.items():
         ratio = median(theirs / mine for theirs, mine in zip(times, seconds[ours], strict=True))
@@ -57,7 +57,7 @@ def rates(seconds: dict[str, list[float]], count: int, ours: str) -> list[str]:
 
 
 def machine(*packages: str) -> str:
-    """One line on the machine and the versions in use."""
+    """Return one line on the machine and the versions in use."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
@@ -69,13 +69,13 @@ def machine(*packages: str) -> str:
 
 
 def record(title: str, lines: list[str], page: Path = RESULTS) -> None:
-    """Print a section, and put it into a page in place of the section of that title."""
+    """Print a section, and replace the section of that title in a page."""
     print("\n".join([f"## {title}", "", *lines, ""]))
     put({title: lines}, page)
 
 
 def put(sections: dict[str, list[str]], page: Path = RESULTS, *, first: bool = False) -> None:
-    """Put sections into a page, each in place of the one of its title; *first*: in this order above all others."""
+    """Replace the sections of the same titles in a page; *first* puts them above all others, in this order."""
     text = page.read_text() if page.exists() else f"# {page.stem.capitalize()}\n\nMade by `make bench`.\n"
     head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     kept = dict(part.split("\n", 1) for part in parts)

@@ -1,4 +1,4 @@
-"""tarmerge of a million keys with a million: the seconds it takes, and the most memory it ever holds."""
+"""Benchmark tarmerge of two shards with a million keys each: seconds and peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = DATA / "merge"
 COUNT = 1_000_000
 WORKS = {"in the same order": "same", "in another order: sorted": "other", "in another order: by index": "indexed"}
 MEMORY = {"indexed": "400MB"}  # and 200MB for the others
-# The tool within this very process, which then tells its own peak, mapped files apart.
+# Runs the tool in this process, which then prints its peak memory, with and without mapped files.
 PROGRAM = """import sys, threading, time
 from pathlib import Path
 from tarshards.cli.tarmerge import main
@@ -48,7 +48,7 @@ def make_shard(name: str, order: list[int], *, index: bool) -> Path:
 
 
 def run(*inputs: Path, memory: str) -> tuple[float, float, float]:
-    """The seconds that tarmerge takes, and its peaks in MB: of resident memory, and without mapped files."""
+    """Return the seconds of tarmerge, and its peaks in MB: of resident memory, and without mapped files."""
     begun = time.perf_counter()
     options = ["-q", "-M", memory, "-o", str(FOLDER / "out.tar"), "--overwrite"]
     done = subprocess.run(

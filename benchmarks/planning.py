@@ -1,4 +1,4 @@
-"""A plan of a billion samples in a million shards: its time and memory, and how fast positions are looked up."""
+"""Benchmark a plan of a billion samples in a million shards: time, memory, and the rate of looking up positions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(json.dumps(figures))
 
 
 def measure() -> dict[str, float]:
-    """Return the figures of a plan made in a process of its own."""
+    """Return the results of a plan made in a separate process."""
     done = subprocess.run([sys.executable, "-c", PLANNING], capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures

@@ -1,4 +1,4 @@
-"""Peers' processes: started in their own environments, asked by JSON lines, watched, and killed when they hang."""
+"""Run the peers' processes: send them requests as JSON lines, monitor them, and kill them if they hang."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class CannotError(Exception):
-    """What a peer says that it cannot do."""
+    """A peer does not support the request."""
 
 
 class FailedError(Exception):
-    """What a peer failed at, died of or did not answer."""
+    """A peer failed, died or did not answer."""
 
 
 def session(leader: int) -> Iterator[Path]:
-    """Yield the folder in /proc of every process of a session: a peer's, and whatever it started."""
+    """Yield the folder in /proc of every process of a session: a peer and its descendants."""
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(ProcessLookupError, ValueError):
             if os.getsid(int(folder.name)) == leader:
@@ -36,7 +36,7 @@ def session(leader: int) -> Iterator[Path]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this session, those of ended processes too."""
+    """Return the CPU seconds of this session, including ended processes."""
     ticks = 0
     for folder in session(os.getsid(0)):
         with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def cpu_seconds() -> float:
 
 
 def mebibytes(leader: int) -> float:
-    """Return a session's anonymous and shared memory; what processes share counts once, what maps files not at all."""
+    """Return the anonymous and shared memory of a session; shared memory counts once, mapped files do not count."""
     kibibytes = 0
     for folder in session(leader):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def mebibytes(leader: int) -> float:
 
 
 class Process:
-    """A peer's process; *python* is its environment's, *log* takes what it prints."""
+    """A peer's process; *python* is that of its environment, and *log* receives its output."""
 
     def __init__(self, name: str, python: str, log: Path, **environment: str):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +69,12 @@ class Process:
         self._bytes = b""
 
     def ready(self, limit: float = 120) -> None:
-        """Wait until the peer is imported; what it takes by then is not counted as its memory."""
+        """Wait until the peer is imported; memory used by then does not count."""
         self._answer(limit)
         self.before = mebibytes(self.process.pid)
 
     def ask(self, call: str, limit: float = 120, *, watch: bool = False, **arguments: Any) -> Any:
-        """Return the answer to a call; *watch* its memory, then `peak` is the most it took in MiB above the imports.
+        """Return the answer to a call; with *watch*, `peak` is its peak memory in MiB above that after the imports.
 
         Raises CannotError or FailedError; after *limit* seconds without an answer the peer is killed.
         """
@@ -120,7 +120,7 @@ class Process:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """End the peer and whatever it started."""
+        """End the peer and its descendants."""
         for folder in session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(folder.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The report of the suite: its figures as tables in RESULTS.md, with the ratios to ours, and as plots."""
+"""Write the report of the suite: tables in RESULTS.md, with the ratios to ours, and plots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
     "cold": "Raw iteration by every peer, page cache dropped",
 }
 
-WHY = {  # ours may be behind
+WHY = {  # why ours may be slower
     "decode photos500": "Decoding takes most of the time; the row `simplejpeg` is our decoder alone. DALI's own build "
     "of libjpeg-turbo decodes pictures of this size to the same pixels in less time.",
     "write raw-2k": "A tar needs 512 bytes and padding for each member: 3,584 bytes per sample here, where columns and "
@@ -41,7 +41,7 @@ def number(value: float | None) -> str:
 
 
 def marked(row: Row, rows: list[Row], task: str) -> str:
-    """Return the ratio as a cell, where ours is behind in bold."""
+    """Return the ratio as a cell, in bold if ours is slower."""
     times = ratio(row, rows, task)
     behind = times is not None and times < 1 and not row["peer"].startswith(OURS)
     return f"**behind: {number(times)}**" if behind else number(times)
@@ -101,7 +101,7 @@ def cell(row: Row, task: str) -> str:
 
 
 def reasons(part: dict[str, Any]) -> list[str]:
-    """Return who is not in the tables, under which settings, and why."""
+    """Return the peers missing from the tables, with settings and reasons."""
     told: dict[str, dict[str, list[str]]] = {}
     for peer, reason in part["cannot"].items():
         told.setdefault(f"cannot, {reason}", {})[peer] = []
@@ -125,7 +125,7 @@ def heading(part: dict[str, Any], setting: str) -> str:
 
 
 def summary(parts: list[dict[str, Any]]) -> list[str]:
-    """Return the table of all tasks and peers at one glance, and how it was made."""
+    """Return the summary table of all tasks and peers, and how it was made."""
     asked = {peer for part in parts for peer in part["versions"]}
     peers = [peer.name for peer in all_peers() if peer.name in asked.difference(FORMS)]
     lines = [f"{parts[0]['machine']}.", "", *HOW, ""] if parts else []
@@ -180,7 +180,7 @@ def ranking(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str
 
 
 def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the report's sections on what was measured, a task each."""
+    """Return the sections of the report, one per task."""
     made: dict[str, list[str]] = {}
     for part in parts:
         lines = made.setdefault(TITLES[part["task"]], [f"![{part['task']}](plots/{part['task']}.png)", ""])
@@ -201,7 +201,7 @@ def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def main(root: Path = ROOT, page: Path = RESULTS) -> None:
-    """Make the report from the figures below *root*: sections at the top of *page*, and plots beside it."""
+    """Make the report from the results below *root*: sections at the top of *page*, and plots beside it."""
     parts, before = load(root), load(root, "previous")
     report = {"The suite at a glance": summary(parts), **sections(parts), "What faults do": faults.lines()}
     if before:

@@ -1,9 +1,9 @@
-"""The one program behind `make bench`: all benchmarks, or those of one name.
+"""Run all benchmarks, or those of one name; this is the program behind `make bench`.
 
-`make bench` runs the suite, the faults, the single programs and the report; `make bench ONLY=NAME` runs what has that
-name: core (the numbers that must not get worse; exit 1 where one falls short), smoke (a small and quick run of all but
-the single programs, which only checks), suite, faults, report, a task of the suite, a single program. PEERS=a,b
-restricts the suite to some peers.
+`make bench` runs the suite, the faults, the single programs and the report. `make bench ONLY=NAME` runs one of them:
+core (the ratios that must not get worse; exit 1 if one falls short), smoke (a small, quick run of all but the single
+programs that only checks), suite, faults, report, a task of the suite, or a single program. PEERS=a,b restricts the
+suite to some peers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TASKS = {task for task, _ in suite.PARTS}
 
 
 def smoke() -> None:
-    """Run the suite and the faults on small sets, with the peers that are here; exit 1 if a check says no."""
+    """Run the suite and the faults on small sets, with the installed peers; exit 1 if a check fails."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         suite.main(smoke=True, root=root)
@@ -42,7 +42,7 @@ def program(name: str) -> int:
 
 
 def main(only: str, names: list[str]) -> None:
-    """Run what has this name, "" everything."""
+    """Run the benchmarks of this name; "" runs all."""
     if only == "smoke":
         smoke()
     if only == "core":

@@ -1,6 +1,6 @@
-"""The data sets of the suite: made once, as plain tar shards, out of fixed seeds.
+"""The datasets of the suite: generated once, as plain tar shards, from fixed seeds.
 
-Every peer's environment imports this module, so it needs the standard library alone; making the sets takes numpy,
+Every peer's environment imports this module, so it needs only the standard library; generating the sets needs numpy,
 Pillow, scikit-learn and tarshards.
 """
 
@@ -23,17 +23,17 @@ SHARDS, SMOKE, PLACES = 4, 200, 10_000
 
 @dataclass(frozen=True)
 class Data:
-    """A set as a peer's functions meet it."""
+    """A set, as passed to a peer's functions."""
 
     name: str  # "raw-2k"
     kind: str  # the fields: raw: bin, cls; text: txt, cls; otto: x.npy, cls; cifar: rgb, cls; jpeg: jpg, cls
     count: int  # samples
     urls: tuple[str, ...]  # the plain tar shards: paths, or http URLs
-    folder: Path  # this peer's alone: its own format of the set, an index, a cache
+    folder: Path  # for this peer only: its own format of the set, an index, a cache
 
 
 def read_samples(urls: tuple[str, ...]) -> Iterator[Sample]:
-    """Yield the samples of local shards, by Python's own tarfile: what the peers' writers are given."""
+    """Yield the samples of local shards, read by Python's tarfile, for the peers' writers."""
     for url in urls:
         sample: Sample = {}
         with tarfile.open(url) as tar:
@@ -48,7 +48,7 @@ def read_samples(urls: tuple[str, ...]) -> Iterator[Sample]:
 
 
 def drawn_places(count: int) -> list[int]:
-    """Return the places that random access is measured at."""
+    """Return the sample numbers for measuring random access."""
     return random.Random(0).choices(range(count), k=PLACES)
 
 
@@ -62,7 +62,7 @@ def raw(size: int) -> Callable[[int], Iterator[Any]]:
 
 
 def text(count: int) -> Iterator[Any]:
-    """Lines of 100 to 500 words by Zipf's law out of 20,000, the frequent ones short."""
+    """Lines of 100 to 500 words out of 20,000 by Zipf's law; frequent words are short."""
     rng = random.Random("text")
     letters = "etaoinshrdlucmfwypvbgkqjxz"
     weights = list(accumulate(1 / (1 + i) for i in range(26)))
@@ -85,7 +85,7 @@ def otto(count: int) -> Iterator[Any]:
 
 
 def cifar(count: int) -> Iterator[Any]:
-    """Smooth pictures, raw."""
+    """Smooth pictures, uncompressed."""
     import numpy as np
     from PIL import Image
 
@@ -129,7 +129,7 @@ SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
 
 
 def make(name: str, root: Path, *, smoke: bool = False) -> Path:
-    """Make a set below *root* once, with the reference that deliveries are compared with; return its folder."""
+    """Generate a set below *root* once, with the reference for comparisons; return its folder."""
     from checks import reference
 
     from tarshards import ShardWriter
@@ -153,7 +153,7 @@ def make(name: str, root: Path, *, smoke: bool = False) -> Path:
 
 
 def data_of(name: str, root: Path, peer: str) -> tuple[Data, list[Any]]:
-    """Return a made set as *peer* meets it, and its reference."""
+    """Return a generated set for *peer*, and its reference."""
     folder = root / "sets" / name
     known = json.loads((folder / "reference.json").read_text())
     urls = tuple(map(str, sorted(folder.glob("*.tar"))))

@@ -20,11 +20,11 @@ SIZES = {"2 KB": 2048, "110 KB": 110 * 1024}
 TOPOLOGIES = [(1, 1), (1, 8), (8, 4), (64, 3)]  # ranks, workers
 PAGE = 8 * 2**20
 
-Streams = list[list[np.ndarray]]  # what each worker of each rank batches, as numbers of samples in storage order
+Streams = list[list[np.ndarray]]  # the samples that each worker of each rank batches, by number in storage order
 
 
 def every_rank(order: np.ndarray, ranks: int) -> Streams:
-    """Rank r takes every ranks-th of one order; its workers make its batches in turn."""
+    """Rank r takes every ranks-th sample of one order; its workers make its batches in turn."""
     return [[order[rank::ranks]] for rank in range(ranks)]
 
 
@@ -54,7 +54,7 @@ def numbers(shards: Iterable[int]) -> Iterable[int]:
 
 @cache
 def webdataset_streams(ranks: int, workers: int) -> Streams:
-    """The package's own buffers over the numbers of samples: shards are split, then shuffled, then their samples."""
+    """webdataset's own buffers over sample numbers: shards are split, then shuffled, then their samples."""
     shuffle_shards = webdataset_shuffle(len(COUNTS), initial=len(COUNTS), seed=0)
     streams: Streams = []
     for rank in range(ranks):
@@ -72,7 +72,7 @@ def webdataset(size: int, ranks: int, workers: int) -> Streams:
 
 @cache
 def quasi_random_order(size: int) -> np.ndarray:
-    """FFCV's rule as its source tells it: samples come from a random one of 2 x batch pages, each shuffled, in use."""
+    """FFCV's rule, from its source: samples come from a random one of 2 x batch open pages, each of them shuffled."""
     rng = random.Random(0)
     page = PAGE // size
     pages = [list(range(first, min(first + page, TOTAL))) for first in range(0, TOTAL, page)]
@@ -103,14 +103,14 @@ ORDERS: dict[str, Callable[[int, int, int], Streams]] = {
 
 
 def classes_of_batches(streams: Streams) -> np.ndarray:
-    """The number of distinct classes in every full batch."""
+    """Return the number of distinct classes in every full batch."""
     whole = [stream[: len(stream) // BATCH * BATCH].reshape(-1, BATCH) for rank in streams for stream in rank]
     classes = np.sort(np.concatenate(whole) // CLASS, axis=1)
     return 1 + (np.diff(classes, axis=1) != 0).sum(axis=1)
 
 
 def correlation(streams: Streams) -> float:
-    """The rank correlation (Spearman's) of a rank's delivered order with storage order: the largest of all ranks."""
+    """Return Spearman's rank correlation of a rank's delivered order with storage order: the largest of all ranks."""
     largest = 0.0
     for workers in streams:
         batches = [np.array_split(stream, range(BATCH, len(stream), BATCH)) for stream in workers]

@@ -1,4 +1,4 @@
-"""tarsort of a million small samples: the seconds it takes, and the most memory it ever holds."""
+"""Benchmark tarsort of a million small samples: seconds and peak memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKS = {
     "by key, one of each": "--unique first",
     "regrouped": "--regroup",
 }
-# The tool within this very process, which then tells its own peak.
+# Runs the tool in this process, which then prints its peak memory.
 PROGRAM = """import sys
 from tarshards.cli.tarsort import main
 main(standalone_mode=False)
@@ -43,7 +43,7 @@ def make_shard(name: str, order: list[int]) -> Path:
 
 
 def run(arguments: list[str]) -> tuple[float, float]:
-    """The seconds that tarsort takes, and its peak of resident memory in MB."""
+    """Return the seconds of tarsort, and its peak of resident memory in MB."""
     begun = time.perf_counter()
     command = [sys.executable, "-c", PROGRAM, *arguments]
     done = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)

@@ -46,7 +46,7 @@ RAW = ("raw-2k", "2 KB", 1024, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMOR
 
 
 def table(path: Path, samples: int, runs: int) -> list[str]:
-    """Rows of stages, beside their limits."""
+    """Return the rows of the stages, with their limits."""
     limits = {name: work for name, (_, work) in path.limits.items()}
     seconds = interleave(path.stages | limits, runs=runs)
     spent = {name: median(times) / samples * 1e9 for name, times in seconds.items()}

@@ -1,4 +1,4 @@
-"""How long the tools' --help takes beside the bare interpreter, installed as users have them."""
+"""Benchmark --help of the installed tools against the bare interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure(tools: list[str], runs: int) -> dict[str, list[float]]:
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return how many times as long as the bare interpreter each took."""
+    """Return how many times as long as the bare interpreter each tool took."""
     return {name: median(a / b for a, b in zip(times, seconds[BARE])) for name, times in seconds.items()}
 
 

@@ -1,4 +1,4 @@
-"""The tasks and their settings: every peer in each, rounds interleaved over the peers; figures kept as JSON."""
+"""Run the tasks in all settings for every peer, with rounds interleaved over the peers; results are saved as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from measure import DATA, machine
 from sets import Data, make
 
 ROOT = DATA / "suite"
-PARTS = (  # a task and a set, measured together and kept in one file
+PARTS = (  # a task and a set, measured together and saved in one file
     ("stream", "raw-2k"),
     ("stream", "raw-110k"),
     ("stream", "text"),
@@ -47,9 +47,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
-LEAST = 0.2  # seconds of a round at least
-ROUNDS = {0.3: 5, 1.2: 3, float("inf"): 2}  # where an epoch takes less than so many seconds
-FRESH = 3  # rounds of what is measured in fresh processes
+LEAST = 0.2  # minimum seconds of a round
+ROUNDS = {0.3: 5, 1.2: 3, float("inf"): 2}  # if an epoch takes less than this many seconds
+FRESH = 3  # rounds for measurements in fresh processes
 
 
 class Suite:
@@ -64,7 +64,7 @@ class Suite:
         print(f"[{minutes:02d}:{seconds:02d}] {words}", file=sys.stderr, flush=True)
 
     def measure(self, task: str, name: str) -> dict[str, Any]:
-        """Measure one part; return what is kept of it."""
+        """Measure one part; return what is saved."""
         make(name, self.root, smoke=self.smoke)
         cannot = {peer.name: reason for peer in self.peers if (reason := peer.reason(task))}
         able = [peer for peer in self.peers if not peer.reason(task)]
@@ -85,7 +85,7 @@ class Suite:
         }
 
     def runs(self, task: str, contenders: list[Contender]) -> Iterable[list[Run]]:
-        """Yield the runs of each setting: those that are measured side by side."""
+        """Yield the runs of each setting, which are measured together."""
         name = contenders[0].data.name if contenders else ""
         numbers = WORKERS.get(name) or WORKERS.get(task, (None,))
         for settings in SETTINGS.get(task) or SETTINGS.get(name) or [{}]:
@@ -95,7 +95,7 @@ class Suite:
                 runs = []
                 for contender in contenders:
                     own = workers
-                    if workers == 0 and contender.peer.threaded(task):  # of which there is no 0
+                    if workers == 0 and contender.peer.threaded(task):  # threads: there is no 0
                         own = None if 1 in numbers else 1
                     if workers is None or own is not None:
                         runs.append(Run(contender, task, settings if own is None else {**settings, "workers": own}))
@@ -105,7 +105,7 @@ class Suite:
                 yield runs
 
     def steady(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
-        """Epochs of loaders that stay open, the first kept apart."""
+        """Epochs of loaders that stay open; the first one is reported separately."""
         rows = []
         for runs in self.runs(task, contenders):
             for contender in contenders:
@@ -127,10 +127,10 @@ class Suite:
                     run.step(step)
 
     def making(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
-        """What makes files: what was made first is read back; each round is made in an empty folder, and removed.
+        """Tasks that write files: the first result is read back; each round has an empty folder, which is removed.
 
-        So no peer waits for the disk to take what others have made. Before a round the set is copied and removed, since
-        a virtual machine may take longer to get fresh pages from its host than a peer takes to fill them.
+        So no peer waits for the disk to write the files of others. Before a round the set is copied and removed, since
+        a virtual machine may need longer to get fresh pages from its host than a peer needs to fill them.
         """
         (runs,) = self.runs(task, contenders)
         for contender in contenders:
@@ -167,7 +167,7 @@ class Suite:
         return [run.row for run in runs]
 
     def read_back(self, task: str, run: Run, folder: Path) -> str:
-        """Judge what was made: tars by Python's tarfile, a format of the peer's own by the peer's reader."""
+        """Check the result: tars by Python's tarfile, the peer's own format by the peer's reader."""
         contender, data = run.contender, run.contender.data
         tars = tuple(map(str, sorted(folder.rglob("*.tar"))))
         if task == "write" and tars and not contender.peer.own:
@@ -181,7 +181,7 @@ class Suite:
         return run.row["checked"]
 
     def fresh(self, task: str, contenders: list[Contender]) -> list[dict[str, Any]]:
-        """What a process does once: each round in processes of its own, begun together, asked one after another."""
+        """Tasks that a process does once: each round starts new processes together, and measures one after another."""
         rows = []
         for runs in self.runs(task, contenders):
             for round_ in range(1 if self.smoke else FRESH):
@@ -209,7 +209,7 @@ def cold(run: Run, round_: int) -> None:
 
 
 def resume(run: Run, round_: int) -> None:
-    if not round_:  # the process that is broken off; the next rounds' go on
+    if not round_:  # the process that is stopped; those of the next rounds resume
         run.reference = run.ask("start", **run.settings)
         run.contender.end()
         run.contender.ready()
@@ -226,7 +226,7 @@ ONCE = {"first": first, "resume": resume, "cold": cold}
 
 
 def keep(measured: dict[str, Any], root: Path, apart: Iterable[str] = ()) -> None:
-    """Write a part's figures, the last run's become the `previous` ones; or only those of peers *apart*."""
+    """Save the results of a part, and the last run's as `previous`; or only the results of peers *apart*."""
     path = root / "measured" / f"{measured['task']}-{measured['set']}.json"
     previous = root / "previous" / path.name
     for folder in path.parent, previous.parent:
@@ -244,7 +244,7 @@ def keep(measured: dict[str, Any], root: Path, apart: Iterable[str] = ()) -> Non
 
 
 def main(tasks: Iterable[str] = (), names: Iterable[str] = (), *, smoke: bool = False, root: Path = ROOT) -> None:
-    """Measure the parts of these tasks (all), on these peers (all), and keep the figures below *root*."""
+    """Measure the parts of these tasks (default: all) for these peers (default: all), and save results below *root*."""
     tasks, names = set(tasks), set(names)
     peers = [peer for peer in all_peers() if (not names or peer.name in names) and (not smoke or is_here(peer))]
     suite = Suite(root, peers, {}, smoke=smoke)
@@ -257,7 +257,7 @@ def main(tasks: Iterable[str] = (), names: Iterable[str] = (), *, smoke: bool = 
 
 
 def attempt(peer: str, task: str, name: str = "", root: str = "") -> None:
-    """Print what a peer does in a task on a small set: for whoever writes its file."""
+    """Print what a peer does in a task on a small set, to develop its file."""
     peers = [each for each in all_peers() if peer in (each.name, each.file)]
     suite = Suite(Path(root or DATA / "smoke"), peers, make_all(peers), smoke=True)
     sets = [part[1] for part in PARTS if part[0] == task and name in ("", part[1])]

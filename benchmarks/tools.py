@@ -1,4 +1,4 @@
-"""The tools on local shards, beside cat, GNU tar and xargs doing the same work to the same disk."""
+"""Benchmark the tools on local shards against cat, GNU tar and xargs doing the same work on the same disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_shard(name: str, count: int, size: int) -> Path:
 
 
 def make_tree(shard: Path) -> Path:
-    """Unpack the shard with one directory a sample, as tarproc gives a command."""
+    """Unpack the shard with one directory per sample, as tarproc does for a command."""
     tree = FOLDER / shard.stem
     if not tree.exists():
         for sample in read_samples(str(shard)):
@@ -49,7 +49,7 @@ def make_tree(shard: Path) -> Path:
 
 
 def shell(command: str) -> None:
-    """Run a bash line into an emptied folder; the tools are those of this tree."""
+    """Run a bash line in an emptied folder, with the tools of this tree."""
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True, cwd=OUT, stdout=subprocess.DEVNULL)
@@ -60,7 +60,7 @@ def tool(name: str, arguments: str) -> str:
 
 
 def table(works: dict[str, tuple[str, int]], peer: str, runs: int = 5) -> list[str]:
-    """Rows of samples a second, and of how many times as fast as *peer* each command with its samples is."""
+    """Return rows with samples per second, and how many times as fast as *peer* each command is."""
     seconds = seconds_of(works, runs)
     ratios = times(works, peer, seconds)
     rows = [f"| | samples a second, median of {runs} | x {peer} |", "|---|---|---|"]
@@ -89,7 +89,7 @@ def seconds_of(works: dict[str, tuple[str, int]], runs: int) -> dict[str, list[f
 
 
 def times(works: dict[str, tuple[str, int]], peer: str, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return how many times as fast as *peer* each command with its samples is."""
+    """Return how many times as fast as *peer* each command is."""
     return {
         name: median(works[name][1] / works[peer][1] * theirs / ours for theirs, ours in zip(seconds[peer], taken))
         for name, taken in seconds.items()

@@ -1,4 +1,4 @@
-"""The process of one peer, in that peer's environment: reads what is asked as JSON lines, answers each with one."""
+"""The process of one peer, in its environment: reads requests as JSON lines, and answers each with a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = str(Path(__file__).parent)
-sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # behind what the peers import
+sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # after the peers' imports
 
 from checks import entries  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
@@ -29,7 +29,7 @@ BATCH = 64
 
 
 class Lookup:
-    """Samples at drawn places, as a loader."""
+    """Samples with random numbers, as a loader."""
 
     def __init__(self, get: Callable[[int], Any], count: int):
         self.get, self.places = get, drawn_places(count)
@@ -39,13 +39,13 @@ class Lookup:
 
 
 class Worker:
-    """A peer at work on one set; each method is a call that the runner can ask for."""
+    """A peer on one set; each method is a call that the runner can request."""
 
     def __init__(self, peer: Any):
         self.peer, self.loader, self.samples = peer, None, []
 
     def use(self, urls: list[str], folder: str, **data: Any) -> None:
-        """Take another set."""
+        """Switch to another set."""
         self.data = Data(urls=tuple(urls), folder=Path(folder), **data)
 
     def prepare(self) -> None:
@@ -66,7 +66,7 @@ class Worker:
         return time.perf_counter() - begun
 
     def epoch(self, repeats: int = 1) -> dict[str, float]:
-        """Take everything *repeats* times; return wall and CPU seconds and samples, of all the epochs."""
+        """Run *repeats* epochs; return their wall and CPU seconds and samples, in total."""
         size, samples = getattr(self.peer, "size", None), 0
         cpu, begun = cpu_seconds(), time.perf_counter()
         for _ in range(repeats):
@@ -83,14 +83,14 @@ class Worker:
         return self._entries(self.loader)
 
     def close(self) -> None:
-        """Drop the loader, its processes and its memory."""
+        """Release the loader, its processes and its memory."""
         self.loader = None
         self.samples = []
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
 
     def load(self) -> int:
-        """Have the set's samples in memory for `write`; return their bytes."""
+        """Load the set's samples into memory for `write`; return their size in bytes."""
         self.samples = list(read_samples(self.data.urls))
         return sum(len(value) for sample in self.samples for field, value in sample.items() if field != "__key__")
 
@@ -109,7 +109,7 @@ class Worker:
         return time.perf_counter() - begun
 
     def start(self, workers: int) -> dict[str, Any]:
-        """Go to the middle of an epoch; return the state there, and what the next batch and the rest hold."""
+        """Go to the middle of an epoch; return the state there, and the contents of the next batch and of the rest."""
         self.task = "resume"
         self.loader, state = self.peer.start(self.data, workers=workers)
         batches = iter(self.loader)
@@ -119,7 +119,7 @@ class Worker:
         return {"state": kept, "next": self._entries([next(batches)]), "rest": self._entries(batches)}
 
     def restore(self, state: str, workers: int) -> dict[str, Any]:
-        """Go on at *state*; return the seconds to the next batch, and what it and the rest hold."""
+        """Resume at *state*; return the seconds to the next batch, and the contents of it and of the rest."""
         self.task, decoded = "resume", base64.b64decode(state)
         begun = time.perf_counter()
         batches = iter(self.peer.restore(self.data, decoded, workers=workers))
@@ -148,7 +148,7 @@ def answer(worker: Worker, line: str) -> dict[str, Any]:
 
 
 def main(name: str) -> None:
-    # What the peer and its processes print belongs to the log, and the pipes to this process alone.
+    # Output of the peer and its processes goes to the log; only this process uses the pipes.
     lines, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -156,7 +156,7 @@ def main(name: str) -> None:
     print(json.dumps({"answer": "ready"}), file=answers, flush=True)
     for line in lines:
         print(json.dumps(answer(worker, line)), file=answers, flush=True)
-    os.killpg(0, signal.SIGKILL)  # the runner is gone: so is whatever was started
+    os.killpg(0, signal.SIGKILL)  # the runner is gone: end everything that was started
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 that does one thing wrong, once, in the middle of one file; else it serves well."""
+"""A web server on 127.0.0.1 that makes one error, once, in the middle of one file; otherwise it works correctly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WRONGS = ("nothing", "reset", "stall", "length too large", "length too small")
 
 @contextmanager
 def serving(folder: Path, wrong: str, victim: str) -> Iterator[str]:
-    """Serve the files of *folder*, with ranges; *wrong* befalls the first answer that holds the *victim*'s middle.
+    """Serve the files of *folder*, with ranges; the first answer with the middle of *victim* has the error *wrong*.
 
-    "reset" closes the connection with RST, "stall" stops sending and keeps it open. A length too large is followed by
-    half of what it says and a proper close, one too small says half of what there is.
+    "reset" closes the connection with RST; "stall" stops sending and keeps it open. "length too large" announces twice
+    the bytes that are sent before a normal close; "length too small" announces half of them.
     """
-    ended, unhurt = threading.Event(), threading.Lock()  # whoever takes the lock is the one that it befalls
+    ended, unhurt = threading.Event(), threading.Lock()  # the request that acquires the lock gets the error
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -64,14 +64,14 @@ def serving(folder: Path, wrong: str, victim: str) -> Iterator[str]:
             self.do_GET(body=False)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """The runner's stderr is for failures."""
+            """Keep the runner's stderr for failures."""
 
     class Listener(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that leaves is no error."""
+            """A client that disconnects is not an error."""
 
     with Listener(("127.0.0.1", 0), Handler) as listener:
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})

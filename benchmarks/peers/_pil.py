@@ -1,4 +1,4 @@
-"""Images by Pillow, for peers that leave them to their users."""
+"""Images by Pillow, for peers that do not decode images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decode(data: bytes) -> np.ndarray:
 
 
 def random_crop(data: bytes) -> np.ndarray:
-    """What torchvision's RandomResizedCrop and RandomHorizontalFlip do, without torchvision."""
+    """RandomResizedCrop and RandomHorizontalFlip of torchvision, without torchvision."""
     with Image.open(BytesIO(data)) as opened:
         pixels = opened.convert("RGB")
     area = rng.uniform(0.08, 1) * pixels.width * pixels.height

@@ -47,7 +47,7 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 class Batches:
-    """This rank's batches of a dataset, by places or slices of its columns."""
+    """This rank's batches of a dataset, by row numbers or slices of its columns."""
 
     transform: Callable[[Any], Any] | None = None
 

@@ -60,7 +60,7 @@ class Pair(Sample):
 
 
 class Encoder(DefaultTaskEncoder):
-    """What makes samples of a set's members, and batches of the samples."""
+    """Make samples from a set's members, and batches from the samples."""
 
     def __init__(self, data: Data, *, raw: bool, transform: Callable[[Any], Any] | None = None):
         super().__init__()

@@ -30,7 +30,7 @@ def index(data: Data) -> None:
 
 
 def write(samples: list[Sample], data: Data) -> None:
-    """What is not a file cannot be archived, so the samples become files first."""
+    """Only files can be archived, so the samples become files first."""
     for shard in range(SHARDS):
         files = data.folder / "files"
         files.mkdir()

@@ -41,7 +41,7 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 class Epochs:
-    """A dataset without a loader, which would tell it the epoch and so the order."""
+    """A dataset without a loader, which would otherwise set the epoch and so the order."""
 
     def __init__(self, dataset: StreamingDataset) -> None:
         self.dataset, self.epoch = dataset, 0

@@ -1,4 +1,4 @@
-"""The decoder alone: simplejpeg over JPEGs in memory, into rows that are used again; no loader can be much faster."""
+"""The decoder alone: simplejpeg over JPEGs in memory, into reused rows; no loader can be much faster."""
 
 from __future__ import annotations
 

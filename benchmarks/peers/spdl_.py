@@ -60,7 +60,7 @@ class Shards:
         self.urls, self.shuffled, self.epochs = data.urls[rank::world], shuffled, count()
 
     def readers(self) -> Iterator[Callable[[], list[View]]]:
-        """Yield what reads a shard, for each of them."""
+        """Yield a function that reads a shard, for each of them."""
         rng, urls = random.Random(next(self.epochs)), list(self.urls)
         if self.shuffled:
             rng.shuffle(urls)

@@ -49,7 +49,7 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 def samples_of(data: Data, *, shuffled: bool) -> Composable:
-    """Its shards, split over ranks and workers before they are shuffled: each would draw an order of its own."""
+    """Its shards, split over ranks and workers before they are shuffled: otherwise each would draw its own order."""
     driver = MessagepackDriver(str(data.folder / "shards"))
     hooks = [SplitByRank, SplitByWorker, *([partial(shuffle_, bufsize=SHARDS)] if shuffled else [])]
     return driver.get_iter(

@@ -23,7 +23,7 @@ SHARDS = 4
 
 
 class Samples:
-    """The samples of all shards, by the members that stand next to each other."""
+    """The samples of all shards, grouped by adjacent members."""
 
     def __init__(self, urls: tuple[str, ...]):
         self.urls = urls
@@ -54,7 +54,7 @@ def places(data: Data) -> Callable[[int], Sample]:
 
 
 def index(data: Data) -> None:
-    """There is no format for one, so the members are found and forgotten."""
+    """There is no index format, so the members are only listed."""
     for url in data.urls:
         with tarfile.open(url) as tar:
             tar.getmembers()

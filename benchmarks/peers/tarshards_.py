@@ -77,7 +77,7 @@ def loader(data: Data, size: int, threads: int | None, **fields: Any) -> ArrayLo
 
 
 def arrays(data: Data, *, size: int, workers: int) -> ArrayLoader:
-    """What is but copied is best copied by the caller's own thread, as it is by default."""
+    """Data that only need copying are copied fastest by the caller's own thread, the default."""
     reader = array() if data.kind == "otto" else image(shape=(32, 32, 3))
     return loader(data, size, None if workers == 1 else workers, **{FIELD[data.kind]: reader})
 

@@ -31,7 +31,7 @@ CANNOT = {
 
 
 def shards(data: Data) -> Any:
-    """The manifest that lies beside the shards since they were written, or the shards as they are."""
+    """The manifest beside the shards, or the shards themselves."""
     manifest = Path(data.urls[0]).with_name(f"{data.name}.shards.json")
     return manifest if manifest.exists() else data.urls
 
@@ -41,7 +41,7 @@ def stream(data: Data, *, shuffled: bool, workers: int) -> ArrayLoader:
 
 
 def loader(data: Data, size: int, workers: int, *, shuffled: bool) -> ArrayLoader:
-    """What is but copied is best copied by the caller's own thread, as it is by default."""
+    """Data that only need copying are copied fastest by the caller's own thread, the default."""
     threads = None if workers == 1 else workers
     dataset = Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
     return ArrayLoader(dataset, size, fields={FIELD[data.kind]: ragged(), "cls": integer()}, threads=threads)

@@ -27,7 +27,7 @@ BATCH, FOLDER = 64, 1000
 
 
 def path(data: Data, place: int, field: str) -> str:
-    """At most FOLDER samples share a folder, as file systems like it."""
+    """At most FOLDER samples share a folder, since large folders are slow."""
     return f"{data.folder}/{place // FOLDER:05d}/{place:08d}.{field}"
 
 
@@ -42,7 +42,7 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 class Files(Dataset[tuple[Any, int]]):
-    """Files in folders, read when they are asked for."""
+    """Files in folders, read on access."""
 
     def __init__(self, data: Data, read: Callable[[bytes], Any] = bytes) -> None:
         self.data, self.read = data, read

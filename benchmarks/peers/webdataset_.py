@@ -66,7 +66,7 @@ def crop(data: Data, *, workers: int) -> WebLoader:
 
 
 def places(data: Data) -> Callable[[int], dict[str, Any]]:
-    """By wids, the indexed half of webdataset, which copies the shards into its cache first."""
+    """Use wids, the indexed part of webdataset, which first copies the shards into its cache."""
     manifest, cache = str(data.folder / "shards.json"), str(data.folder / "cache")
     return ShardListDataset(manifest, cache_dir=cache, transformations=[]).__getitem__
 
