@@ -19,8 +19,8 @@ from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, OpError, SampleError
 from tarshards.write.split import (
     MAX_SERIES,
-    Shard,
     ShardCommand,
+    SplitShard,
     is_safe,
     route_by_field,
     route_by_ratios,
@@ -34,7 +34,7 @@ def keys(path) -> list[str]:
     return [sample["__key__"] for sample in read_samples(str(path))]
 
 
-def split(folder: Path, samples, pattern: str = "a-%03d.tar", **options) -> list[Shard]:
+def split(folder: Path, samples, pattern: str = "a-%03d.tar", **options) -> list[SplitShard]:
     return split_samples(samples, str(folder / pattern), **options)
 
 
