@@ -132,9 +132,9 @@ def main(root: Path = ROOT) -> None:
         f"| {line.spread} |"
         for line in lines
     ]
-    head = ["| work | beside | at least | times as fast | slowest to fastest |", "|---|---|---|---|---|"]
+    head = ["| work | compared with | at least | times as fast | slowest to fastest |", "|---|---|---|---|---|"]
     record("Core", [machine("tarshards", "numpy"), "", *head, *rows])
-    short = [f"{line.work}: {line.times:.2f} x {line.beside}, {line.least:g} asked" for line in lines if not line.holds]
+    short = [f"{line.work}: {line.times:.2f} x {line.beside}, {line.least:g} required" for line in lines if not line.holds]
     raise SystemExit("\n".join(["fell short:", *short]) if short else 0)
 
 

@@ -18,7 +18,7 @@ PACKAGES = ("nvidia-dali-cuda120==2.4.0", "numpy==2.4.6")
 SYSTEM = ()
 OWN = False
 THREADS = ("stream", "arrays", "decode", "crop", "resume", "restore")
-CANNOT = {"random": "its readers give epochs; there is no access by number", "write": "reads only"}
+CANNOT = {"random": "its readers deliver epochs; no access by number", "write": "reads only"}
 BATCH, POOL, CROP = 64, 1000, 224
 
 

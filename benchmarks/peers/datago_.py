@@ -22,13 +22,13 @@ SYSTEM = ()
 OWN = False
 THREADS = ("decode",)
 CANNOT = {
-    "stream": "delivers decoded images; other members but texts are not passed on",
+    "stream": "delivers decoded images; of other members, only texts",
     "arrays": "delivers images, one by one",
-    "crop": "crops the middle out, for buckets of like aspect; nothing at random",
-    "random": "there is no access by number",
+    "crop": "center crops only, for buckets of similar aspect; no random crops",
+    "random": "no access by number",
     "write": "has no writer",
     "index": "has no index",
-    "resume": "its client has no state; an epoch begins anew",
+    "resume": "its client has no state; an epoch starts again",
 }
 initialize_logging(log_level="warn")
 

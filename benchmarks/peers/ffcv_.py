@@ -29,9 +29,9 @@ SYSTEM = ("libopencv-dev", "libturbojpeg0-dev", "pkg-config", "g++")
 OWN = True
 THREADS = ("stream", "arrays", "decode", "crop")
 CANNOT = {
-    "random": "its loader gives epochs; there is no access by number",
+    "random": "its loader delivers epochs; no access by number",
     "index": "reads no tars",
-    "resume": "its loader has no state; an epoch begins anew",
+    "resume": "its loader has no state; an epoch starts again",
 }
 
 

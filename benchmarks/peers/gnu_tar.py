@@ -13,7 +13,7 @@ SYSTEM = ("tar",)
 OWN = False
 THREADS = ()
 CANNOT = {
-    "stream": "tar -xO runs the bytes of all members together, so that no sample can be told from the next",
+    "stream": "tar -xO concatenates the bytes of all members, so samples cannot be told apart",
     "arrays": "knows files, not arrays",
     "decode": "knows files, not images",
     "crop": "knows files, not images",

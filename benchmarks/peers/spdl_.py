@@ -25,10 +25,10 @@ SYSTEM = ("ffmpeg",)
 OWN = False
 THREADS = ("arrays", "decode", "crop")  # stream with 0 is iter_tarfile alone; with 1 and 2 these are threads too
 CANNOT = {
-    "random": "iterates over an archive; there is no access by number",
+    "random": "iterates over an archive; no access by number",
     "write": "has no writer of samples",
     "index": "has no index",
-    "resume": "its pipeline has no state; an epoch begins anew",
+    "resume": "its pipeline has no state; an epoch starts again",
 }
 SIDE = 224
 

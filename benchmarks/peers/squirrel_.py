@@ -23,7 +23,7 @@ PACKAGES = ("squirrel-core==0.20.2", "torch==2.13.0", "pillow==13.0.0")
 SYSTEM = ()
 OWN = True
 THREADS = ()
-CANNOT = {"index": "reads no tars", "resume": "a stream has no state; it begins anew"}
+CANNOT = {"index": "reads no tars", "resume": "a stream has no state; it starts again"}
 SHARDS, BUFFER = 16, 1000
 
 torch.set_num_threads(1)

@@ -34,7 +34,7 @@ class Samples:
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Samples:
     if shuffled:
-        raise NotImplementedError("has no order but the archive's")
+        raise NotImplementedError("reads in archive order only")
     if workers:
         raise NotImplementedError("has no workers")
     if "://" in data.urls[0]:

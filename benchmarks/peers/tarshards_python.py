@@ -19,19 +19,19 @@ SYSTEM = ()
 OWN = False
 THREADS = ()
 CANNOT = {
-    "arrays": "measured with the kernels",
-    "decode": "measured with the kernels",
-    "crop": "measured with the kernels",
-    "random": "measured with the kernels",
-    "write": "measured with the kernels",
-    "resume": "measured with the kernels",
-    "first": "measured with the kernels",
+    "arrays": "measured with the kernels only",
+    "decode": "measured with the kernels only",
+    "crop": "measured with the kernels only",
+    "random": "measured with the kernels only",
+    "write": "measured with the kernels only",
+    "resume": "measured with the kernels only",
+    "first": "measured with the kernels only",
 }
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Stream:
     if shuffled or workers:
-        raise NotImplementedError("measured with the kernels")
+        raise NotImplementedError("measured with the kernels only")
     return Stream.from_shards(list(data.urls), index=False, world=World.detect())
 
 

@@ -21,12 +21,12 @@ OWN = False
 BATCH = 64
 THREADS = ("stream", "restore")
 CANNOT = {
-    "arrays": "as of tarshards",
-    "decode": "as of tarshards",
-    "crop": "as of tarshards",
-    "random": "as of tarshards",
-    "write": "as of tarshards",
-    "index": "as of tarshards",
+    "arrays": "same as tarshards",
+    "decode": "same as tarshards",
+    "crop": "same as tarshards",
+    "random": "same as tarshards",
+    "write": "same as tarshards",
+    "index": "same as tarshards",
 }
 
 
