@@ -15,7 +15,7 @@ from tarshards.storage.streams import is_missing
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
 
-#: The module of each scheme, imported at first use; "" is a plain path. fsspec may know further schemes.
+#: The module that opens each scheme, imported at first use; "" is a plain path. fsspec knows further schemes.
 FAMILIES = {
     "": "local",
     "file": "local",
@@ -41,9 +41,9 @@ _QUERY_IN_COMMAND = r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)"""
 
 
 class Location:
-    """An immutable URL or path; nothing else in the package looks at a URL's letters.
+    """An immutable URL or path, parsed on demand and only once; no other code in the package parses URLs.
 
-    Equal where the URLs are. It prints as its `name`, so that no message shows credentials.
+    Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials.
     """
 
     url: str  #: as it was given
@@ -53,7 +53,7 @@ class Location:
 
     @classmethod
     def of(cls, url: str | os.PathLike[str] | Location) -> Location:
-        """Return the location that a URL or path names; a Location is its own."""
+        """Return the location of a URL or path; a Location is returned as it is."""
         return url if isinstance(url, Location) else cls(os.fspath(url))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -71,7 +71,7 @@ class Location:
     def __str__(self) -> str:
         return self.name
 
-    # What its letters say.
+    # What the URL says.
 
     @cached_property
     def scheme(self) -> str:
@@ -87,7 +87,7 @@ class Location:
 
     @cached_property
     def family(self) -> str:
-        """The module that opens the scheme; UrlError for an unknown scheme, unless a file has this very name."""
+        """The module that opens the scheme; UrlError for an unknown scheme, unless a local file has this name."""
         if self.scheme in FAMILIES:
             return FAMILIES[self.scheme]
         import fsspec
@@ -157,7 +157,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """The end of the name, without a query: what stays the same wherever a dataset lies. States are made of it."""
+        """The last part of the name up to any `?`, the same wherever a dataset lies; digests in states depend on it."""
         return self.name.partition("?")[0].rpartition("/")[2]
 
     @cached_property
@@ -188,7 +188,7 @@ class Location:
             return ""
         return "file://" if self.url.startswith("//", 5) else "file:"
 
-    # Locations that follow from it.
+    # Locations derived from it.
 
     def with_base(self, base: str) -> Location:
         """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
@@ -239,7 +239,7 @@ class Location:
         return f"./{name}" if re.match("[^/]*:", name) else name
 
     def expanduser(self) -> Location:
-        """Return the location with the home directory in place of a path's leading `~`."""
+        """Return the location with a leading `~` of its path replaced by the home directory."""
         if "~" not in self.url or self.scheme not in ("", "file"):
             return self
         prefix = self.url[: len(self._file_prefix)]
@@ -248,7 +248,7 @@ class Location:
     def glob(self) -> list[Location]:
         """Return the local files that match a path with `*`, `?` or `[..]`, sorted; else just this location.
 
-        A file of exactly this name comes first: then it is no pattern.
+        A name that exists is not a pattern.
         """
         if self.scheme not in ("", "file") or not any(mark in self.url for mark in "*?["):
             return [self]
@@ -265,7 +265,7 @@ class Location:
         prefix = self.url[: len(self._file_prefix)]
         return [Location(prefix + (quote(match) if prefix.endswith("/") else match)) for match in matches]
 
-    # Its bytes.
+    # Access to the bytes.
 
     @property
     def _transport(self) -> Transport:
@@ -293,11 +293,11 @@ class Location:
         return self._transport.ranges(self)
 
     def exists(self) -> bool:
-        """Say whether there is something; OpenError where that cannot be known."""
+        """Return whether it exists; raise OpenError if that cannot be determined."""
         return self._transport.exists(self)
 
     def size(self) -> int | None:
-        """Return the bytes there, or None where that cannot be told; OpenError if nothing is there."""
+        """Return its size in bytes, None if its scheme does not tell; raise OpenError if it does not exist."""
         return self._transport.size(self)
 
     def make_folder(self) -> None:
@@ -356,7 +356,7 @@ def without_userinfo(url: str) -> str:
 
 
 def _without_values(query: str) -> str:
-    """Return *query* with dots for its values, and for what may be a value.
+    """Return *query* with dots in place of its values, and of keys that may be values.
 
     >>> _without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
     'X-Amz-Expires=...&X-Amz-Signature=...&...'
