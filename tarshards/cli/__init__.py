@@ -1,9 +1,9 @@
-"""The Unix tools: one click command a file, each of which parses, calls the library and exits.
+"""The Unix tools: one click command a file, which parses the command line and calls the library.
 
-- samples in, samples out: ``tarcat`` (also named tarscat), ``tarpcat``, ``tarsort``, ``tarmix``, ``tarmerge``,
-  ``targrep``, ``tarproc``, ``tarsplit``, ``tarreshard``
-- into shards: ``tarcreate``, ``lines2tar``; out of them: ``tar2tsv``, ``tar2json``, ``tarshow``, ``tarfirst``
-- about shards: ``tarindex``, ``tarcheck``; over shards: ``tarjob`` (also named kujob)
-
-``_common`` has what they share: inputs, outputs, exit codes.
+- ``_common``: running as a Unix program, reading samples, options that tools share
+- shards to shards: ``tarcat``, ``tarpcat``, ``tarmix``, ``tarmerge``, ``tarsort``, ``tarreshard``, ``tarsplit``,
+  ``targrep``, ``tarfirst``, ``tarproc``
+- files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``
+- looking into shards: ``tarshow``, ``tarcheck``, ``tarindex``
+- commands over many shards: ``tarjob``, also as ``kujob``
 """

@@ -1,4 +1,4 @@
-"""What every tool shares: the samples it reads, its outputs, and its manners on errors, signals and closed pipes."""
+"""What all tools share: running as a Unix program, reading samples, and common options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from itertools import islice
@@ -39,7 +40,8 @@ class Program(click.Command):
         signal.signal(signal.SIGTERM, _terminate)
         try:
             # Not click's own main(), which turns a closed pipe into an exit code.
-            with self.make_context(os.path.basename(sys.argv[0]), sys.argv[1:]) as context:
+            arguments = sys.argv[1:] if args is None else list(args)
+            with self.make_context(os.path.basename(sys.argv[0]), arguments) as context:
                 self.invoke(context)
             sys.stdout.flush()
         except click.exceptions.Exit as error:
@@ -90,7 +92,7 @@ class Size(click.ParamType[int]):
         try:
             size = float(number.removesuffix(unit)) * UNITS[unit]
         except (ValueError, KeyError):
-            self.fail(f"{value!r} is no size; write it like 1000, 1e9, 10MB or 1GiB", param, ctx)
+            self.fail(f"{value!r} is not a size, such as 1000, 1e9, 10MB or 1GiB", param, ctx)
         if size < 1:
             self.fail(f"{value!r} is less than one byte", param, ctx)
         return int(size)
@@ -111,12 +113,12 @@ class Slice(click.ParamType[slice]):
         except ValueError:
             numbers = []
         if not 2 <= len(numbers) <= 3 or any(n is not None and n < 0 for n in numbers) or numbers[2:] == [0]:
-            self.fail(f"{value!r} is no slice; write it like 10:20, ::2 or 5:", param, ctx)
+            self.fail(f"{value!r} is not a slice, such as 10:20, ::2 or 5:", param, ctx)
         return slice(*numbers)
 
 
 class Input:
-    """The samples that a command line asks for, with its --on-error; iterate over it once."""
+    """The samples that a command line asks for, with its --on-error; can be iterated over once."""
 
     def __init__(
         self,
@@ -133,26 +135,29 @@ class Input:
         from tarshards.samples.fields import parse_selection
         from tarshards.samples.ledger import Ledger
 
-        if fields is not None:
-            try:
-                parse_selection(fields)
-            except ValueError as error:
-                raise click.UsageError(f"-f: {error}") from error
-        self.specs = [*shards, *(f"@{name}" for name in lists)] or ["-"]
+        with usage_errors("-f"):
+            self.terms = None if fields is None else parse_selection(fields)
+        self.specs = all_specs(shards, lists) or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         if verbose:
             import logging
 
             logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
         policy, _, target = on_error.partition("=")
-        if policy not in ("fail", "skip", "quarantine") or (policy == "quarantine") != bool(target):
-            raise click.UsageError("--on-error is fail, skip or quarantine=TAR")
-        if policy == "fail" and max_errors is not None:
-            raise click.UsageError("--max-errors goes with --on-error skip or quarantine=TAR")
+        known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
+        refuse(not known, "--on-error is fail, skip or quarantine=TAR")
+        refuse(policy == "fail" and max_errors is not None, "--max-errors requires --on-error skip or quarantine=TAR")
         forgiving = float("inf") if max_errors is None else max_errors
         self.ledger = Ledger(max_errors=0 if policy == "fail" else forgiving)
         self._target = target
         self._rejected: TarWriter | None = None
+
+    def take_field_words(self) -> list[list[str]]:
+        """Return the words of --fields as lists of alternatives, and select no fields; refuse renaming and ``*``."""
+        terms, self.fields = self.terms or [], None
+        plain = all(term.name is None and term.alternatives != ["*"] for term in terms)
+        refuse(not plain, '-f takes only names of fields here, such as -f "jpg;png cls"')
+        return [term.alternatives for term in terms]
 
     def __iter__(self) -> Iterator[Sample]:
         from tarshards.samples.read import read_samples
@@ -182,7 +187,7 @@ class Input:
                 yield selected
 
     def reject(self, sample: Sample, error: Exception) -> None:
-        """Leave *sample* out because of *error*: raise it, count it, or keep the sample in the quarantine's tar."""
+        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine."""
         self.ledger(error)
         if self._target:
             from tarshards.write.shards import TarWriter
@@ -192,7 +197,7 @@ class Input:
             self._rejected.write(sample)
 
     def close(self, *, failed: bool) -> None:
-        """Finish the quarantine's tar; say what was skipped and what was lost, and exit with 1 if anything was."""
+        """Finish the quarantine's tar and report what was skipped and lost; exit with 1 if anything was lost."""
         if self._rejected is not None:
             self._rejected.close()
         for reason, count in sorted(self.ledger.skipped.items()):
@@ -203,6 +208,33 @@ class Input:
             sys.exit(1)
 
 
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return one decorator for *decorators*, arguments and options of click; the first comes first in --help."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...")
+list_option = click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
+seed_option = click.option("--seed", default=0, help="Seed of everything random.", show_default=True)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+rekey_option = click.option(
+    "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
+)
+spill_options = options(
+    click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within."),
+    click.option("--tmpdir", metavar="FOLDER", help="Where to spill the rest.  [default: $TMPDIR or /tmp]"),
+)
+
+
 def reads_samples(
     command: Callable[..., Any],
     *,
@@ -211,48 +243,69 @@ def reads_samples(
 ) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count* and *verbose* are the names of these options, for a tool whose -c or -v is another.
+    *count* and *verbose* name these two options, for a tool that uses -c or -v for something else.
     """
 
     @wraps(command)
-    def with_source(**options: Any) -> Any:
-        source = Input(**{name: options.pop(name) for name in signature(Input).parameters})
+    def with_source(**values: Any) -> Any:
+        source = Input(**{name: values.pop(name) for name in signature(Input).parameters})
         failed = True
         try:
-            result = command(source=source, **options)
+            result = command(source=source, **values)
             failed = False
         finally:
             source.close(failed=failed)
         return result
 
-    decorators = [
-        click.argument("shards", nargs=-1, metavar="[SHARDS]..."),
-        click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too."),
+    return options(
+        shards_argument,
+        list_option,
         click.option(*count, "count", type=click.IntRange(min=0), help="Stop after this many samples."),
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
         click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
-        click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all when there are more."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+        click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all if there are more."),
+        quiet_option,
         click.option(*verbose, "verbose", is_flag=True, help="Say more on stderr."),
-    ]
-    for decorator in reversed(decorators):
-        with_source = decorator(with_source)
-    return with_source
+    )(with_source)
 
 
-output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
-seed_option = click.option("--seed", default=0, help="Seed of what is random.", show_default=True)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
+    """Return the shard expressions of a command line: SHARDS, and the files of --list."""
+    return [*shards, *(f"@{name}" for name in lists)]
+
+
+def refuse(wrong: object, reason: str) -> None:
+    """Refuse the command line for *reason* if it is *wrong*."""
+    if wrong:
+        raise click.UsageError(reason)
+
+
+@contextmanager
+def usage_errors(option: str | None = None) -> Iterator[None]:
+    """Refuse the command line, naming *option*, where a value on it raises ValueError; errors of data are raised."""
+    try:
+        yield
+    except TarshardsError:
+        raise
+    except (ValueError, ModuleNotFoundError) as error:
+        raise click.UsageError(str(error) if option is None else f"{option}: {error}") from error
 
 
 def check_output(target: str, overwrite: bool) -> None:
-    """Refuse a tar onto a terminal, and a regular file that exists."""
-    if target == "-" and sys.stdout.isatty():
-        raise click.UsageError("stdout is a terminal: name a file with -o, or pipe it on")
+    """Refuse a tar onto a terminal, and an existing regular file."""
     from tarshards.storage.location import Location
 
+    refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
     path = Location.of(target).path
-    if path is not None and os.path.isfile(path) and not overwrite:
-        raise click.UsageError(f"{target} exists; --overwrite replaces it")
+    exists = path is not None and os.path.isfile(path)
+    refuse(exists and not overwrite, f"{target} exists; --overwrite replaces it")
+
+
+def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:
+    """Show a bar on a terminal, unless *quiet*, while *items*, one for each of *total* shards, are iterated over."""
+    if quiet or not sys.stderr.isatty():
+        return items
+    from tqdm import tqdm
+
+    return tqdm(items, total=total, unit=" shards")

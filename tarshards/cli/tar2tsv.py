@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    tool,
+    usage_errors,
+)
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.table import tabulate
 
 
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
-@click.option("--missing", metavar="TEXT", help=r"Write TEXT where a field is missing, \N say; else that is an error.")
+@click.option("--missing", metavar="TEXT", help=r"Write TEXT where a field is missing, such as \N; else fail.")
 @click.option("--noheader", is_flag=True, help="No line of column names.")
 @click.option("--nokey", is_flag=True, help="No column of keys.")
 @output_option
 @overwrite_option
 def main(source: Input, missing: str | None, noheader: bool, nokey: bool, output: str, overwrite: bool) -> None:
-    r"""Tabulate the samples of SHARDS: a line each with the key and the fields, between tabs.
+    r"""Tabulate the samples of SHARDS: one line each, with the key and the fields separated by tabs.
 
-    The columns are those of -f, or all fields of the first sample; then a sample that has others is an error.
+    The columns are those of -f, or all fields of the first sample; a later sample with other fields is then an error.
 
-    Tab, newline, carriage return and backslash are written \t \n \r \\, other control characters and bytes that are no
-    UTF-8 \xNN, so that every byte can be had back. One sample is held at a time.
+    Tab, newline, carriage return and backslash are written \t \n \r \\, other control characters and bytes that are not
+    UTF-8 \xNN, so that every byte can be recovered. One sample is held at a time.
     """
     if output != "-":
         check_output(output, overwrite)
-    fields, source.fields = source.fields or "*", None  # a missing field is the table's to decide on
-    try:
+    fields, source.fields = source.fields or "*", None  # the table decides about missing fields
+    with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=missing, reject=source.reject)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     with open_shard(output, "wb", allow_pipe=True) as stream:
         for line in lines:
             stream.write(line.encode() + b"\n")

@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    options,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    rekey_option,
+    seed_option,
+    tool,
+    usage_errors,
+)
 from tarshards.errors import SampleError
 from tarshards.samples.read import Sample, read_samples
 from tarshards.stream.ops import add_source, rekey, shuffle, skip
@@ -17,9 +28,9 @@ from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that arrange samples; it gets them as *arrange*, from what is read to what is written.
+    """Give a command the options that arrange samples; it gets *arrange*, a function from samples to samples.
 
-    They apply in the order skip, shuffle, slice, count, fields, source, rekey.
+    The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """
 
     @wraps(command)
@@ -28,12 +39,13 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         skip_: int,
         shuffle_: int | None,
         seed: int,
-        rekey_: str | None,
+        template: str | None,
         add: bool,
-        **options: Any,
+        **values: Any,
     ) -> Any:
-        if rekey_ is not None:
-            _check_template(rekey_)
+        if template is not None:
+            with usage_errors("--rekey"):
+                rekey((), template)
 
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
             if skip_:
@@ -43,31 +55,21 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             samples = source.choose(samples)
             if add:
                 samples = add_source(samples)
-            return iter(samples if rekey_ is None else rekey(samples, rekey_))
+            return iter(samples if template is None else rekey(samples, template))
 
-        return command(source=source, arrange=arrange, **options)
+        return command(source=source, arrange=arrange, **values)
 
-    decorators = [
-        click.option("--rekey", "rekey_", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'),
-        click.option("--skip", "skip_", type=click.IntRange(min=0), default=0, help="Pass over this many samples."),
-        click.option("--shuffle", "shuffle_", type=click.IntRange(min=1), help="Mix in a buffer that holds N samples."),
+    return options(
+        rekey_option,
+        click.option("--skip", "skip_", type=click.IntRange(min=0), default=0, help="Skip this many samples."),
+        click.option("--shuffle", "shuffle_", type=click.IntRange(min=1), help="Shuffle in a buffer of N samples."),
         seed_option,
         click.option("--source", "add", is_flag=True, help="Add the shard's URL as the field source."),
-    ]
-    for decorator in reversed(decorators):
-        with_arrange = decorator(with_arrange)
-    return with_arrange
-
-
-def _check_template(template: str) -> None:
-    try:
-        rekey((), template)
-    except ValueError as error:
-        raise click.UsageError(f"--rekey: {error}") from error
+    )(with_arrange)
 
 
 def write(samples: Iterable[Sample], output: str) -> None:
-    """Write *samples* to *output*; where two have one key, say what helps."""
+    """Write *samples* to *output*; if a key comes twice, the error names --rekey."""
     try:
         write_samples(samples, output, allow_pipe=True)
     except SampleError as error:
@@ -79,7 +81,7 @@ def write(samples: Iterable[Sample], output: str) -> None:
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @arranges_samples
-@click.option("--interleave", "width", type=click.IntRange(min=1), help="Take samples from N shards in turn.")
+@click.option("--interleave", "width", type=click.IntRange(min=1), help="Take samples of N shards in turn.")
 @output_option
 @overwrite_option
 def main(

@@ -1,4 +1,4 @@
-"""Check a dataset, and save what is whole of a damaged one."""
+"""Check a dataset, and save the whole samples of a damaged one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ import sys
 
 import click
 
-from tarshards.cli._common import check_output, overwrite_option, say, tool
+from tarshards.cli._common import (
+    all_specs,
+    check_output,
+    list_option,
+    overwrite_option,
+    quiet_option,
+    refuse,
+    say,
+    shard_progress,
+    shards_argument,
+    tool,
+)
 
 
-@tool(epilog="Reads headers only, unless --decode asks for more. Without SHARDS, or for -, a tar is read from stdin.")
-@click.argument("shards", nargs=-1, metavar="[SHARDS]...")
-@click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
-@click.option("--decode", is_flag=True, help="Decode all fields, but none that can run code.")
+@tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
+@shards_argument
+@list_option
+@click.option("--decode", is_flag=True, help="Decode all fields, except those that can run code.")
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Threads; 0: the cores.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
-@click.option("--strict", is_flag=True, help="Exit with 3 where there are only warnings.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
 @click.option("--repair", metavar="OUT", help="Write every whole sample to the tar OUT.")
 @overwrite_option
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
@@ -31,22 +42,21 @@ def main(
     overwrite: bool,
     quiet: bool,
 ) -> None:
-    """Check SHARDS: damage, missing fields, duplicate keys, undecodable fields, indexes; and count what they hold.
+    """Check SHARDS for damage, missing fields, duplicate keys, undecodable fields, bad indexes; count what they hold.
 
     SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, pipe:command.
 
-    The report goes to stdout. --repair goes on behind damage at the next sound header.
+    The report goes to stdout. After damage, reading resumes at the next sound header.
     """
     from tarshards.storage.expressions import expand_urls
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards
 
-    urls = list(expand_urls([*shards, *(f"@{name}" for name in lists)] or ["-"]))
+    urls = expand_urls(all_specs(shards, lists) or ["-"])
     if repair is not None:
         check_output(repair, overwrite)
-        if repair == "-" or "-" in urls:
-            raise click.UsageError("--repair reads files and writes a file: neither SHARDS nor OUT can be -")
-    shown = _progress(urls, quiet)
+        refuse("-" in [repair, *urls], "--repair reads files and writes a file: neither SHARDS nor OUT can be -")
+    shown = shard_progress(urls, len(urls), quiet)
     jobs = jobs or os.cpu_count() or 1
     if repair is None:
         report = check_shards(shown, decode=decode, jobs=jobs, allow_pipe=True)
@@ -63,11 +73,3 @@ def main(
         sys.exit(1)
     if strict and report.total("warning"):
         sys.exit(3)
-
-
-def _progress(urls: list[str], quiet: bool):
-    if quiet or not sys.stderr.isatty():
-        return urls
-    from tqdm import tqdm
-
-    return tqdm(urls, unit=" shards")

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import click
 
-from tarshards.cli._common import check_output, dry_run_option, output_option, overwrite_option, say, tool
+from tarshards.cli._common import (
+    check_output,
+    dry_run_option,
+    output_option,
+    overwrite_option,
+    quiet_option,
+    refuse,
+    say,
+    tool,
+)
 from tarshards.samples.read import Sample
 from tarshards.samples.tree import MISSING, list_classes, read_tree
 from tarshards.storage.opening import open_url
@@ -19,25 +28,26 @@ from tarshards.write.shards import pack_sample, write_samples
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
 and with --dir the names of one folder."""
+OF_FOLDER = "--exts, --missing, --class-field and --classes"
 
 
 @tool(epilog=EPILOG)
 @click.argument("plan", required=False)
-@click.option("--dir", "folder", metavar="DIR", help="Take the files below DIR instead of a plan.")
-@click.option("--lines", metavar="FILE", help="Take lines NAME SOURCE instead of a plan; - is stdin.")
-@click.option("--json", "json_", metavar="FILE", help="Take lines of JSON instead of a plan; - is stdin.")
-@click.option("-C", "base", default="", metavar="DIR", help="Paths are relative to DIR rather than to here.")
-@click.option("-k", "--key", metavar="TEMPLATE", help='Keys, like "{record:09d}"; columns are names too.')
-@click.option("--delimiter", help="Between the columns: a comma for .csv, else a tab.")
+@click.option("--dir", "folder", metavar="DIR", help="Read the files below DIR instead of a plan.")
+@click.option("--lines", metavar="FILE", help="Read lines NAME SOURCE instead of a plan; - is stdin.")
+@click.option("--json", "json_", metavar="FILE", help="Read lines of JSON instead of a plan; - is stdin.")
+@click.option("-C", "base", default="", metavar="DIR", help="Paths are relative to DIR.")
+@click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{record:09d}"; columns are names too.')
+@click.option("--delimiter", help="Separates the columns.  [default: a comma for .csv, else a tab]")
 @click.option("--allow-pipe", is_flag=True, help="Let sources be pipe:COMMAND.")
-@click.option("--exts", metavar="FIELDS", help='With --dir: take these fields, like "jpg;png cls".')
-@click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack one. [default: fail]")
+@click.option("--exts", metavar="FIELDS", help='With --dir: read these fields, such as "jpg;png cls".')
+@click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack a field.  [default: fail]")
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
-@click.option("--classes", metavar="FILE", help="Write names and numbers of the classes here, not to stderr.")
+@click.option("--classes", metavar="FILE", help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_option
 @overwrite_option
 @dry_run_option
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 def main(
     plan: str | None,
     folder: str | None,
@@ -58,22 +68,19 @@ def main(
 ) -> None:
     """Create a tar of samples from PLAN, a table of fields and files; from a folder; from lines; or from JSON.
 
-    The first row of PLAN names the columns: __key__, fields, and @jpg for paths and URLs of what becomes the field jpg.
+    The first row of PLAN names the columns: __key__, fields, and @jpg for a column of paths or URLs of jpg files.
     """
-    if sum(source is not None for source in (plan, folder, lines, json_)) > 1:
-        raise click.UsageError("PLAN, --dir, --lines and --json go one at a time")
-    if folder is None and (exts or missing or class_field or classes):
-        raise click.UsageError("--exts, --missing, --class-field and --classes go with --dir")
-    if any(source is not None for source in (folder, lines, json_)) and (key or delimiter):
-        raise click.UsageError("-k and --delimiter go with PLAN")
-    if json_ is not None and (base or allow_pipe):
-        raise click.UsageError("-C and --allow-pipe go with PLAN and --lines: --json names no files")
-    if (missing and not exts) or (classes and not class_field):
-        raise click.UsageError("--missing goes with --exts, and --classes with --class-field")
+    inputs = [source for source in (plan, folder, lines, json_) if source is not None]
+    from_plan = plan is not None or not inputs
+    refuse(len(inputs) > 1, "PLAN, --dir, --lines and --json cannot be combined")
+    refuse(folder is None and (exts or missing or class_field or classes), f"{OF_FOLDER} require --dir")
+    refuse(not from_plan and (key or delimiter), "-k and --delimiter require PLAN")
+    refuse(json_ is not None and (base or allow_pipe), "-C and --allow-pipe require PLAN or --lines")
+    refuse(missing and not exts, "--missing requires --exts")
+    refuse(classes and not class_field, "--classes requires --class-field")
     if delimiter is not None:
         delimiter = delimiter.replace("\\t", "\t")
-        if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
+        refuse(len(delimiter) != 1 or delimiter in '"\r\n', f"--delimiter is one character, not {delimiter!r}")
     for target in [] if dry_run else [output, classes]:
         if target is not None:
             check_output(target, overwrite)
@@ -94,7 +101,7 @@ def main(
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:
-        _tell_classes(folder, None if dry_run else classes)
+        _show_classes(folder, None if dry_run else classes)
 
 
 def _count(samples: Iterator[Sample], output: str) -> None:
@@ -105,7 +112,7 @@ def _count(samples: Iterator[Sample], output: str) -> None:
     say(f"would write {count} samples, {size} bytes, to {output}")
 
 
-def _tell_classes(folder: str, target: str | None) -> None:
+def _show_classes(folder: str, target: str | None) -> None:
     rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
     if target is None:
         for name, number in rows:

@@ -1,4 +1,4 @@
-"""Select the samples in which a pattern is found, for which a condition holds, or of given keys."""
+"""Select samples by a pattern, a condition or their keys."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    refuse,
+    say,
+    tool,
+    usage_errors,
+)
 from tarshards.samples.conditions import Condition
-from tarshards.samples.fields import parse_selection
 from tarshards.samples.read import Sample
 from tarshards.storage.opening import open_shard
-from tarshards.verbs.grep import Keys, Pattern, matching, read_keys
+from tarshards.verbs.grep import KeyFilter, Pattern, matching, read_keys
 from tarshards.verbs.table import escape
 from tarshards.write.shards import write_samples
 
 
 def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the first of SHARDS for the pattern where no option says what to look for."""
+    """Take the first of SHARDS as the pattern if no option says what to look for."""
 
     @wraps(command)
-    def with_pattern(shards: tuple[str, ...], **options: Any) -> Any:
-        if not options["patterns"] and options["where"] is None and options["keys"] is None:
-            if not shards:
-                raise click.UsageError("what is looked for? Give a PATTERN, --where or --keys")
-            options["patterns"], shards = shards[:1], shards[1:]
-        return command(shards=shards, **options)
+    def with_pattern(shards: tuple[str, ...], **values: Any) -> Any:
+        if not values["patterns"] and values["where"] is None and values["keys"] is None:
+            refuse(not shards, "nothing to look for: give a PATTERN, --where or --keys")
+            values["patterns"], shards = shards[:1], shards[1:]
+        return command(shards=shards, **values)
 
     return with_pattern
 
@@ -35,14 +43,14 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
 @partial(reads_samples, count=("--count",), verbose=("--verbose",))
-@click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this, and for others.")
-@click.option("-E/-F", "regular", default=True, help="Patterns are regular expressions, or texts.  [default: -E]")
+@click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
+@click.option("-E/-F", "regular", default=True, help="Patterns are regular expressions, or plain texts.  [default: -E]")
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
 @click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
-@click.option("--keys", metavar="FILE", help="Samples of these keys, one a line; by index where there are some.")
+@click.option("--keys", metavar="FILE", help="Samples with these keys, one per line; read by index if there is one.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
-@click.option("-m", "--max-count", "most", type=click.IntRange(min=0), help="Stop after so many found.")
-@click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one a line, rather than a tar.")
+@click.option("-m", "--max-count", "most", type=click.IntRange(min=0), help="Stop after this many are found.")
+@click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
 @output_option
 @overwrite_option
 def main(
@@ -60,33 +68,29 @@ def main(
 ) -> None:
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
-    Without -e, --where and --keys the first argument is the PATTERN. Of several of these all must hold; of several -e
-    one must.
+    Without -e, --where and --keys the first argument is the PATTERN. If several of these are given, a sample must meet
+    all of them; of several -e, one.
 
-    Exits with 0 when all was read, also if nothing was found, which stderr says.
+    Exits with 0 when everything was read, even if nothing was found, which is reported on stderr.
     """
-    if keys is not None and (most is not None or source.count is not None or source.slice is not None):
-        raise click.UsageError("--keys looks for all of them; it goes without -m, --count and --slice")
-    if keys == "-" and "-" in source.specs:
-        raise click.UsageError("both the keys and a tar would be read from stdin")
+    chosen = most is not None or source.count is not None or source.slice is not None
+    refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")
+    refuse(keys == "-" and "-" in source.specs, "both the keys and a tar would be read from stdin")
+    refuse(source.fields and not patterns, "-f says in which fields to look for a PATTERN, but there is no PATTERN")
     if output != "-" or not list_keys:
         check_output(output, overwrite)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = None
-    try:
+    fields = source.take_field_words() or None
+    with usage_errors():
         if where is not None:
             conditions.append(Condition(where))
         if patterns:
-            pattern = Pattern(patterns, fields=_fields(source), fixed=not regular, ignore_case=ignore_case)
+            pattern = Pattern(patterns, fields=fields, fixed=not regular, ignore_case=ignore_case)
             conditions.append(pattern)
-        elif source.fields is not None:
-            raise ValueError("-f says where to look for a PATTERN, and there is none")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    source.fields = None  # the samples stay whole
     samples = iter(source)
     if keys is not None:
-        wanted = Keys(read_keys(keys, allow_pipe=True))
+        wanted = KeyFilter(read_keys(keys, allow_pipe=True))
         conditions.insert(0, wanted)
         if not invert:
             samples = source.choose(wanted.candidates(source.specs, on_error=source.ledger, allow_pipe=True))
@@ -102,16 +106,7 @@ def main(
     for name, missing in pattern.missing.items() if pattern else ():
         say(f"{missing} samples have no field {name}")
     if not count:
-        say("no sample is found")
-
-
-def _fields(source: Input) -> list[list[str]] | None:
-    if source.fields is None:
-        return None
-    terms = parse_selection(source.fields)
-    if any(term.name is not None or term.alternatives == ["*"] for term in terms):
-        raise ValueError('-f names fields: -f "txt json;jsn"')
-    return [term.alternatives for term in terms]
+        say("no sample was found")
 
 
 def _write_keys(samples: Iterator[Sample], output: str) -> int:

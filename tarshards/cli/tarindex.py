@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 import click
 
-from tarshards.cli._common import dry_run_option, say, tool
+from tarshards.cli._common import (
+    all_specs,
+    dry_run_option,
+    list_option,
+    quiet_option,
+    refuse,
+    say,
+    shard_progress,
+    tool,
+)
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 
-@tool(epilog="Reads headers only, unless --crc asks for checksums; holds one index a job.")
+@tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...")
-@click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
+@list_option
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: the cores.")
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
-@click.option("--crc", is_flag=True, help="With checksums of the data, all of which is read.")
+@click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="index", help="Export to another loader.")
 @click.option("-o", "--output", metavar="PATH", help="Export into this folder; for wids, write this file.")
 @click.option("--manifest", metavar="FILE", help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
 @dry_run_option
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
@@ -43,21 +50,19 @@ def main(
 
     SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, manifests.
 
-    The manifest has its name from the shards: train-000000.tar, train-000001.tar, ... are in train.shards.json. One
-    that is there already keeps its other shards.
+    The manifest is named after the shards: train-000000.tar, train-000001.tar, ... are listed in train.shards.json. An
+    existing manifest keeps its other shards.
     """
-    if not shards and not lists:
-        raise click.UsageError("name SHARDS to index")
-    if format_ != "index" and (check or crc or manifest or no_manifest):
-        raise click.UsageError("--check, --crc and the manifest's options go with --format index")
-    if format_ == "index" and output is not None:
-        raise click.UsageError("-o goes with --format dali, tar.idx, energon or wids; an index lies beside its shard")
-    if (check and (dry_run or manifest or no_manifest)) or (manifest and no_manifest):
-        raise click.UsageError("these options do not go together")
+    refuse(not shards and not lists, "name SHARDS to index")
+    exports, has_manifest = format_ != "index", manifest or no_manifest
+    refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
+    refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
+    refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
+    refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     from tarshards.index import manifests, refresh
     from tarshards.storage.expressions import expand_urls
 
-    urls = list(dict.fromkeys(expand_urls([*shards, *(f"@{name}" for name in lists)])))
+    urls = list(dict.fromkeys(expand_urls(all_specs(shards, lists))))
     jobs = jobs or os.cpu_count() or 1
     if format_ == "energon":
         from tarshards.index.energon import export_energon
@@ -74,7 +79,7 @@ def main(
         outcomes = refresh.refresh_indexes(urls, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, failed = [], 0
-    for outcome in _progress(outcomes, len(urls), quiet):
+    for outcome in shard_progress(outcomes, len(urls), quiet):
         if outcome.error is not None:
             say(str(outcome.error))
             failed += 1
@@ -88,11 +93,3 @@ def main(
         for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run):
             if dry_run:
                 click.echo(name)
-
-
-def _progress(outcomes: Iterator[Any], total: int, quiet: bool) -> Iterable[Any]:
-    if quiet or not sys.stderr.isatty():
-        return outcomes
-    from tqdm import tqdm
-
-    return tqdm(outcomes, total=total, unit=" shards")

@@ -6,38 +6,43 @@ from collections import Counter
 
 import click
 
-from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, say, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    refuse,
+    say,
+    spill_options,
+    tool,
+)
 from tarshards.verbs.join import CONFLICT, MISSING, merge_shards
 from tarshards.write.shards import write_samples
 
+EPILOG = """Streams while the orders agree; then buffers: holds up to -M and spills the rest to --tmpdir. - is a tar
+from stdin."""
 
-@tool(
-    epilog="Streams while the orders agree; then buffers, holds up to -M and spills to --tmpdir. - is a tar from stdin."
-)
+
+@tool(epilog=EPILOG)
 @reads_samples
-@click.option("--missing", type=click.Choice(MISSING), default="fail", show_default=True, help="Keys not in all.")
+@click.option(
+    "--missing", type=click.Choice(MISSING), default="fail", show_default=True, help="Keys not in all inputs."
+)
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", show_default=True, help="Fields in several.")
 @output_option
 @overwrite_option
-@click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within.")
-@click.option("--tmpdir", metavar="FOLDER", help="Where to spill what is more.  [default: $TMPDIR or /tmp]")
+@spill_options
 def main(
-    source: Input,
-    missing: str,
-    conflict: str,
-    output: str,
-    overwrite: bool,
-    memory: int,
-    tmpdir: str | None,
+    source: Input, missing: str, conflict: str, output: str, overwrite: bool, memory: int, tmpdir: str | None
 ) -> None:
     """Join the samples of SHARDS, two or more inputs, by key: each gets its fields of all inputs.
 
     Each of SHARDS is one input, all shards of an expression: 'images-{0..9}.tar' labels.tar. The result has the order
-    of the first. Inputs in one order are joined as they are read; from where they differ the others are read by index,
-    or all that is left is sorted.
+    of the first. Inputs in the same order are joined as they are read; from where the orders differ, the other inputs
+    are read by index, or the rest is sorted.
     """
-    if len(source.specs) < 2:
-        raise click.UsageError("at least two inputs are joined, each a shard expression")
+    refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
     skipped: Counter[str] = Counter()
     samples = merge_shards(

@@ -7,9 +7,19 @@ from typing import Any, Literal
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, seed_option, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    refuse,
+    rekey_option,
+    seed_option,
+    tool,
+    usage_errors,
+)
 from tarshards.cli.tarcat import write
-from tarshards.errors import TarshardsError
 from tarshards.stream.ops import rekey
 from tarshards.verbs.mix import mix_streams, parse_sources, read_sources
 
@@ -39,9 +49,9 @@ class Until(click.ParamType[Any]):
 @click.option("--yaml", "config", metavar="FILE", help="Take the sources from this file.")
 @click.option("--allow-pipe", is_flag=True, help="Let sources in the file be pipe:COMMAND.")
 @click.option("--until", type=Until(), default="first", show_default=True, help="When it ends.")
-@click.option("--shuffle", "buffer", type=click.IntRange(min=1), help="Mix each source in a buffer of N samples.")
+@click.option("--shuffle", "buffer", type=click.IntRange(min=1), help="Shuffle each source in a buffer of N samples.")
 @seed_option
-@click.option("--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".')
+@rekey_option
 @output_option
 @overwrite_option
 def main(
@@ -55,19 +65,17 @@ def main(
     output: str,
     overwrite: bool,
 ) -> None:
-    """Mix samples in proportions that hold at every moment: of any n that were written each source has its share.
+    """Mix samples in given proportions, which hold at every moment: any n samples written have each source's share.
 
-    SHARDS are sources, each a shard expression and its weight: a.tar:0.7 'b-{0..9}.tar:0.3'; or without weights, which
-    then are equal. Each keeps its order.
+    SHARDS are sources, each a shard expression and its weight: a.tar:0.7 'b-{0..9}.tar:0.3'. Without any weights, all
+    are equal. Each source keeps its order.
 
-    --until first: until a source has no more; last: until all were read once, others beginning again; N: so many
-    samples.
+    --until first: until a source is exhausted; last: until all have been read once, while others start again; N: this
+    many samples.
     """
-    if config is not None and source.specs != ["-"]:
-        raise click.UsageError("the sources are SHARDS, or in --yaml")
-    if config is None and allow_pipe:
-        raise click.UsageError("--allow-pipe goes with --yaml")
-    try:
+    refuse(config is not None and source.specs != ["-"], "SHARDS and --yaml cannot be combined: both name the sources")
+    refuse(config is None and allow_pipe, "--allow-pipe requires --yaml")
+    with usage_errors():
         sources = parse_sources(source.specs) if config is None else read_sources(config)
         if buffer is not None:
             sources = [replace(each, shuffle=buffer) for each in sources]
@@ -76,9 +84,5 @@ def main(
         )
         chosen = source.choose(samples)
         chosen = chosen if template is None else rekey(chosen, template)
-    except TarshardsError:
-        raise
-    except (ValueError, ModuleNotFoundError) as error:
-        raise click.UsageError(str(error)) from error
     check_output(output, overwrite)
     write(chosen, output)

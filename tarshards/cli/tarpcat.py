@@ -33,10 +33,10 @@ def main(
 ) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
-    SHARDS are shard expressions, as for tarcat. The samples come as they are read; with -k in the order of the shards,
-    and then the same input gives the same bytes.
+    SHARDS are shard expressions, as for tarcat. Samples are written as they are read; with -k in the order of the
+    shards, so that the same input gives the same bytes.
 
-    Up to -M bytes wait to be written, besides one sample a reader; --shuffle N holds N samples more.
+    Up to -M bytes wait to be written, besides one sample for each reader; --shuffle N holds N more samples.
     """
     check_output(output, overwrite)
     readers = jobs or os.cpu_count() or 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples, tool
+from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples, refuse, tool, usage_errors
 from tarshards.samples.codecs.registry import require
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
@@ -18,14 +18,13 @@ about 150 bytes each, of up to 10 million samples."""
 
 @tool(epilog=EPILOG)
 @reads_samples
-@click.option("-s", "--summary", is_flag=True, help="Sum up: samples, fields, sizes, duplicate keys.")
+@click.option("-s", "--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
 @click.option("--html", metavar="FILE", help="Write a contact sheet for a browser instead.")
 @overwrite_option
 def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool) -> None:
-    """List the samples of SHARDS: a line each with the key, then every field as NAME:BYTES=PREVIEW."""
-    if summary + images + (html is not None) > 1:
-        raise click.UsageError("-s, --images and --html go one at a time")
+    """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
+    refuse(summary + images + (html is not None) > 1, "-s, --images and --html cannot be combined")
     if html is not None:
         _write_html(source, html, overwrite)
     elif summary:
@@ -35,7 +34,7 @@ def main(source: Input, summary: bool, images: bool, html: str | None, overwrite
 
 
 def _list(source: Input, images: bool) -> None:
-    source.quiet |= sys.stdout.isatty()  # or the bar would stand between the lines
+    source.quiet |= sys.stdout.isatty()  # the bar would appear between the lines
     terminal = _terminal() if images else None
     for sample in source:
         click.echo(list_sample(sample))
@@ -45,11 +44,9 @@ def _list(source: Input, images: bool) -> None:
 
 
 def _terminal() -> Any:
-    try:
+    with usage_errors():
         require("rich_pixels", extra="show")
         return require("rich.console", extra="show").Console(force_terminal=True, markup=False, highlight=False)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _sum_up(source: Input) -> None:

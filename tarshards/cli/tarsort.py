@@ -6,13 +6,15 @@ import click
 
 from tarshards.cli._common import (
     Input,
-    Size,
     check_output,
     output_option,
     overwrite_option,
     reads_samples,
+    refuse,
     seed_option,
+    spill_options,
     tool,
+    usage_errors,
 )
 from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
 from tarshards.write.shards import write_samples
@@ -35,8 +37,7 @@ from tarshards.write.shards import write_samples
 @seed_option
 @click.option("--unique", type=click.Choice(["first", "last", "error"]), help="Keep one sample of each key.")
 @click.option("--regroup", is_flag=True, help="Bring together the members of each key, wherever they stand.")
-@click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within.")
-@click.option("--tmpdir", metavar="FOLDER", help="Where to spill what is more.  [default: $TMPDIR or /tmp]")
+@spill_options
 def main(
     source: Input,
     output: str,
@@ -52,18 +53,14 @@ def main(
 ) -> None:
     """Sort the samples of SHARDS into one tar: by key, or by fields.
 
-    What is equal keeps its order. -c, --slice and -f choose before the sorting. With --regroup and without -s the
-    samples stay in the order of their first members.
+    Samples that compare equal keep their order. -c, --slice and -f apply before sorting. With --regroup and without -s
+    the samples stay in the order of their first members.
     """
-    if shuffle and (keys or reverse):
-        raise click.UsageError("--shuffle goes with neither -s nor -r")
-    if regroup and (unique or (reverse and not keys)):
-        raise click.UsageError("--regroup goes with neither --unique nor -r without -s")
-    try:
-        for key in keys:
-            parse_sort_key(key)
-    except ValueError as error:
-        raise click.UsageError(f"-s: {error}") from error
+    refuse(shuffle and (keys or reverse), "--shuffle cannot be combined with -s or -r")
+    refuse(regroup and unique, "--regroup cannot be combined with --unique")
+    refuse(regroup and reverse and not keys, "--regroup can be combined with -r only if there is -s")
+    with usage_errors("-s"):
+        list(map(parse_sort_key, keys))
     check_output(output, overwrite)
     samples = iter(source)
     if regroup:
@@ -74,7 +71,7 @@ def main(
     elif keys or not regroup:
         samples = sort_samples(
             samples,
-            keys=keys or ["__key__"],
+            keys=keys or ("__key__",),
             reverse=reverse,
             unique=unique,
             memory=memory,

@@ -7,7 +7,16 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli._common import Input, Size, dry_run_option, overwrite_option, reads_samples, seed_option, tool
+from tarshards.cli._common import (
+    Input,
+    Size,
+    dry_run_option,
+    overwrite_option,
+    reads_samples,
+    refuse,
+    seed_option,
+    tool,
+)
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
 
 DEFAULT_SIZE = 10**9
@@ -20,22 +29,22 @@ DEFAULT_SIZE = 10**9
     "--output",
     required=True,
     metavar="PATTERN",
-    help="Shards to write: out-%06d.tar or out-{shard:06d}.tar, which out is short for.",
+    help="Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.",
 )
-@click.option("-n", "--samples", type=Size(), metavar="SAMPLES", help="Most samples of a shard.")
-@click.option("-s", "--size", type=Size(), help="Most bytes of a shard.  [default: 1e9, without -n]")
+@click.option("-n", "--samples", type=Size(), metavar="SAMPLES", help="Most samples in a shard.")
+@click.option("-s", "--size", type=Size(), help="Most bytes in a shard.  [default: 1e9, without -n]")
 @click.option("--start", "first", default=0, help="Number of the first shard.", show_default=True)
-@click.option("--maxshards", type=click.IntRange(min=1), help="Stop reading when these are full.")
-@click.option("--by", metavar="FIELD", help="A series of shards for each value, which is {FIELD} in PATTERN.")
+@click.option("--maxshards", type=click.IntRange(min=1), help="Stop reading when this many are full.")
+@click.option("--by", metavar="FIELD", help="A series of shards for each value of FIELD; {FIELD} in PATTERN.")
 @click.option(
-    "--ratios", metavar="NAME=R,...", help="A series for each name, which is {split} in PATTERN: train=.9,val=.1."
+    "--ratios", metavar="NAME=R,...", help="A series for each name, such as train=.9,val=.1; {split} in PATTERN."
 )
 @seed_option
-@click.option("--post", metavar="CMD", help="Run by bash for each finished shard, {} or $TAR_SHARD.")
+@click.option("--post", metavar="CMD", help="Run CMD with bash for each finished shard, {} or $TAR_SHARD.")
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many --post at a time."
+    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many --post commands at once."
 )
-@click.option("--delete", is_flag=True, help="Remove each shard after its --post has succeeded.")
+@click.option("--delete", is_flag=True, help="Remove each shard after its --post succeeds.")
 @click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
 @overwrite_option
 @dry_run_option
@@ -58,21 +67,17 @@ def main(
 ) -> None:
     """Split the samples of SHARDS into shards, in their order.
 
-    A shard is full when the next sample would make it more than -n samples or a file of more than -s bytes; only a
-    larger single sample exceeds that.
+    A shard is full when the next sample would make it larger than -n samples or -s bytes; only a single sample of more
+    than -s bytes exceeds that.
     """
-    if delete and not post:
-        raise click.UsageError("--delete goes with --post")
-    if delete and index:
-        raise click.UsageError("--index is of shards that stay; with --delete, --post may run tarindex")
-    if first < 0:
-        raise click.UsageError("--start is not negative")
+    refuse(delete and not post, "--delete requires --post")
+    refuse(delete and index, "--index cannot be combined with --delete; let --post run tarindex")
+    refuse(first < 0, "--start cannot be negative")
     routes: dict[str, Route] = {}
     if ratios is not None:
         routes["split"] = route_by_ratios(_parse_ratios(ratios), seed=seed)
     if by is not None:
-        if by == "shard" or by in routes:
-            raise click.UsageError(f"--by {by}: {{{by}}} means something else in the pattern")
+        refuse(by == "shard" or by in routes, f"--by {by}: {{{by}}} has another meaning in the pattern")
         routes[by] = route_by_field(by)
     command = ShardCommand(post, jobs=jobs, delete=delete) if post else None
     with command or nullcontext():

@@ -153,8 +153,11 @@ def read_text(
 ) -> Iterator[Sample]:
     """Yield a sample with one *field* for each line of the texts *urls*, a shard expression; without its newline.
 
-    *key* is a template over ``record``, which counts all lines from 0. Raises DecodeError for a line that is not UTF-8.
+    *key* is a template over ``record``, which counts all lines from 0. Raises ValueError for a bad *field* or *key*,
+    DecodeError for a line that is not UTF-8.
     """
+    if not is_field(field):
+        raise ValueError(f"{field!r} cannot name a field")
     template = Template(key, {"record": 0})
     lines = (line for url in expand_urls(urls) for line in numbered_lines(url, allow_pipe=allow_pipe))
     return checked(

@@ -83,6 +83,17 @@ class Pattern:
                 yield encode_field(name, sample[name])
 
 
+def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sample]:
+    """Yield the samples that have, for each of *fields*, at least one of its alternatives.
+
+    >>> list(having([{"jpg": b""}, {"png": b"", "cls": b"1"}], [["jpg", "png"], ["cls"]]))
+    [{'png': b'', 'cls': b'1'}]
+    """
+    for sample in samples:
+        if all(any(name in sample for name in alternatives) for alternatives in fields):
+            yield sample
+
+
 def matching(
     samples: Iterable[Sample],
     predicate: Callable[[Sample], bool],
@@ -120,10 +131,10 @@ def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
             yield key
 
 
-class Keys:
+class KeyFilter:
     """Whether a sample is one of these *keys*, and which of them are ``lacking``: no sample has had them yet.
 
-    >>> keys = Keys(["a", "b"])
+    >>> keys = KeyFilter(["a", "b"])
     >>> keys({"__key__": "a"}), keys({"__key__": "c"}), keys.lacking
     (True, False, {'b': None})
     """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tarshards import Ledger, ShardWriter, read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, ShardIndexError, TarError
 from tarshards.samples.conditions import Condition
-from tarshards.verbs.grep import Keys, Pattern, matching, read_keys
+from tarshards.verbs.grep import KeyFilter, Pattern, matching, read_keys
 
 
 def keys(samples) -> list[str]:
@@ -134,14 +134,14 @@ def test_what_cannot_be_decided_on_is_an_error_also_when_inverted():
     assert (kept, keys(rejected)) == ([], ["k1", "k2"])
 
 
-# Keys
+# KeyFilter
 
 
 @pytest.mark.parametrize("index", [False, True])
 def test_keys_come_in_the_order_of_the_shards(shards, index):
     wanted = ["k25", "k3", "k11", "k3", "k10", "k0"]
     ledger = Ledger()
-    samples = list(Keys(wanted).read(shards(index=index), on_error=ledger))
+    samples = list(KeyFilter(wanted).read(shards(index=index), on_error=ledger))
     assert keys(samples) == ["k0", "k3", "k10", "k11", "k25"]
     assert samples == [sample for sample in read_samples(shards(index=False)) if sample["__key__"] in wanted]
     assert ledger.shards == 3
@@ -153,24 +153,24 @@ def test_with_an_index_only_the_samples_of_the_keys_are_read(shards, tmp_path):
     at = data.index(b"text 15")
     data[at - 512 + 148] ^= 1  # the checksum of the header of another sample
     (tmp_path / "1.tar").write_bytes(data)
-    assert keys(Keys(["k11"]).read(urls)) == ["k11"]
+    assert keys(KeyFilter(["k11"]).read(urls)) == ["k11"]
     (tmp_path / "2.tar.index").unlink()
     with pytest.raises(TarError, match=r"1\.tar: offset .* bad header checksum"):
-        list(Keys(["k11"]).read(urls))
+        list(KeyFilter(["k11"]).read(urls))
 
 
 @pytest.mark.parametrize("index", [False, True])
 def test_keys_that_are_lacking_are_named(shards, index):
-    read = Keys(["k1", "x", "y"]).read(shards(index=index))
+    read = KeyFilter(["k1", "x", "y"]).read(shards(index=index))
     assert next(read)["__key__"] == "k1"
     with pytest.raises(SampleError, match=r"^no sample has 2 of 3 keys: x, y$"):
         next(read)
     with pytest.raises(SampleError, match=r"no sample has 9 of 9 keys: 0, 1, 2, 3, 4, \.\.\.$"):
-        list(Keys(map(str, range(9))).read(shards(index=index)))
+        list(KeyFilter(map(str, range(9))).read(shards(index=index)))
 
 
 def test_keys_that_are_lacking_can_be_counted():
-    wanted, ledger = Keys(["a", "b", "c"]), Ledger(max_errors=2)
+    wanted, ledger = KeyFilter(["a", "b", "c"]), Ledger(max_errors=2)
     assert wanted({"__key__": "b"})
     wanted.check(ledger)
     assert [entry.key for entry in ledger.quarantined] == ["a", "c"]
@@ -181,9 +181,9 @@ def test_a_stale_index_is_an_error(shards, tmp_path):
     with open(tmp_path / "1.tar", "ab") as file:
         file.write(bytes(512))
     with pytest.raises(ShardIndexError, match=r"1\.tar\.index"):
-        list(Keys(["k11"]).read(urls))
+        list(KeyFilter(["k11"]).read(urls))
     ledger = Ledger(max_errors=9)
-    assert keys(islice(Keys(["k1", "k11", "k21"]).read(urls, on_error=ledger), 2)) == ["k1", "k21"]
+    assert keys(islice(KeyFilter(["k1", "k11", "k21"]).read(urls, on_error=ledger), 2)) == ["k1", "k21"]
     assert len(ledger.quarantined) == 1
 
 
@@ -200,4 +200,4 @@ def test_keys_are_escaped_as_in_a_table(tmp_path):
 def test_a_key_of_two_shards_is_selected_twice(tmp_path):
     for name in "ab":
         write_samples([sample_of(1, txt=name)], str(tmp_path / f"{name}.tar"))
-    assert [s["txt"] for s in Keys(["k1"]).read(str(tmp_path / "{a,b}.tar"))] == [b"a", b"b"]
+    assert [s["txt"] for s in KeyFilter(["k1"]).read(str(tmp_path / "{a,b}.tar"))] == [b"a", b"b"]
