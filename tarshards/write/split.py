@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
@@ -13,10 +12,11 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
+from tarshards.parallel import ChildGroup, ending
 from tarshards.samples.fields import place
 from tarshards.samples.read import Sample
 from tarshards.storage.location import Location
-from tarshards.storage.pipe import ending, kill, start
+from tarshards.storage.pipe import start
 from tarshards.write.shards import ShardWriter, TarWriter
 
 MAX_SERIES = 500  # each keeps a file open
@@ -176,19 +176,19 @@ class ShardCommand:
 
     def __init__(self, command: str, *, jobs: int = 1, delete: bool = False):
         self.command, self.jobs, self.delete = command, jobs, delete
-        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._running: list[tuple[str, ChildGroup]] = []
 
     def __call__(self, shard: str) -> None:
         while len(self._running) >= self.jobs:
             self._wait()
         command = self.command.replace("{}", quote(shard))
         environment = {**os.environ, "TAR_SHARD": shard}
-        process = start(command, f"pipe:{command}", env=environment, stdin=subprocess.DEVNULL, stdout=2)
-        self._running.append((shard, process))
+        group = start(command, f"pipe:{command}", environment=environment, stdin=os.devnull, stdout=2)
+        self._running.append((shard, group))
 
     def _wait(self) -> None:
-        shard, process = self._running[0]
-        status = process.wait()
+        shard, group = self._running[0]
+        status = group.reap()
         del self._running[0]
         if status:
             raise OpError(
@@ -213,5 +213,5 @@ class ShardCommand:
             if kind is None:
                 self.close()
         finally:
-            for _shard, process in self._running:
-                kill(process)
+            for _shard, group in self._running:
+                group.end()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError
-from tarshards.run.jobs.command import Command
+from tarshards.parallel import PIPE, TICK, ChildGroup, ending
 from tarshards.run.jobs.plan import Item, Plan
 from tarshards.storage.location import Location
 from tarshards.storage.markers import Record, read_marker, write_marker
-from tarshards.storage.pipe import ending
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+STDOUT = 1
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
 TAIL = 4096  # bytes of a log in which its last line is looked for
 LINE = 200  # characters of it that are kept
@@ -52,16 +52,10 @@ class Worker:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.stopped = False
-        self._lock = Lock()
-        self._running: set[Command] = set()
 
     def stop(self) -> None:
-        """End what runs, and let nothing begin."""
-        with self._lock:
-            self.stopped = True
-            running = list(self._running)
-        for command in running:
-            command.stop()
+        """End the commands that run, and start no more."""
+        self.stopped = True
 
     def run(self, item: Item, log: Any = None) -> Outcome:
         """Run the command of *item*, unless its marker says that it is done, and write the marker of what came out.
@@ -86,27 +80,20 @@ class Worker:
         return Outcome(item, status, line)
 
     def _execute(self, arguments: list[str], log: Any) -> tuple[int | None, str]:
-        """Run a command to its end; return its status, and the last line that it printed if it failed."""
+        """Run a command; return its status, None if it was stopped, and the last line of its output if it failed."""
+        output = PIPE if log is None else log.fileno()
         try:
-            command = Command(arguments, subprocess.PIPE if log is None else log)
+            group = ChildGroup(arguments, stdin=os.devnull, stdout=output, stderr=STDOUT)
         except (OSError, ValueError) as error:
             return 127, f"cannot run {arguments[0]}: {error}"
-        with self._lock:
-            self._running.add(command)
-        copy = None
+        copy = _Copy(open(group.stdout, "rb")) if log is None else None
         try:
-            if self.stopped:  # by another thread that did not see the command yet
-                command.stop()
-            if log is None:
-                copy = _Copy(command.process.stdout)
-            status = command.wait()
+            while not (self.stopped or group.wait(TICK)):
+                pass
+            status = group.end(GRACE if self.stopped else 0)
         except BaseException:
-            command.stop()
-            command.wait()
+            group.end(GRACE)
             raise
-        finally:
-            with self._lock:
-                self._running.discard(command)
         if copy is not None:
             copy.finish()
         if self.stopped:
