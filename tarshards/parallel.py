@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
@@ -236,12 +236,13 @@ class ChildGroup:
     *arguments* start with the program, which is looked up on the PATH. *stdin*, *stdout* and *stderr* are each a
     descriptor, the path of a file, or PIPE; by default the child inherits ours. The attributes ``stdin`` and
     ``stdout`` are our ends of the pipes, raw descriptors that the caller closes. ``status`` is None until the leader
-    has been reaped, then its exit status as in ``subprocess``. Raises OSError or ValueError if the program cannot start.
+    has been reaped, then its exit status as in ``subprocess``. Raises OSError or ValueError if the program cannot be
+    started.
     """
 
     def __init__(
         self,
-        arguments: Sequence[str],
+        arguments: list[str],
         environment: Mapping[str, str] | None = None,
         *,
         stdin: int | str | None = None,

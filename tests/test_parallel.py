@@ -1,7 +1,8 @@
-"""A pool of processes whose deaths have a name."""
+"""Process pools, and groups of child processes."""
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import signal
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import wait
+from pathlib import Path
 
 import pytest
 
 from tarshards.errors import OpError
-from tarshards.parallel import ProcessPool, bounded_map
+from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map
 
 
 def act(what: int | str) -> int:
@@ -95,3 +97,79 @@ def test_no_calls_after_the_end():
         pool.submit(act, 1)
     with pytest.raises(ValueError, match="at least 1 process"):
         ProcessPool(0)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def start_with_child(tmp_path: Path, rest: str) -> tuple[ChildGroup, int]:
+    """Start a shell that starts a process of its own; return it and that process's id."""
+    group = ChildGroup(["bash", "-c", f"sleep 60 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
+    with os.fdopen(group.stdout, "rb") as output:
+        return group, int(output.readline())
+
+
+def wait_until(holds) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_child_group_is_ended_whole(tmp_path):
+    group, child = start_with_child(tmp_path, "wait")
+    assert not group.wait(0.05)
+    assert is_running(child)
+    assert group.end() == group.status == -signal.SIGKILL
+    wait_until(lambda: not is_running(child))
+    assert group.end() == -signal.SIGKILL, "once reaped, its id is not signalled again"
+
+
+def test_what_the_leader_leaves_running_is_ended_too_or_left(tmp_path):
+    group, child = start_with_child(tmp_path, "exit 3")
+    assert group.wait(30)
+    assert is_running(child)
+    assert group.end() == 3
+    wait_until(lambda: not is_running(child))
+    group, child = start_with_child(tmp_path, "exit 4")
+    assert group.reap() == 4
+    assert is_running(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_group_has_a_grace_period():
+    def start(handler: str) -> ChildGroup:
+        group = ChildGroup(["bash", "-c", f"trap '{handler}' TERM; echo; sleep 60 & wait"], stdout=PIPE)
+        with os.fdopen(group.stdout, "rb") as output:
+            output.readline()
+        return group
+
+    assert start("exit 7").end(30) == 7
+    assert start("sleep 60").end(0.1) == -signal.SIGKILL
+
+
+def test_the_ends_of_a_child_group(tmp_path):
+    (tmp_path / "in").write_text("text")
+    with open(tmp_path / "out", "wb") as file:
+        group = ChildGroup(["cat"], stdin=str(tmp_path / "in"), stdout=file.fileno())
+    assert group.reap() == 0
+    assert (tmp_path / "out").read_text() == "text"
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        ChildGroup(["no-such-program"], stdin=PIPE, stdout=PIPE)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_deadlines_without_pidfd(monkeypatch):
+    def missing(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    group = ChildGroup(["sleep", "0.3"])
+    assert not group.wait(0.02)
+    assert group.wait(30)
+    assert group.end() == 0

@@ -87,8 +87,7 @@ def main(
     if joblog is not None:
         check_output(joblog, overwrite or resume)
 
-    from tarshards.run.samples.halt import Halt
-    from tarshards.run.samples.run import map_command
+    from tarshards.run.samples.command import Halt, map_command
 
     policy = failed or ("abort" if halt is None else "skip")
     failures = _Failures(source)

@@ -86,7 +86,7 @@ class Worker:
             group = ChildGroup(arguments, stdin=os.devnull, stdout=output, stderr=STDOUT)
         except (OSError, ValueError) as error:
             return 127, f"cannot run {arguments[0]}: {error}"
-        copy = _Copy(open(group.stdout, "rb")) if log is None else None
+        copy = _Copy(os.fdopen(group.stdout, "rb")) if log is None else None
         try:
             while not (self.stopped or group.wait(TICK)):
                 pass

@@ -1,5 +1,9 @@
-"""Map commands over samples: each sample becomes files in a scratch directory, and what is left of them its result.
+"""Run a command on each sample: its fields become files in a scratch directory, and the files that remain its result.
 
-- ``run``: ``map_command``; ``dispatch``: samples to slots; ``slot``, ``worker``: the processes behind them
-- ``scratch``, ``folder``: samples as files; ``journal``: what was done; ``halt``: when to stop
+Read in this order:
+
+- ``command``: ``map_command``, which reads samples and yields results in order
+- ``dispatch``: distributes samples to slots; ``slot``: the process of a slot; ``runners``: how it runs a sample
+- ``folder``: a sample as files; ``scratch``: where they lie; ``guard``: cleans up after a killed run
+- ``journal``: finished samples, to resume from
 """

@@ -1,4 +1,4 @@
-"""Samples handed out to slots, each a process; one thread has the conversation with all of them."""
+"""Samples distributed to slots, each a process; one thread exchanges messages with all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import os
 import pickle
 import select
-import subprocess
+import signal
 import sys
 import time
 from collections import deque
@@ -14,81 +14,93 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from threading import Event, Thread
-from typing import IO, Any
+from typing import Any
 
 from tarshards.errors import OpError
-from tarshards.run.samples.child import GRACE
+from tarshards.parallel import GRACE, PIPE, TICK, ChildGroup, ending
 from tarshards.run.samples.folder import Sample
-from tarshards.run.samples.journal import Outcome
+from tarshards.run.samples.journal import SampleResult
+from tarshards.run.samples.runners import Failure, Work
 from tarshards.run.samples.scratch import Scratch
-from tarshards.run.samples.slot import Reply
-from tarshards.run.samples.worker import Frames, Work
-from tarshards.storage.pipe import ending
+from tarshards.run.samples.slot import Frames, Reply
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
-SENT_AHEAD = 0.030  # seconds of work that a slot has been sent ahead, at most
-DEEPEST = 64  # samples that a slot has been sent, at most
-TICK = 0.2  # seconds; a signal that comes just before a wait is seen only after it
-NAP = 0.001  # seconds in which replies of quick slots gather, so that one turn of the thread takes many
-ROOM = 1 << 20  # bytes in a pipe
+SENT_AHEAD = 0.030  # seconds of work that a slot is sent ahead, at most
+MAX_DEPTH = 64  # samples that a slot is sent, at most
+GATHER = 0.001  # seconds to collect the replies of quick slots, so that the thread wakes less often
+PIPE_SIZE = 1 << 20  # bytes
 
 
-class Item:
-    """A sample on its way; it has an *outcome* when it has been run to its end."""
+class QueuedSample:
+    """A sample to be run; its *result* is set when it is finished."""
 
-    __slots__ = ("fields", "index", "made", "name", "outcome", "sample", "size")
+    __slots__ = ("begun", "fields", "index", "made", "name", "result", "sample", "seconds", "size", "tries")
 
     def __init__(self, index: int, sample: Sample):
         self.index, self.sample = index, sample
         self.fields: dict[str, bytes] = {}
         self.size = self.made = 0  # bytes of the fields and of the outputs
         self.name = ""  # in the journal
-        self.outcome: Outcome | None = None
+        self.tries, self.begun, self.seconds = 0, 0.0, 0.0
+        self.result: SampleResult | None = None
 
     def job(self) -> tuple[int, Sample, dict[str, bytes]]:
+        """Return what a slot is sent of this sample."""
         place: Sample = {name: self.sample[name] for name in ("__key__", "__url__") if name in self.sample}
         return self.index, place, self.fields
 
+    def tried(self, reply: Reply) -> Reply:
+        """Count a try; return its reply with the begin of the first try and the seconds of all."""
+        self.begun = self.begun if self.tries else reply.begun
+        self.tries += 1
+        self.seconds += reply.seconds
+        return reply._replace(begun=self.begun, seconds=self.seconds)
+
 
 class Slot:
-    """Our end of the conversation with one slot's process."""
+    """The parent's end of one slot's process."""
 
     def __init__(self, work: Work, scratch: Scratch, number: int):
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-P", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,
-            env={**os.environ, "TAR_SLOT": str(number), "TAR_SCRATCH": scratch.path},
+        self.work, self.number = work, number
+        flags = ["-S", "-P"] if work.python is None else ["-P"]  # a function may import what site finds
+        self.group = ChildGroup(
+            [sys.executable, *flags, PROGRAM],
+            {**os.environ, "TAR_SLOT": str(number), "TAR_SCRATCH": scratch.path},
+            stdin=PIPE,
+            stdout=PIPE,
         )
-        self.jobs, self.replies = _end(self.process.stdin), _end(self.process.stdout)
-        for end in (self.jobs, self.replies):
-            os.set_blocking(end.fileno(), False)
-            with suppress(OSError):  # there is a limit on what a user has in all
-                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, ROOM)
-        self.under_way: deque[Item] = deque()
-        self.depth = 1  # so many samples may be under way
-        self.over = False  # it will say no more
+        self.jobs, self.replies = os.fdopen(self.group.stdin, "wb", 0), os.fdopen(self.group.stdout, "rb", 0)
+        for pipe in (self.jobs, self.replies):
+            os.set_blocking(pipe.fileno(), False)
+            with suppress(OSError):  # the pipes of one user share a limit
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        self.sent: deque[QueuedSample] = deque()  # without a reply yet
+        self.depth = 1  # how many samples may be sent
+        self.closed = False  # the process sends no more replies
+        self.begun: float | None = None  # when the first of the sent samples began, as far as we know
         self.unsent: deque[bytes | memoryview] = deque([pickle.dumps(tuple(work))])
         self._frames = Frames()
 
     @property
     def fill(self) -> float:
-        return len(self.under_way) / self.depth
+        """The share of the depth that is in use."""
+        return len(self.sent) / self.depth
 
-    def add(self, item: Item) -> None:
-        self.under_way.append(item)
-        self.unsent.append(pickle.dumps(item.job(), pickle.HIGHEST_PROTOCOL))
+    def add(self, queued: QueuedSample) -> None:
+        """Send a sample, as soon as ``send`` is called."""
+        if not self.sent:
+            self.begun = time.time()
+        self.sent.append(queued)
+        self.unsent.append(pickle.dumps(queued.job(), pickle.HIGHEST_PROTOCOL))
 
     def send(self) -> None:
         """Send what the pipe takes now."""
         while self.unsent:
             try:
-                sent = os.writev(self.jobs.fileno(), list(islice(self.unsent, DEEPEST)))
+                sent = os.writev(self.jobs.fileno(), list(islice(self.unsent, MAX_DEPTH)))
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the end of its replies tells why
+            except BrokenPipeError:  # the end of the replies tells why
                 self.unsent.clear()
                 return
             while sent:
@@ -97,8 +109,8 @@ class Slot:
                     self.unsent.appendleft(memoryview(first)[sent:])
                 sent -= min(sent, len(first))
 
-    def receive(self) -> list[tuple[Item, Reply]]:
-        """Return the items that have been replied to."""
+    def receive(self) -> list[tuple[QueuedSample, Reply]]:
+        """Return the samples that have been replied to."""
         found = []
         with suppress(BlockingIOError):
             while data := os.read(self.replies.fileno(), 1 << 16):
@@ -106,37 +118,45 @@ class Slot:
                 if len(data) < 1 << 16:
                     break
             else:
-                self.over = True
-        return [(self.under_way.popleft(), Reply(*reply)) for reply in found]
+                self.closed = True
+        if found:
+            self.begun = time.time()
+        return [(self.sent.popleft(), Reply(*reply)) for reply in found]
 
-    def end(self, seconds: float | None) -> None:
-        """Wait for the end of the process, and kill it when that takes more than *seconds*."""
-        self.jobs.close()
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.replies.close()
-
-    def pace(self, reply: Reply) -> list[Item]:
-        """Let more or fewer samples be under way after *reply*; return those that are to be handed out again."""
-        if not reply.forgets:
+    def pace(self, reply: Reply) -> list[QueuedSample]:
+        """Raise or lower the depth after *reply*; return the samples that the slot has discarded."""
+        if not reply.discards:
             self.depth = (
-                min(2 * self.depth, DEEPEST) if self.depth * reply.seconds < SENT_AHEAD else -(-self.depth // 2)
+                min(2 * self.depth, MAX_DEPTH) if self.depth * reply.seconds < SENT_AHEAD else -(-self.depth // 2)
             )
             return []
-        forgotten = list(self.under_way)
-        self.under_way.clear()
+        discarded = list(self.sent)
+        self.sent.clear()
         self.depth = 1
         self.unsent.append(pickle.dumps(None))
-        return forgotten
+        return discarded
+
+    def end(self, seconds: float | None) -> int:
+        """Wait until the process exits, and kill its group then or after *seconds*; return its status."""
+        self.jobs.close()
+        self.group.wait(seconds)
+        status = self.group.end()
+        self.replies.close()
+        return status
+
+    def lost(self) -> Reply:
+        """Return the reply for the first sample that was sent to a function's process that has died."""
+        begun = self.begun or time.time()
+        failure = Failure.of_status(self.group.reap(), "the function's process")
+        if self.work.timeout is not None and failure.signal == signal.SIGALRM:
+            failure = Failure.of_timeout(self.work.timeout, "the function")
+        return Reply([], failure.reason, failure.exitval, failure.signal, begun, time.time() - begun)
 
 
 class Dispatcher:
-    """Runs items in *slots* processes, and has the conversation with them in a thread.
+    """Runs samples in *slots* processes; a thread exchanges messages with them.
 
-    There it calls *finish* with each one that has been run, and *ended* when there will be no more.
+    The thread calls *finish* with each sample that is finished, and *ended* when it ends.
     """
 
     def __init__(
@@ -144,14 +164,15 @@ class Dispatcher:
         work: Work,
         scratch: Scratch,
         slots: int,
-        finish: Callable[[Item, Reply], None],
+        finish: Callable[[QueuedSample, Reply], None],
         ended: Callable[[], None],
     ):
+        self._work, self._scratch = work, scratch
         self._finish, self._ended = finish, ended
-        self._pending: deque[Item] = deque()
-        self._news = Event()
+        self._pending: deque[QueuedSample] = deque()
+        self._changed = Event()
         self._halted = self._killed = self._closing = False
-        self._hungry = False  # wake the thread for a new item
+        self._wants_more = False  # wake the thread for a new sample
         self._error: BaseException | None = None
         self._slots: list[Slot] = []
         try:
@@ -161,127 +182,153 @@ class Dispatcher:
             for slot in self._slots:
                 slot.end(0)
             raise OpError(f"no more than {len(self._slots)} slots can be started: {error.strerror}") from error
-        self._ear, self._bell = os.pipe()
-        for end in (self._ear, self._bell):
-            os.set_blocking(end, False)
-        self._thread = Thread(target=self._converse, name="tarshards-dispatcher", daemon=True)
+        self._woken, self._waker = os.pipe()
+        for pipe in (self._woken, self._waker):
+            os.set_blocking(pipe, False)
+        self._thread = Thread(target=self._run, name="tarshards-dispatcher", daemon=True)
         self._thread.start()
 
     @property
     def depth(self) -> int:
-        """How many samples may be under way now."""
+        """How many samples may be sent to slots now."""
         return sum(slot.depth for slot in self._slots)
 
     @property
     def halted(self) -> bool:
+        """Whether no more samples are begun."""
         return self._halted or self._error is not None
 
-    def add(self, item: Item) -> None:
-        self._pending.append(item)
-        if self._hungry:
+    def add(self, queued: QueuedSample) -> None:
+        """Run a sample as soon as a slot is free."""
+        self._pending.append(queued)
+        if self._wants_more:
             self._wake()
 
     def wait(self, ready: Callable[[], Any]) -> bool:
-        """Wait until *ready*; False where that will never be, since all has ended."""
+        """Wait until *ready*; return False if the thread ended before. Raises the error that ended it."""
         while not ready() and self._thread.is_alive():
-            self._news.wait(TICK)
-            self._news.clear()
+            self._changed.wait(TICK)
+            self._changed.clear()
         if self._error is not None:
             raise self._error
         return bool(ready())
 
     def halt(self, *, kill: bool) -> None:
-        """Begin nothing more, and with *kill* stop what has begun; from any thread."""
+        """Begin no more samples, and with *kill* end the running ones; may be called from any thread."""
         self._halted = True
-        if kill:
-            self._kill()
+        self._killed = self._killed or kill
         self._wake()
 
     def settle(self) -> None:
-        """Wait until all that had begun when it was halted has ended."""
+        """Wait until all samples that had begun when the run was halted have finished."""
         self.wait(lambda: False)
 
     def __enter__(self) -> Dispatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all slots, at once where they are busy."""
+        """End all slots, and kill those that are busy."""
         self._closing = True
         self._wake()
         self._thread.join()
-        if self._busy():
-            self._kill()
+        self._killed = self._killed or self._busy()
+        if self._killed:
+            self._terminate()
         for slot in self._slots:
             slot.jobs.close()
-        end = time.monotonic() + 2 * GRACE
+        # A slot ends a server's process itself, and needs its time; a function may leave threads that never end.
+        patience = 2 * GRACE if self._killed or self._work.python is not None else None
+        end = time.monotonic() + (patience or 0)
         for slot in self._slots:
-            slot.end(max(0.0, end - time.monotonic()) if self._killed else None)
-        os.close(self._ear)
-        os.close(self._bell)
+            slot.end(None if patience is None else max(0.0, end - time.monotonic()))
+        os.close(self._woken)
+        os.close(self._waker)
 
-    def _kill(self) -> None:
-        self._killed = True
+    def _terminate(self) -> None:
         for slot in self._slots:
-            slot.process.terminate()
+            slot.group.signal(signal.SIGTERM)
 
     def _wake(self) -> None:
-        self._hungry = False
+        self._wants_more = False
         with suppress(BlockingIOError):
-            os.write(self._bell, b".")
+            os.write(self._waker, b".")
 
-    def _converse(self) -> None:
+    def _run(self) -> None:
         try:
             while not (self._closing or self._killed or (self._halted and not self._busy())):
                 if not self._halted:
-                    self._hand_out()
-                self._listen()
+                    self._distribute()
+                self._exchange()
+            if self._killed:
+                self._terminate()
         except BaseException as error:
             self._error = error
-        self._news.set()
+        self._changed.set()
         self._ended()
 
     def _busy(self) -> bool:
-        return any(slot.under_way for slot in self._slots)
+        return any(slot.sent for slot in self._slots)
 
-    def _hand_out(self) -> None:
-        self._hungry = True  # before the look: an item that is added behind our back rings
+    def _distribute(self) -> None:
+        self._wants_more = True  # set before looking, so that a sample added meanwhile wakes the thread
         while self._pending:
             slot = min(self._slots, key=lambda slot: slot.fill)
             if slot.fill >= 1:
                 break
             slot.add(self._pending.popleft())
-        self._hungry = min(slot.fill for slot in self._slots) <= 0.5
+        self._wants_more = min(slot.fill for slot in self._slots) <= 0.5
 
-    def _listen(self) -> None:
+    def _exchange(self) -> None:
+        """Send what can be sent, and take the replies that have come."""
         poller = select.poll()
-        poller.register(self._ear, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
         for slot in self._slots:
             slot.send()
             poller.register(slot.replies, select.POLLIN)
             if slot.unsent:
                 poller.register(slot.jobs, select.POLLOUT)
         if self.depth > 8 * len(self._slots):
-            time.sleep(NAP)
+            time.sleep(GATHER)
         ready = {descriptor for descriptor, _ in poller.poll()}
-        if self._ear in ready:
-            os.read(self._ear, 4096)
-        for slot in self._slots:
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        for slot in list(self._slots):
             if slot.replies.fileno() in ready and not self._killed:
-                self._hear(slot)
+                self._receive(slot)
 
-    def _hear(self, slot: Slot) -> None:
-        for item, reply in slot.receive():
-            self._finish(item, reply)
-            self._news.set()
-            forgotten = slot.pace(reply)
-            self._pending.extendleft(reversed(forgotten))
+    def _receive(self, slot: Slot) -> None:
+        for queued, reply in slot.receive():
+            discarded = slot.pace(reply)
+            self._pending.extendleft(reversed(discarded))
+            self._conclude(slot, queued, reply)
             if self._killed:
                 return
-        if slot.over and not self._killed:
-            raise OpError(f"the process of a slot {ending(slot.process.wait())}")
+        if slot.closed:
+            self._replace(slot)
 
+    def _conclude(self, slot: Slot, queued: QueuedSample, reply: Reply) -> None:
+        """Finish a sample, or try it again in the same slot."""
+        total = queued.tried(reply)
+        if reply.failure is not None and queued.tries <= self._work.retries:
+            slot.add(queued)
+        else:
+            self._finish(queued, total)
+            self._changed.set()
 
-def _end(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise TypeError("a process started without the pipe asked for")
-    return pipe
+    def _replace(self, slot: Slot) -> None:
+        """Replace a slot whose process has died: a function's fails the sample that it was called with.
+
+        Raises OpError for the slots of commands and servers, which do not die of those.
+        """
+        status = slot.end(0.5)
+        if self._work.python is None or slot.begun is None:
+            raise OpError(f"the process of a slot {ending(status)}")
+        try:
+            fresh = Slot(self._work, self._scratch, slot.number)
+        except OSError as error:
+            raise OpError(f"a slot cannot be started again: {error.strerror}") from error
+        self._slots[self._slots.index(slot)] = fresh
+        if slot.sent:
+            queued = slot.sent.popleft()
+            self._pending.extendleft(reversed(slot.sent))
+            self._conclude(fresh, queued, slot.lost())

@@ -1,4 +1,4 @@
-"""A sample <-> a directory of files ``sample.EXT``, in which a command may do as it likes."""
+"""A sample <-> a directory of files ``sample.EXT``, in which a command runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of *data*, also where the system takes less at a time."""
+    """Write all of *data*, even if the system takes it in parts."""
     sent = os.write(descriptor, data)
     while sent < len(data):
         sent += os.write(descriptor, memoryview(data)[sent:])
 
 
 def unpack(fields: dict[str, bytes], folder: str) -> None:
-    """Make *folder*, and in it a file ``sample.EXT`` of each field."""
+    """Create *folder* with a file ``sample.EXT`` for each field."""
     os.mkdir(folder, 0o700)
     for field, data in fields.items():
         descriptor = os.open(f"{folder}/sample.{field}", WRITE, 0o666)
@@ -38,7 +38,7 @@ def pack(folder: str, sample: Sample, *, subdirs: bool = False) -> list[Sample]:
     """Return the samples that a command has left in the *folder* of *sample*.
 
     ``sample.EXT`` are the fields of the sample itself, ``sample-SUFFIX.EXT`` those of another whose key ends in
-    ``-SUFFIX``; other files are not looked at. With *subdirs*, the ``sample.EXT`` in each subdirectory are the fields
+    ``-SUFFIX``; other files are ignored. With *subdirs*, the ``sample.EXT`` in each subdirectory are the fields
     of a sample whose key ends in ``-SUBDIRECTORY``. Raises SampleError for anything under these names that is not a
     regular file, and for names that would not read back.
     """
@@ -93,7 +93,7 @@ def _refused(name: str, sample: Sample) -> TarshardsError:
 
 
 def remove(folder: str) -> None:
-    """Remove *folder* and all that is in it, also what its owner may not write to."""
+    """Remove *folder* with all its contents, read-only directories included."""
     try:
         for name in os.listdir(folder):
             os.unlink(f"{folder}/{name}")

@@ -1,6 +1,6 @@
-"""The program that outlives a killed tarproc just long enough to end its children and remove its scratch folder.
+"""The program that kills the children of a killed tarproc and removes its scratch directory.
 
-It waits on its stdin: a byte says that all is done; the bare end, that there was nobody left to say so.
+It waits on its stdin: a byte means that tarproc has cleaned up; end of file without one, that tarproc was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 
 def running(marker: bytes) -> list[int]:
-    """List the processes that have *marker* in the environment that they were started with."""
+    """List the processes whose initial environment contains *marker*."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
@@ -31,10 +31,10 @@ def main(scratch: str) -> None:
 
 
 def end_all(scratch: str) -> None:
-    """Kill what was started for *scratch*, in whatever group it is by now."""
+    """Kill the processes started for *scratch*, whatever group they are in."""
     marker = b"TAR_SCRATCH=" + os.fsencode(scratch)
     quiet = 0
-    while os.path.isdir("/proc/self") and quiet < 3:  # in the midst of an exec a process shows no environment
+    while os.path.isdir("/proc/self") and quiet < 3:  # during an exec a process shows no environment
         processes = running(marker)
         quiet = 0 if processes else quiet + 1
         for process in processes:

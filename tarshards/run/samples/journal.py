@@ -1,4 +1,4 @@
-"""What has been done: the journal that a later run resumes from, and the log for people."""
+"""Records of finished samples: the journal that a later run resumes from, and the job log for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
-    """Return a digest of a sample, its shard, its bytes, and of what is done with it."""
+    """Return a digest of a sample, its shard, its bytes, and the work."""
     import hashlib
 
     parts = [work.encode(), sample.get("__url__", "").encode(errors="surrogateescape")]
@@ -32,7 +32,7 @@ def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
 
 
 class _File:
-    """A file that is written to its end at once; its failures name it."""
+    """A file to which whole records are appended; its errors name it."""
 
     def __init__(self, path: str, flags: int):
         self.path = path
@@ -51,18 +51,18 @@ class _File:
         os.close(self.descriptor)
 
 
-class Outcome(NamedTuple):
-    """What became of a sample: its outputs, or why it failed."""
+class SampleResult(NamedTuple):
+    """The outputs of a sample, or why it failed."""
 
     outputs: list[Sample]
     failure: str | None
 
 
 class Journal:
-    """A file of finished samples, to which each is appended at once.
+    """A file of finished samples, each appended as it finishes.
 
-    A record is a line of JSON, which says its size and checksum, and the bytes of the outputs. Opening it finds the
-    records that are whole and cuts off one that a crash has left half written.
+    A record is a line of JSON with size and checksum, and the bytes of the outputs. Opening the file finds the complete
+    records and truncates one that a crash has left incomplete.
     """
 
     def __init__(self, path: str, *, retry_failed: bool = False):
@@ -75,8 +75,8 @@ class Journal:
         self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
         self._scan(retry_failed)
 
-    def find(self, name: str) -> Outcome | None:
-        """Return the outcome recorded for *name*, if there is one and it is sound."""
+    def find(self, name: str) -> SampleResult | None:
+        """Return the result recorded for *name*, or None if there is none or its checksum differs."""
         if name not in self._places:
             return None
         offset, length = self._places[name]
@@ -91,19 +91,19 @@ class Journal:
                 output[field] = data[position : position + size]
                 position += size
             outputs.append(output)
-        return Outcome(outputs, head["failure"])
+        return SampleResult(outputs, head["failure"])
 
-    def add(self, name: str, outcome: Outcome) -> None:
-        """Append the outcome of a finished sample."""
+    def add(self, name: str, result: SampleResult) -> None:
+        """Append the result of a finished sample."""
         outputs: list[Any] = []
         parts: list[bytes] = []
-        for output in outcome.outputs:
+        for output in result.outputs:
             fields = {field: data for field, data in output.items() if isinstance(data, bytes)}
             place = {field: value for field, value in output.items() if field not in fields}
             outputs.append((place, [(field, len(data)) for field, data in fields.items()]))
             parts += fields.values()
         data = b"".join(parts)
-        head = {"name": name, "failure": outcome.failure, "outputs": outputs, "size": len(data)}
+        head = {"name": name, "failure": result.failure, "outputs": outputs, "size": len(data)}
         line = json.dumps({**head, "crc32": zlib.crc32(data)}).encode() + b"\n"
         self._file.write(line + data)
 
@@ -131,7 +131,7 @@ class Journal:
 
 
 class Joblog:
-    """A table of what ran, in GNU parallel's columns with the shard and the key behind them; a line as each ends."""
+    """A table in GNU parallel's columns, plus shard and key; each sample adds its line as it finishes."""
 
     def __init__(self, path: str, *, append: bool = False):
         self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename

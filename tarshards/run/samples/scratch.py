@@ -1,4 +1,4 @@
-"""The directory of a run's scratch directories, and what goes into them."""
+"""The directory that holds a run's scratch directories, and the fields that are written there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tarshards.run.samples.folder import Sample, remove
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import is_reserved
 
-ROOM = 1 << 30  # bytes that /dev/shm must have free to be used
+MIN_FREE = 1 << 30  # bytes that must be free in /dev/shm for it to be used
 
 
 class Scratch:
-    """The directory in which each sample has its own; removed at the end, or by a guard if we are killed."""
+    """The directory in which each sample gets its own; a guard process removes it if this process is killed."""
 
     def __init__(self, tmpdir: str | None = None):
         folder = os.path.abspath(tmpdir or default_folder())
@@ -26,7 +26,7 @@ class Scratch:
             self.path = tempfile.mkdtemp(prefix=f"tarproc-{os.getpid()}-", dir=folder)
         except OSError as error:
             raise OpenError(f"no scratch directory can be made here: {error.strerror}", url=folder) from error
-        # No environment: the guard must not look like a child of ours, or of a tarproc around us.
+        # No environment, so that no guard takes this one for a child of its tarproc.
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.path],
             stdin=subprocess.PIPE,
@@ -41,7 +41,7 @@ class Scratch:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Remove the directory and dismiss the guard; after an error, kill what has left its process group and runs."""
+        """Remove the directory and end the guard; after an error, kill the processes that have left their group."""
         if kind is not None:
             guard.end_all(self.path)
         remove(self.path)
@@ -50,21 +50,23 @@ class Scratch:
 
 
 def default_folder() -> str:
-    """Return where scratch directories go: memory if there is room, else TMPDIR."""
+    """Return where scratch directories go: /dev/shm if enough of it is free, else TMPDIR."""
     with suppress(OSError):
         space = os.statvfs("/dev/shm")
-        if space.f_bavail * space.f_frsize >= ROOM and os.access("/dev/shm", os.W_OK):
+        if space.f_bavail * space.f_frsize >= MIN_FREE and os.access("/dev/shm", os.W_OK):
             return "/dev/shm"
     return tempfile.gettempdir()
 
 
 def encoded_fields(sample: Sample) -> dict[str, bytes]:
-    """Return the fields of *sample* as bytes; raise SampleError for one that could not be a file's name.
+    """Return the fields of *sample* as bytes; raise SampleError for a field that cannot be part of a file name.
 
     >>> encoded_fields({"__key__": "a", "cls": 7})
     {'cls': b'7'}
     """
     for field in sample:
         if "/" in field or "\0" in field:
-            raise SampleError("a field with this name is no file", url=sample.get("__url__"), key=sample["__key__"])
+            raise SampleError(
+                "this field name cannot be part of a file name", url=sample.get("__url__"), key=sample["__key__"]
+            )
     return {field: encode_field(field, value) for field, value in sample.items() if not is_reserved(field)}

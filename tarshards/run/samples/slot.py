@@ -1,8 +1,7 @@
-"""The program of a slot: the work and then jobs come on stdin, each is run,
-and a reply goes to stdout.
+"""The program of a slot: it reads the work and then samples from stdin, runs each sample, and replies on stdout.
 
-Jobs are sent ahead. Where a sample fails or takes long, the slot forgets those that it has got but not begun, up to
-a None between them: they may be not worth running any more, or be better off in another slot.
+Samples are sent ahead. After one that failed or took long, the slot discards those that it has received but not begun,
+up to the next None: the run may be about to halt, or another slot may be free.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-if __name__ == "__main__":  # started without site, in a tenth of the time that an import of all would take
+if __name__ == "__main__":  # commands and servers start it without site, to start faster
     sys.path.append(__file__.removesuffix("/tarshards/run/samples/slot.py"))
 
 from tarshards.errors import TarshardsError
 from tarshards.run.samples.folder import Sample, write_all
-from tarshards.run.samples.worker import Failure, Work, Worker, framed, make_worker
+from tarshards.run.samples.runners import Failure, Runner, Work, make_runner
 
 LONG = 0.02  # seconds
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class Reply(NamedTuple):
-    """What a slot says of a sample; *seconds* are those of all tries, the first of which began at *begun*."""
+    """The result of one try of a sample, which began at *begun* and took *seconds*."""
 
     outputs: list[Sample]
     failure: str | None
@@ -35,59 +35,97 @@ class Reply(NamedTuple):
     seconds: float
 
     @property
-    def forgets(self) -> bool:
-        """Say whether the slot has forgotten the jobs that had been sent ahead."""
+    def discards(self) -> bool:
+        """Whether the slot has discarded the samples sent ahead."""
         return self.failure is not None or self.seconds > LONG
 
 
-def run(worker: Worker, retries: int, index: int, sample: Sample, fields: dict[str, bytes]) -> Reply:
-    """Run a sample until it succeeds or has had its retries."""
+def run(runner: Runner, index: int, sample: Sample, fields: dict[str, bytes]) -> Reply:
+    """Run a sample once."""
     begun, start = time.time(), time.perf_counter()
     outputs: list[Sample] = []
     failure, exitval, number = None, 0, 0
-    for _ in range(1 + retries):
-        try:
-            outputs, failure, exitval, number = worker.run(index, sample, fields), None, 0, 0
-        except Failure as error:
-            failure, exitval, number = error.reason, error.exitval, error.signal
-        except TarshardsError as error:
-            failure, exitval, number = reason(error), 255, 0
-        if failure is None:
-            break
+    try:
+        outputs = runner.run(index, sample, fields)
+    except Failure as error:
+        failure, exitval, number = error.reason, error.exitval, error.signal
+    except TarshardsError as error:
+        failure, exitval = reason(error), 255
     return Reply(outputs, failure, exitval, number, begun, time.perf_counter() - start)
 
 
 def reason(error: TarshardsError) -> str:
+    """Return what is wrong, without the place of the sample."""
     return error.reason if error.field is None else f"{error.field}: {error.reason}"
 
 
 def serve(scratch: str, number: str) -> None:
-    """Run jobs until there are no more, or a SIGTERM comes: then end what runs, and leave the rest to our parent."""
+    """Run samples until stdin ends, or SIGTERM comes: then end the running command and exit; the parent cleans up."""
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        worker.stop()
+        runner.stop()
         os._exit(0)
 
-    jobs = open(0, "rb", buffering=1 << 16, closefd=False)  # noqa: SIM115 - until the end
+    # What runs in this process reads nothing and prints to stderr; what it forks does not keep the parent waiting.
+    jobs, replies = os.fdopen(os.dup(STDIN), "rb", 1 << 16), os.dup(STDOUT)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, STDIN)
+    os.close(null)
+    os.dup2(STDERR, STDOUT)
+    os.register_at_fork(after_in_child=lambda: os.close(replies))
+
     work = Work(*pickle.load(jobs))
-    worker = make_worker(work, scratch, number)
-    signal.signal(signal.SIGTERM, stop)
-    forgetting = False
+    runner = make_runner(work, scratch, number)
+    if work.python is None:  # a function is simply killed
+        signal.signal(signal.SIGTERM, stop)
+    discarding = False
     while True:
         try:
             job: Any = pickle.load(jobs)
         except (EOFError, pickle.UnpicklingError):
-            return worker.close()
+            return runner.close()
         if job is None:
-            forgetting = False
-        elif not forgetting:
-            reply = run(worker, work.retries, *job)
+            discarding = False
+        elif not discarding:
+            reply = run(runner, *job)
             try:
-                write_all(1, framed(tuple(reply)))
-            except BrokenPipeError:  # nobody is there any more
-                return worker.stop()
-            forgetting = reply.forgets
+                write_all(replies, framed(tuple(reply)))
+            except BrokenPipeError:  # the parent is gone
+                return runner.stop()
+            discarding = reply.discards
+
+
+def framed(value: Any) -> bytes:
+    """Return *value* pickled, after its length."""
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(8, "little") + data
+
+
+class Frames:
+    """Collects bytes as they come, and returns the values of complete frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> list[Any]:
+        """Return the values that are complete with *data*.
+
+        >>> frames, data = Frames(), framed("one") + framed("two")
+        >>> frames.add(data[:5]), frames.add(data[5:])
+        ([], ['one', 'two'])
+        """
+        self._data += data
+        values, start = [], 0
+        with memoryview(self._data) as view:
+            while start + 8 <= len(view):
+                end = start + 8 + int.from_bytes(view[start : start + 8], "little")
+                if end > len(view):
+                    break
+                values.append(pickle.loads(view[start + 8 : end]))
+                start = end
+        del self._data[:start]
+        return values
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ from collections import Counter
 import pytest
 
 from tarshards.errors import OpError
-from tarshards.run.samples import run
-from tarshards.run.samples.halt import Halt
-from tarshards.run.samples.run import map_command
+from tarshards.run.samples import command
+from tarshards.run.samples.command import Halt, map_command
 
 SERVER = """
 import json, os, sys, time
@@ -34,11 +33,11 @@ def serve(tmp_path):
     That list is of pairs: the number of a sample, and the slot's process.
     """
     (tmp_path / "server.py").write_text(SERVER)
-    command = f"exec {sys.executable} {tmp_path}/server.py {tmp_path}/log"
+    line = f"exec {sys.executable} {tmp_path}/server.py {tmp_path}/log"
 
     def serve(naps: list[float], **options) -> list[int]:
         work = ({"__key__": f"{i}", "nap": f"{nap}"} for i, nap in enumerate(naps))
-        return [int(sample["__key__"]) for sample in map_command(work, server=command, **options)]
+        return [int(sample["__key__"]) for sample in map_command(work, server=line, **options)]
 
     def begun() -> list[tuple[int, int]]:
         return [(int(index), int(slot)) for index, slot in map(str.split, (tmp_path / "log").read_text().splitlines())]
@@ -61,7 +60,7 @@ def test_each_is_run_once_and_given_back_in_order(serve, slots):
 def test_a_slot_begins_nothing_after_the_failure_that_halts(serve):
     serve, begun = serve
     naps = [0.0] * 700 + [-1.0] + [0.0] * 300
-    with pytest.raises(OpError, match="700: the worker says: no"):
+    with pytest.raises(OpError, match="700: the server says: no"):
         serve(naps)
     assert [index for index, _ in begun()] == list(range(701))
     with pytest.raises(OpError, match="halted because 1 samples"):
@@ -80,7 +79,7 @@ def test_what_was_sent_to_a_slot_that_is_slow_goes_to_others(serve):
 
 @pytest.mark.parametrize(("size", "least", "most"), [(10, 16, 10_000), (100_000, 2, 12)])
 def test_quick_slots_have_more_ahead_as_long_as_it_is_small(monkeypatch, tmp_path, size, least, most):
-    monkeypatch.setattr(run, "SMALL", 1 << 20)
+    monkeypatch.setattr(command, "SMALL", 1 << 20)
     taken = given = ahead = 0
 
     def source():

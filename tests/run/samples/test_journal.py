@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tarshards.errors import OpenError, OpError
-from tarshards.run.samples.journal import COLUMNS, Journal, Outcome
-from tarshards.run.samples.run import map_command
+from tarshards.run.samples.command import map_command
+from tarshards.run.samples.journal import COLUMNS, Journal, SampleResult
 
 OUTPUTS = [{"__key__": "a-ü", "__url__": "x", "txt": b"1\n\n", "b": b""}, {"__key__": "b", "bin": bytes(range(256))}]
 
@@ -14,13 +14,13 @@ OUTPUTS = [{"__key__": "a-ü", "__url__": "x", "txt": b"1\n\n", "b": b""}, {"__k
 def test_a_journal_gives_back_what_it_was_given(tmp_path):
     path = str(tmp_path / "state")
     journal = Journal(path)
-    journal.add("one", Outcome(OUTPUTS, None))
-    journal.add("two", Outcome([], "odd"))
+    journal.add("one", SampleResult(OUTPUTS, None))
+    journal.add("two", SampleResult([], "odd"))
     assert journal.find("one") is None, "a run does not read its own records"
     journal.close()
     again = Journal(path)
-    assert again.find("one") == Outcome(OUTPUTS, None)
-    assert again.find("two") == Outcome([], "odd")
+    assert again.find("one") == SampleResult(OUTPUTS, None)
+    assert again.find("two") == SampleResult([], "odd")
     assert again.find("three") is None
     again.close()
     third = Journal(path, retry_failed=True)
@@ -33,7 +33,7 @@ def test_any_truncation_leaves_the_records_before_it(tmp_path):
     ends = [0]
     for name in ("a", "b", "c"):
         journal = Journal(str(path))
-        journal.add(name, Outcome(OUTPUTS[1:], None))
+        journal.add(name, SampleResult(OUTPUTS[1:], None))
         journal.close()
         ends.append(path.stat().st_size)
     data = path.read_bytes()
@@ -42,17 +42,17 @@ def test_any_truncation_leaves_the_records_before_it(tmp_path):
         journal = Journal(str(path))
         whole = sum(end <= length for end in ends) - 1
         assert [journal.find(name) is not None for name in "abc"] == [i < whole for i in range(3)]
-        journal.add("d", Outcome(OUTPUTS, None))
+        journal.add("d", SampleResult(OUTPUTS, None))
         journal.close()
         journal = Journal(str(path))
-        assert journal.find("d") == Outcome(OUTPUTS, None)
+        assert journal.find("d") == SampleResult(OUTPUTS, None)
         journal.close()
 
 
 def test_a_flipped_bit_is_no_record(tmp_path):
     path = tmp_path / "state"
     journal = Journal(str(path))
-    journal.add("a", Outcome(OUTPUTS, None))
+    journal.add("a", SampleResult(OUTPUTS, None))
     journal.close()
     data = bytearray(path.read_bytes())
     data[-3] ^= 1

@@ -6,9 +6,10 @@ import os
 import sys
 
 import pytest
+from left import processes_with, wait_until
 
 from tarshards.errors import OpError
-from tarshards.run.samples.run import map_command
+from tarshards.run.samples.command import map_command
 
 SERVER = """
 import json, os, sys, time
@@ -90,20 +91,20 @@ def test_a_server_that_dies_or_refuses_fails_its_sample_only(server):
     keys, reasons = failures(texts("a", "die", "b", "refuse", "c", "nonsense", "d"), server=server)
     assert keys == ["0", "2", "4", "6"]
     assert reasons == [
-        "1: the worker ended with status 3",
-        "3: the worker says: no, thanks",
-        r"5: the worker answered b'what?\n', which is no JSON object",
+        "1: the server ended with status 3",
+        "3: the server says: no, thanks",
+        r"5: the server answered b'what?\n', which is not a JSON object",
     ]
 
 
 def test_a_server_that_hangs_is_replaced(server):
     keys, reasons = failures(texts("a", "hang", "b"), server=server, timeout=3.0)
     assert keys == ["0", "2"]
-    assert reasons == ["1: the worker took more than 3 s"]
+    assert reasons == ["1: the server ran for more than 3 s"]
 
 
 def test_a_server_that_does_not_start():
-    assert failures(texts("a", "b"), server="exit 5") == ([], [f"{i}: the worker ended with status 5" for i in "01"])
+    assert failures(texts("a", "b"), server="exit 5") == ([], [f"{i}: the server ended with status 5" for i in "01"])
 
 
 def test_a_server_that_died_may_be_asked_again(server):
@@ -136,12 +137,12 @@ def test_functions_that_fail_name_their_sample(functions):
     keys, reasons = failures(work, python=f"{functions}:odd", timeout=2.0)
     assert keys == []
     assert reasons == [
-        "0: the worker ended with status 3",
+        "0: the function's process ended with status 3",
         "2: KeyError: 'oh'",
         "3: TypeError: the function returned int, not a dict, a list of dicts or None",
         "4: SampleError: 4: the function returned this key twice",
         "5: SampleError: a.b.txt: the name 'a.b.txt' would read back as key 'a', field 'b.txt'",
-        "6: the worker took more than 2 s",
+        "6: the function ran for more than 2 s",
     ]
 
 
@@ -155,3 +156,73 @@ def test_large_samples_pass(functions):
     work = [{"__key__": "a", "txt": os.urandom(5_000_000).hex()}]
     (found,) = map_command(work, python=f"{functions}:upper")
     assert found["txt"] == work[0]["txt"].upper().encode()
+
+
+CRASHES = """
+import multiprocessing, os, signal, subprocess, sys, time
+def busy(sample):
+    if sample["txt"] == b"hang":
+        "x" * 3 + str(10 ** 10_000_000)  # in C code, and in no system call
+    return sample
+def dies_twice(sample):
+    with open(sample["__key__"], "a+") as file:
+        file.write("x")
+        tries = file.tell()
+    if tries == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if tries == 2:
+        raise ValueError("not yet")
+    return {"txt": str(tries)}
+def forks(sample):
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
+    os._exit(4)
+def reads(sample):
+    return {"input.txt": sys.stdin.read(), "child": subprocess.run("cat", capture_output=True).stdout}
+def exits(sample):
+    sys.exit(5)
+"""
+
+
+@pytest.fixture
+def crashes(tmp_path, monkeypatch):
+    (tmp_path / "crashes.py").write_text(CRASHES)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_timeout_ends_a_function_in_c_code(crashes):
+    keys, reasons = failures(texts("a", "hang", "b"), python="crashes:busy", timeout=1.0)
+    assert keys == ["0", "2"]
+    assert reasons == ["1: the function ran for more than 1 s"]
+
+
+@pytest.mark.parametrize(("retries", "passes"), [(1, False), (2, True)])
+def test_a_function_that_kills_its_process_is_tried_again(crashes, tmp_path, retries, passes):
+    keys, reasons = failures(texts(*"abc"), python="crashes:dies_twice", retries=retries, slots=2)
+    assert (keys, reasons) == (
+        (["0", "1", "2"], []) if passes else ([], [f"{i}: ValueError: not yet" for i in range(3)])
+    )
+    assert [(tmp_path / key).read_text() for key in "012"] == ["x" * (retries + 1)] * 3
+
+
+def test_a_function_that_leaves_a_fork_fails_at_once(crashes, tmp_path):
+    keys, reasons = failures(texts("a", "b"), python="crashes:forks", tmpdir=str(tmp_path))
+    assert (keys, reasons) == ([], [f"{i}: the function's process ended with status 4" for i in "01"])
+    wait_until(lambda: processes_with(str(tmp_path)) == [])
+
+
+def test_a_function_and_its_children_have_no_input(crashes):
+    found = list(map_command(texts("a", "b"), python="crashes:reads"))
+    assert [(sample["input.txt"], sample["child"]) for sample in found] == [(b"", b"")] * 2
+
+
+def test_a_function_that_exits_fails_its_sample(crashes):
+    assert failures(texts("a"), python="crashes:exits") == ([], ["0: the function's process ended with status 5"])
+
+
+def test_a_function_is_called_in_the_process_of_its_slot(tmp_path, monkeypatch):
+    pids = "{'pid.txt': str(os.getpid()), 'ppid.txt': str(os.getppid())}"
+    (tmp_path / "place.py").write_text(f"import os\ndef of(sample): return {pids}")
+    monkeypatch.chdir(tmp_path)
+    found = list(map_command(texts(*"abcdef"), python="place:of", slots=2))
+    assert {sample["ppid.txt"] for sample in found} == {b"%d" % os.getpid()}
+    assert len({sample["pid.txt"] for sample in found}) <= 2

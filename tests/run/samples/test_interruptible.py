@@ -1,4 +1,4 @@
-"""Reading that another thread breaks off."""
+"""Input that another thread interrupts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tarshards.run.samples.reading import Reading
+from tarshards.run.samples.command import Interruptible
 
 
 def test_the_items_and_then_none():
-    reading = Reading("ab")
-    assert [reading.next() for _ in range(4)] == ["a", "b", None, None]
+    source = Interruptible("ab")
+    assert [source.next() for _ in range(4)] == ["a", "b", None, None]
 
 
 def test_an_interrupt_of_another_kind_is_raised():
@@ -23,7 +23,7 @@ def test_an_interrupt_of_another_kind_is_raised():
         yield 1
 
     with pytest.raises(KeyboardInterrupt):
-        Reading(items()).next()
+        Interruptible(items()).next()
 
 
 def test_a_reader_that_waits_is_woken_and_may_clean_up():
@@ -36,41 +36,41 @@ def test_a_reader_that_waits_is_woken_and_may_clean_up():
         finally:
             cleaned.append(1)
 
-    reading = Reading(items())
-    breaker = threading.Timer(0.2, reading.break_off)
-    breaker.start()
+    source = Interruptible(items())
+    interrupter = threading.Timer(0.2, source.interrupt)
+    interrupter.start()
     begun = time.monotonic()
-    assert reading.next() is None
+    assert source.next() is None
     assert time.monotonic() - begun < 5
     assert cleaned == [1]
-    breaker.join()
+    interrupter.join()
     for end in (ear, bell):
         os.close(end)
 
 
-def test_breaking_off_at_any_moment_is_the_end_and_no_more():
+def test_interrupting_at_any_moment_is_the_end_and_no_more():
     for delay in range(40):
-        reading = Reading(iter(int, 1))
-        breaker = threading.Timer(delay / 20_000, reading.break_off)
-        breaker.start()
-        while reading.next() is not None:
+        source = Interruptible(iter(int, 1))
+        interrupter = threading.Timer(delay / 20_000, source.interrupt)
+        interrupter.start()
+        while source.next() is not None:
             pass
-        breaker.join()
-        assert reading.next() is None
+        interrupter.join()
+        assert source.next() is None
 
 
 def test_outside_of_the_main_thread_the_next_item_is_the_end():
-    reading, found = Reading(iter(lambda: time.sleep(0.05) or 1, 2)), []
+    source, found = Interruptible(iter(lambda: time.sleep(0.05) or 1, 2)), []
 
     def read():
-        while (item := reading.next()) is not None:
+        while (item := source.next()) is not None:
             found.append(item)
 
     reader = threading.Thread(target=read)
     reader.start()
     while not found:
         time.sleep(0.01)
-    reading.break_off()
+    source.interrupt()
     reader.join(30)
     assert not reader.is_alive()
     assert found

@@ -1,0 +1,292 @@
+"""One run of a command over samples: they are read, distributed to slots, recorded, and returned in order."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tarshards.errors import OpError, TarshardsError
+from tarshards.run.samples.dispatch import Dispatcher, QueuedSample
+from tarshards.run.samples.folder import Sample
+from tarshards.run.samples.journal import Joblog, Journal, SampleResult, identity
+from tarshards.run.samples.runners import Work
+from tarshards.run.samples.scratch import Scratch, encoded_fields
+from tarshards.run.samples.slot import Reply, reason
+from tarshards.samples.keys import join_name
+
+LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
+SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued
+SIGNAL_AGAIN = 1.0  # seconds; a signal that comes just before a read is seen only after it
+PERCENT_FROM = 3  # failures; with fewer, a percentage means little
+
+
+def map_command(
+    samples: Iterable[Sample],
+    command: str | None = None,
+    *,
+    script: str | None = None,
+    server: str | None = None,
+    python: str | None = None,
+    slots: int = 1,
+    ordered: bool = True,
+    subdirs: bool = False,
+    add_log: str | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    halt: Halt | None = None,
+    on_error: Callable[[Sample, OpError], Any] | None = None,
+    keep_failed: bool = False,
+    joblog: str | None = None,
+    state: str | None = None,
+    retry_failed: bool = False,
+    tmpdir: str | None = None,
+) -> Iterator[Sample]:
+    """Yield the results of running a command on each sample, *slots* at a time, in the order of the samples.
+
+    Give one of *command*, a line of bash that runs in a directory with the fields as files ``sample.EXT``; *script*, a
+    program that runs there; *server*, a line of bash that starts one server per slot, which answers a line of JSON per
+    sample; *python*, ``module:function``, called with a dict of bytes in the process of each slot. The files
+    ``sample.*`` that remain are the result; ``sample-SUFFIX.EXT`` is another sample; with *subdirs* each subdirectory
+    is one.
+
+    A sample fails when its command fails, or runs for more than *timeout* seconds, and *retries* more tries do too.
+    Without *on_error* the first failure ends the run and is raised as OpError. Otherwise ``on_error(sample, error)``
+    is called in the order of the samples, and the sample is left out, or with *keep_failed* yielded unchanged, unless
+    *halt* ends the run.
+
+    *joblog* names a file that gets a line per sample. *state* names a file that keeps finished samples, from which a
+    later run takes them (failures too, unless *retry_failed*); the caller removes it. Scratch directories are made in
+    *tmpdir*, by default in memory if there is enough. Closing the iterator kills what runs.
+    """
+    work = Work(command, script, server, python, subdirs, add_log, timeout, retries)
+    if sum(way is not None for way in (command, script, server, python)) != 1:
+        raise ValueError("give one of command, script, server and python")
+    if python is not None and not all(python.partition(":")):
+        raise ValueError(f"{python!r} is not a function's name; write it like module:function")
+    if slots < 1 or retries < 0 or (timeout is not None and timeout <= 0):
+        raise ValueError("slots and timeout must be positive, and retries must not be negative")
+    if add_log is not None:
+        if command is None and script is None:
+            raise ValueError("add_log requires a command or a script; servers and functions have no log per sample")
+        join_name("sample", add_log)
+    if subdirs and python is not None:
+        raise ValueError("subdirs does not apply to a function")
+    run = _Run(work, Halt("now", fail=1) if on_error is None else halt, ordered)
+    return run.results(samples, slots, on_error, keep_failed, joblog, state, retry_failed, tmpdir)
+
+
+@dataclass
+class Halt:
+    """A rule that ends a run after *fail* failures, or when *percent* of the finished samples, at least 3, have failed.
+
+    ``soon`` lets running samples finish, ``now`` kills them.
+
+    >>> Halt.parse("now,fail=1")
+    Halt(when='now', fail=1, percent=None)
+    >>> Halt.parse("soon,fail=10%")
+    Halt(when='soon', fail=None, percent=10.0)
+    """
+
+    when: Literal["now", "soon"]
+    fail: int | None = None
+    percent: float | None = None
+    finished: int = field(default=0, repr=False)
+    failed: int = field(default=0, repr=False)
+    reached: bool = field(default=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Halt:
+        """Parse ``now|soon,fail=N|N%``; raise ValueError for anything else."""
+        match = re.fullmatch(r"(now|soon),fail=([1-9]\d*|\d+(?:\.\d+)?(?=%))(%?)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a halting rule; write it like now,fail=1 or soon,fail=10%")
+        when: Literal["now", "soon"] = "now" if match[1] == "now" else "soon"
+        return cls(when, percent=float(match[2])) if match[3] else cls(when, fail=int(match[2]))
+
+    def count(self, failed: bool) -> bool:
+        """Count a finished sample; return True if the rule applies from this sample on."""
+        with self._lock:
+            self.finished += 1
+            self.failed += failed
+            before, self.reached = self.reached, self.reached or self._is_reached()
+            return self.reached and not before
+
+    def _is_reached(self) -> bool:
+        if self.fail is not None and self.failed >= self.fail:
+            return True
+        if self.percent is None or self.failed < PERCENT_FROM:
+            return False
+        return 100 * self.failed >= self.percent * self.finished
+
+
+class Interruptible:
+    """The items of an iterable, which ``interrupt`` ends from another thread.
+
+    A reader that is blocked in the main thread is sent SIGINT; the iterable gets the KeyboardInterrupt and can clean
+    up. In other threads, or where SIGINT has another handler, reading ends with the next item.
+    """
+
+    def __init__(self, items: Iterable[Any]):
+        self._items = iter(items)
+        self._reads, self._interrupted = False, False
+        self._lock = threading.Lock()  # while it is held, no signal is sent
+
+    def next(self) -> Any:
+        """Return the next item, or None after the last."""
+        try:
+            self._reads = threading.current_thread() is threading.main_thread()
+            try:
+                return None if self._interrupted else next(self._items, None)
+            finally:
+                with self._lock:
+                    self._reads = False
+        except KeyboardInterrupt:
+            if not self._interrupted:
+                raise
+            return None
+
+    def interrupt(self) -> None:
+        """End the items, and wait until the reader has left the last one."""
+        self._interrupted = True
+        while True:
+            with self._lock:
+                if not self._reads or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                    return
+                signal.pthread_kill(int(threading.main_thread().ident or 0), signal.SIGINT)
+            end = time.monotonic() + SIGNAL_AGAIN
+            while self._reads and time.monotonic() < end:
+                time.sleep(0.01)
+
+
+class _Run:
+    """One run; ``finish`` runs in the dispatcher's thread, ``_end`` in both, the rest in the caller's."""
+
+    def __init__(self, work: Work, halt: Halt | None, ordered: bool):
+        self.work, self.halt, self.ordered = work, halt, ordered
+        self.identity = work.identity()
+        self.journal: Journal | None = None
+        self.joblog: Joblog | None = None
+        self.halted_by: OpError | None = None
+        self.line: deque[QueuedSample] = deque()  # in the order in which to yield them
+        self.read = self.made = self.taken = 0  # bytes of fields, of outputs; and both of what was yielded
+
+    def results(
+        self,
+        samples: Iterable[Sample],
+        slots: int,
+        on_error: Callable[[Sample, OpError], Any] | None,
+        keep_failed: bool,
+        joblog: str | None,
+        state: str | None,
+        retry_failed: bool,
+        tmpdir: str | None,
+    ) -> Iterator[Sample]:
+        with ExitStack() as stack:
+            if state is not None:
+                self.journal = Journal(state, retry_failed=retry_failed)
+                stack.callback(self.journal.close)
+            if joblog is not None:
+                self.joblog = Joblog(joblog, append=state is not None)
+                stack.callback(self.joblog.close)
+            scratch = stack.enter_context(Scratch(tmpdir))
+            source = Interruptible(enumerate(samples))
+            self.dispatcher = stack.enter_context(Dispatcher(self.work, scratch, slots, self.finish, source.interrupt))
+            for sample, result in self._finished(source, slots):
+                if result.failure is None:
+                    yield from result.outputs
+                elif on_error is None:
+                    break
+                else:
+                    on_error(sample, _error(sample, result.failure))
+                    if keep_failed:
+                        yield sample
+            if self.halted_by is not None and self.halt is not None:
+                self.dispatcher.settle()
+                if on_error is None:
+                    raise self.halted_by
+                raise OpError(f"halted because {self.halt.failed} samples have failed")
+
+    def _finished(self, source: Interruptible, slots: int) -> Iterator[tuple[Sample, SampleResult]]:
+        """Yield finished samples in order, and keep enough others queued; stop when the run is halted."""
+        line = self.line
+        ahead = 0  # samples that were read and not yet yielded
+        more = True
+        while True:
+            while line and (result := line[0].result) is not None:
+                queued = line.popleft()
+                ahead -= 1
+                self.taken += queued.size + queued.made
+                yield queued.sample, result
+            few = ahead < LOOK_AHEAD * slots
+            if not few and self.read + self.made - self.taken < SMALL:
+                few = ahead < 2 * self.dispatcher.depth
+            if more and few and not self.dispatcher.halted:
+                entry = source.next()
+                more = entry is not None
+                if more:
+                    ahead += 1
+                    self._begin(*entry)
+            elif not ahead or not self.dispatcher.wait(lambda: line and line[0].result is not None):
+                return
+
+    def _begin(self, index: int, sample: Sample) -> None:
+        """Queue a sample, or finish it where the journal has its result."""
+        queued = QueuedSample(index, sample)
+        if self.ordered:
+            self.line.append(queued)
+        try:
+            queued.fields = encoded_fields(sample)
+        except TarshardsError as error:
+            self._end(queued, SampleResult([], reason(error)))
+            return
+        queued.size = _size([queued.fields])
+        self.read += queued.size
+        found = None
+        if self.journal is not None:
+            queued.name = identity(self.identity, sample, queued.fields)
+            found = self.journal.find(queued.name)
+        if found is None:
+            self.dispatcher.add(queued)
+        elif found.failure is None:
+            self._end(queued, found)
+        else:
+            self._end(queued, SampleResult([], f"{found.failure} (in an earlier run)"))
+
+    def finish(self, queued: QueuedSample, reply: Reply) -> None:
+        """Record the reply for a sample."""
+        result = SampleResult(reply.outputs, reply.failure)
+        queued.made = _size(result.outputs)
+        self.made += queued.made
+        if self.joblog is not None:
+            names = str(self.work), queued.sample.get("__url__", ""), queued.sample["__key__"]
+            times = reply.begun, reply.seconds
+            self.joblog.add(queued.index, times, queued.size, queued.made, reply.exitval, reply.signal, *names)
+        if self.journal is not None:
+            self.journal.add(queued.name, result)
+        self._end(queued, result)
+
+    def _end(self, queued: QueuedSample, result: SampleResult) -> None:
+        """Set the result of a sample, and halt the run if the rule says so."""
+        if self.halt is not None and self.halt.count(result.failure is not None):
+            self.halted_by = _error(queued.sample, str(result.failure))
+            self.dispatcher.halt(kill=self.halt.when == "now")
+        queued.fields = {}
+        queued.result = result
+        if not self.ordered:
+            self.line.append(queued)
+
+
+def _size(samples: Iterable[dict[str, Any]]) -> int:
+    return sum(len(data) for sample in samples for data in sample.values() if isinstance(data, bytes))
+
+
+def _error(sample: Sample, reason: str) -> OpError:
+    return OpError(reason, url=sample.get("__url__"), key=sample["__key__"])
