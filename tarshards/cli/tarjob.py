@@ -20,8 +20,12 @@ KNOWN_TO = {
     **dict.fromkeys(("partition", "sbatch"), ("slurm",)),
     **dict.fromkeys(
         (
-            *("image", "namespace", "service_account", "secret_env", "secret_volume"),
-            *("node_selector", "toleration", "priority_class", "label", "ttl"),
+            "image",
+            "namespace",
+            "service_account",
+            "secret_env",
+            "secret_volume",
+            "patch",
         ),
         ("kubernetes",),
     ),
@@ -66,7 +70,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option("--inputs", metavar="SHARDS", help="Items {1}, with --outputs, instead of -s."),
         click.option("--outputs", metavar="SHARDS", help="Items {2}, what the command writes for each of --inputs."),
         click.option("--group", metavar="N|SIZE", help="Items a task: so many, or about so many bytes."),
-        click.option("--state", metavar="URL", help="Folder of the done-markers, not beside the outputs."),
+        click.option("--state", metavar="URL", help="JobFolder of the done-markers, not beside the outputs."),
         click.option("--name", help="Name of the job.  [default: from the command and the items]"),
         click.option("-b", "--backend", type=backend, default=default, show_default=True, help="What runs the tasks."),
         click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Only show what would run."),
@@ -86,12 +90,11 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option("--service-account", help="Service account of the pods."),
         click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
         click.option("--secret-volume", metavar="SECRET:PATH", **several, help="A secret as files."),
-        click.option("--node-selector", metavar="KEY=VALUE", **several, help="Only nodes with this label."),
-        click.option("--toleration", metavar="KEY[=VALUE][:EFFECT]", **several, help="Nodes with this taint too."),
-        click.option("--priority-class", metavar="NAME", help="Priority class of the pods."),
-        click.option("--label", metavar="KEY=VALUE", **several, help="A label of all objects."),
         click.option(
-            "--ttl", type=click.IntRange(min=0), help="Seconds for which an ended job is kept.  [default: a week]"
+            "--patch",
+            type=click.Path(exists=True, dir_okay=False),
+            metavar="FILE",
+            help="JSON Patch for the Job, in JSON or YAML.",
         ),
         click.option("--partition", help="Slurm's partition."),
         click.option("--sbatch", metavar="OPTION", **several, help="Another line of #SBATCH, like --account=x."),
@@ -115,10 +118,10 @@ def _run(**options: Any) -> None:
     """
     command, backend, quiet = options.pop("command"), options.pop("backend"), options.pop("quiet")
     _check_known(backend)
-    from tarshards.run.jobs.engine import make_engine, submit
-    from tarshards.run.jobs.folder import Folder
+    from tarshards.run.jobs.job_folder import JobFolder
+    from tarshards.run.jobs.job_plan import check_markers, make_plan
     from tarshards.run.jobs.options import Options
-    from tarshards.run.jobs.plan import check_markers, make_plan
+    from tarshards.run.jobs.scheduler import make_scheduler, submit
 
     names = ("zipped", "inputs", "outputs", "state", "name")
     wait, dry_run, group = options.pop("wait"), options.pop("dry_run"), options.pop("group")
@@ -127,13 +130,14 @@ def _run(**options: Any) -> None:
         if plan.output is None and plan.state is None:
             if backend == "kubernetes":
                 raise click.UsageError("markers need a place: --outputs, --state URL, or -o FILE in the command")
-            plan = plan._replace(state=Folder(plan.name).state)
+            plan = plan._replace(state=JobFolder(plan.name).state)
             check_markers(plan)
         plan = _grouped(plan, group)
-        wanted, folder = Options(**options), Folder(plan.name)
+        options["patch"] = _read_patch(options["patch"])
+        wanted, folder = Options(**options), JobFolder(plan.name)
         if dry_run:
             local = backend == "local"
-            text = _preview(plan) if local else make_engine(backend, wanted, folder).preview(plan)
+            text = _preview(plan) if local else make_scheduler(backend, wanted, folder).preview(plan)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if dry_run:
@@ -163,7 +167,7 @@ def _grouped(plan: Any, group: str | None) -> Any:
     if group is None:
         return plan
     from tarshards.errors import OpenError
-    from tarshards.run.jobs.plan import group_tasks
+    from tarshards.run.jobs.job_plan import group_tasks
     from tarshards.storage.location import Location, look_up
 
     try:
@@ -175,6 +179,14 @@ def _grouped(plan: Any, group: str | None) -> Any:
     if group.isdigit() or not any(unit and unit in group.lower() for unit in UNITS):
         raise click.UsageError(f"--group {group}: write a number of items, or a size like 10GB")
     return group_tasks(plan, size=Size().convert(group, None, None), sizes=sizes)
+
+
+def _read_patch(path: str | None) -> Any:
+    if path is None:
+        return ()
+    from tarshards.run.jobs.kubernetes import read_patch
+
+    return read_patch(path)
 
 
 def _preview(plan: Any) -> str:
@@ -208,7 +220,7 @@ def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool 
 
 
 def _wait(folder: Any, quiet: bool) -> None:
-    from tarshards.run.jobs.engine import wait
+    from tarshards.run.jobs.scheduler import wait
     from tarshards.run.jobs.status import Display, survey
 
     plan, _ = folder.load()
@@ -236,12 +248,12 @@ def _code(status: Any) -> int:
 
 def _folder(name: str | None) -> Any:
     from tarshards.errors import StateError
-    from tarshards.run.jobs.folder import Folder, names
+    from tarshards.run.jobs.job_folder import JobFolder, names
 
     known = names()
     if name is None and not known:
         raise StateError("no job was started in this directory")
-    return Folder(name or known[-1])
+    return JobFolder(name or known[-1])
 
 
 @click.command()
@@ -253,7 +265,7 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
 
     Exit code: 0 all is done; 1 it has ended and something is not; 3 it is not finished.
     """
-    from tarshards.run.jobs.engine import status_of
+    from tarshards.run.jobs.scheduler import status_of
     from tarshards.run.jobs.status import table
 
     folder = _folder(name)
@@ -270,7 +282,7 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
 @quiet_option
 def retry(name: str | None, wait: bool, quiet: bool) -> None:
     """Run again what is not done of the job NAME, and what ended with status 42 too."""
-    from tarshards.run.jobs.engine import options_of, submit
+    from tarshards.run.jobs.scheduler import options_of, submit
 
     folder = _folder(name)
     plan, record = folder.load()
@@ -290,7 +302,7 @@ def retry(name: str | None, wait: bool, quiet: bool) -> None:
 def logs(name: str | None, items: tuple[str, ...]) -> None:
     """Print the logs of ITEMS of the job NAME, each an item or its number; without ITEMS of those that failed."""
     from tarshards.errors import StateError
-    from tarshards.run.jobs.engine import log_of
+    from tarshards.run.jobs.scheduler import log_of
     from tarshards.run.jobs.status import survey
 
     folder = _folder(name)
@@ -308,17 +320,18 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
 @name_argument
 def cancel(name: str | None) -> None:
     """End what runs of the job NAME; what is done stays done, and the line that began it goes on with the rest."""
-    from tarshards.run.jobs import engine
+
+    from tarshards.run.jobs import scheduler
 
     folder = _folder(name)
-    say(f"{folder.name}: {'cancelled' if engine.cancel(folder) else 'nothing was running'}")
+    say(f"{folder.name}: {'cancelled' if scheduler.cancel(folder) else 'nothing was running'}")
 
 
 @click.command(hidden=True)
 @click.argument("plan")
 @click.option("--index", type=click.IntRange(min=0), help="The task, not that of the environment.")
 def worker(plan: str, index: int | None) -> None:
-    """Run one task of PLAN; this is what the engines start."""
+    """Run one task of PLAN; this is what the schedulers start."""
     from tarshards.run.jobs.worker import run_task
 
     sys.exit(run_task(plan, index=index))

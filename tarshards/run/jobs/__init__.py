@@ -1,1 +1,10 @@
-"""A command over a thousand shards: one plan of tasks, run here, by Slurm or Kubernetes, resumed by markers."""
+"""Run a command for each of many shards: on this machine, by Slurm or by Kubernetes, resumed by done-markers.
+
+Read in this order:
+
+- ``job_plan``: items and a command to tasks; ``options``: what a job asks of a scheduler
+- ``worker``: runs one task and writes its markers; ``__main__``: the worker as a program, for Slurm
+- ``local``: tasks on this machine; ``scheduler``: what Slurm and Kubernetes have in common
+- ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``, ``json_patch``: the Jobs that are submitted
+- ``status``: how far a job is; ``job_folder``: what this machine keeps of a job
+"""

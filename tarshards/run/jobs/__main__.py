@@ -1,4 +1,4 @@
-"""The worker of a task, for engines: ``python -m tarshards.run.jobs worker PLAN`` is ``tarjob worker PLAN``."""
+"""The program that Slurm runs: ``python -m tarshards.run.jobs worker PLAN`` does what ``tarjob worker PLAN`` does."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""A plan as Indexed Jobs of a Kubernetes cluster: submitted, watched, read and deleted through the official client."""
+"""Runs a plan as Indexed Jobs of a Kubernetes cluster, through the official client."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tarshards.errors import OpenError, StateError
-from tarshards.run.jobs.engine import Poll, tasks_of
-from tarshards.run.jobs.folder import Folder
-from tarshards.run.jobs.manifest import DIGEST, LABEL, RUN_LABEL, Manifest, make_manifests
-from tarshards.run.jobs.manifest_checks import check_manifest
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import JobPlan
+from tarshards.run.jobs.kubernetes_objects import DIGEST, LABEL, RUN_LABEL, Object, make_objects
 from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import Plan
+from tarshards.run.jobs.scheduler import Poll, tasks_of
 
-WATCH = 5  # seconds of one watch; what it tells in that time is shown at once
+WATCH = 5  # seconds that one watch request lasts
 PATIENCE = (0.5, 1, 2, 4, 8, 15, 30)  # seconds before a request is made again
 PASSING = {429, 500, 502, 503, 504}
 GONE = 410
@@ -23,36 +23,34 @@ JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Kubernetes:
-    """Talks to the cluster that the kubeconfig names, or to the one that this is a pod of."""
+    """The cluster of the kubeconfig, or the one in which this process is a pod."""
 
-    def __init__(self, options: Options, folder: Folder | None = None, *, pause: Callable[[float], Any] = time.sleep):
+    def __init__(
+        self, options: Options, folder: JobFolder | None = None, *, pause: Callable[[float], Any] = time.sleep
+    ):
         self.options, self.pause = options, pause
         self._clients: tuple[Any, Any, str] | None = None
         self._jobs: dict[str, Any] = {}
         self._version: str | None = None
 
-    def manifests(self, plan: Plan, run: int = 1) -> list[tuple[Manifest, Manifest]]:
-        """Return the checked pairs of ConfigMap and Job; raise ValueError where a server would refuse one."""
-        pairs = make_manifests(plan, self.options, run=run)
-        for manifest in (manifest for pair in pairs for manifest in pair):
-            check_manifest(manifest)
-        return pairs
-
-    def preview(self, plan: Plan) -> str:
+    def preview(self, plan: JobPlan) -> str:
         yaml = _import("yaml")
-        documents = [manifest for pair in self.manifests(plan) for manifest in pair]
+        documents = [each for pair in make_objects(plan, self.options) for each in pair]
         dumper = _block_dumper(yaml)
         return "---\n".join(yaml.dump(document, Dumper=dumper, sort_keys=False, width=1000) for document in documents)
 
-    def submit(self, plan: Plan, number: int) -> Iterator[dict[str, Any]]:
-        pairs = self.manifests(plan, number)
+    def submit(self, plan: JobPlan, number: int) -> Iterator[dict[str, Any]]:
+        pairs = make_objects(plan, self.options, run=number)
         batch, core, namespace = self._api()
+        for config, job in pairs:  # the server checks all of them before the first is created
+            self._call(core.create_namespaced_config_map, namespace, config, dry_run="All", conflict=None)
+            self._call(batch.create_namespaced_job, namespace, job, dry_run="All", conflict=None)
         for (config, job), chunk in zip(pairs, _chunks(plan, pairs)):
             name = job["metadata"]["name"]
             self._create(core.create_namespaced_config_map, core.read_namespaced_config_map, namespace, config)
             made = self._create(batch.create_namespaced_job, batch.read_namespaced_job, namespace, job)
             owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid}
-            # The ConfigMap goes when the Job does.
+            # The ConfigMap is deleted with the Job.
             body = {"metadata": {"ownerReferences": [owner]}}
             self._call(core.patch_namespaced_config_map, name, namespace, body)
             yield {"id": name, "tasks": tasks_of(chunk)}
@@ -63,7 +61,7 @@ class Kubernetes:
         poll = Poll(done=set(), failed=set())
         for part in parts:
             job = self._jobs.get(part["id"])
-            if job is None:  # deleted, perhaps because its time to live is over
+            if job is None:  # deleted, perhaps after its time to live
                 poll.done = poll.failed = None
                 continue
             status = job.status
@@ -79,7 +77,7 @@ class Kubernetes:
         return poll
 
     def wait(self, parts: list[dict[str, Any]]) -> None:
-        """Take in what changes for some seconds; a watch that is dropped goes on, one that is too old lists anew."""
+        """Watch the Jobs for some seconds; after a dropped watch go on, after an expired one list the Jobs again."""
         batch, _, namespace = self._api()
         http, api = _import("urllib3").exceptions.HTTPError, _import("kubernetes").client.ApiException
         options = {"label_selector": _selector(parts), "resource_version": self._version, "timeout_seconds": WATCH}
@@ -95,14 +93,14 @@ class Kubernetes:
                 raise _failure(error) from error
             self._version = None
         if self._version is None or time.monotonic() - begun < PATIENCE[0]:
-            self.pause(PATIENCE[0])  # a server that closes at once is not asked without a rest
+            self.pause(PATIENCE[0])  # do not flood a server that closes watches at once
 
     def log(self, part: dict[str, Any], index: int) -> str:
         _, core, namespace = self._api()
         selector = f"{JOB_NAME}={part['id']},{JOB_INDEX}={index}"
         pods = self._call(core.list_namespaced_pod, namespace, label_selector=selector).items
         pods.sort(key=lambda pod: str(pod.metadata.creation_timestamp))
-        read = core.read_namespaced_pod_log  # what it decodes itself is the repr of bytes
+        read = core.read_namespaced_pod_log  # the client would decode it to the repr of bytes
         logs = [self._call(read, pod.metadata.name, namespace, _preload_content=False).data for pod in pods]
         return b"".join(logs).decode(errors="replace")
 
@@ -115,7 +113,7 @@ class Kubernetes:
         self._version = None
 
     def _api(self) -> tuple[Any, Any, str]:
-        """Return the clients of Jobs and of Pods, and the namespace."""
+        """Return the clients for Jobs and for Pods, and the namespace."""
         if self._clients is None:
             kubernetes = _import("kubernetes")
             config = kubernetes.config
@@ -130,7 +128,9 @@ class Kubernetes:
                     with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
                         namespace = file.read().strip()
             except (config.ConfigException, OSError) as error:
-                raise OpenError(f"no cluster: neither a kubeconfig nor a service account: {error}") from error
+                raise OpenError(
+                    f"no cluster found, neither by a kubeconfig nor by a service account: {error}"
+                ) from error
             client = kubernetes.client
             self._clients = client.BatchV1Api(), client.CoreV1Api(), self.options.namespace or namespace
         return self._clients
@@ -150,7 +150,7 @@ class Kubernetes:
             self._jobs[job.metadata.name] = job
 
     def _reasons(self, part: dict[str, Any]) -> list[str]:
-        """Say why the pods of the indexes that failed ended, where it was not by a status of their own."""
+        """Return why pods of failed indexes ended, except for those that just exited with a status."""
         _, core, namespace = self._api()
         selector = f"{JOB_NAME}={part['id']}"
         pods = self._call(
@@ -166,18 +166,18 @@ class Kubernetes:
                 found[index] = f"items {' '.join(map(str, part['tasks'][index]))}: {reason}"
         return [found[index] for index in sorted(found)]
 
-    def _create(self, create: Any, read: Any, namespace: str, manifest: Manifest) -> Any:
-        """Create an object; one that is there and the same was created by a request whose answer was lost."""
-        made = self._call(create, namespace, manifest, conflict=None)
+    def _create(self, create: Any, read: Any, namespace: str, body: Object) -> Any:
+        """Create an object; an equal one that exists was created by a request whose answer was lost."""
+        made = self._call(create, namespace, body, conflict=None)
         if made is None:
-            name = manifest["metadata"]["name"]
+            name = body["metadata"]["name"]
             made = self._call(read, name, namespace)
-            if (made.metadata.annotations or {}).get(DIGEST) != manifest["metadata"]["annotations"][DIGEST]:
-                raise StateError(f"the cluster has another {manifest['kind']} {name} already")
+            if (made.metadata.annotations or {}).get(DIGEST) != body["metadata"]["annotations"][DIGEST]:
+                raise StateError(f"the cluster already has another {body['kind']} {name}")
         return made
 
     def _call(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Make a request, again where the trouble may pass; return *conflict* or *missing* for a 409 or 404."""
+        """Make a request, and repeat it after passing errors; return *conflict* or *missing* for a 409 or 404."""
         client = _import("kubernetes").client
         http = _import("urllib3").exceptions.HTTPError
         known = {code: options.pop(name) for code, name in ((409, "conflict"), (404, "missing")) if name in options}
@@ -198,6 +198,23 @@ class Kubernetes:
         raise AssertionError("the last attempt returns or raises")
 
 
+def read_patch(path: str) -> tuple[dict[str, Any], ...]:
+    """Return the operations of the JSON Patch in a file of JSON or YAML; raise ValueError for anything else."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        operations = json.loads(text)
+    except ValueError:
+        yaml = _import("yaml")
+        try:
+            operations = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(operations, list) or not all(isinstance(operation, dict) for operation in operations):
+        raise ValueError(f"{path}: a JSON Patch is a list of operations, like [{{op: add, path: /a, value: 1}}]")
+    return tuple(operations)
+
+
 def _import(name: str) -> Any:
     from importlib import import_module
 
@@ -210,9 +227,7 @@ def _import(name: str) -> Any:
 
 
 def _failure(error: Any) -> OpenError:
-    """Return the error that says what the server complained of."""
-    import json
-
+    """Return the server's complaint as an error."""
     try:
         message = json.loads(error.body)["message"]
     except (ValueError, KeyError, TypeError):
@@ -221,12 +236,12 @@ def _failure(error: Any) -> OpenError:
 
 
 def _selector(parts: list[dict[str, Any]]) -> str:
-    """Return the label selector of the run that *parts* are of."""
+    """Return the label selector for the run of *parts*."""
     name, run, _ = parts[0]["id"].rsplit("-", 2)
     return f"{LABEL}={name},{RUN_LABEL}={run}"
 
 
-def _chunks(plan: Plan, pairs: list[tuple[Manifest, Manifest]]) -> Iterator[Plan]:
+def _chunks(plan: JobPlan, pairs: list[tuple[Object, Object]]) -> Iterator[JobPlan]:
     start = 0
     for _, job in pairs:
         stop = start + job["spec"]["completions"]
@@ -235,7 +250,7 @@ def _chunks(plan: Plan, pairs: list[tuple[Manifest, Manifest]]) -> Iterator[Plan
 
 
 def _numbers(part: dict[str, Any], indexes: str | None) -> set[int]:
-    """Return the items of the tasks that Kubernetes names like ``1,3-5``."""
+    """Return the items of the tasks with these indexes, which Kubernetes writes like ``1,3-5``."""
     numbers: set[int] = set()
     for piece in filter(None, (indexes or "").split(",")):
         low, _, high = piece.partition("-")
@@ -245,7 +260,7 @@ def _numbers(part: dict[str, Any], indexes: str | None) -> set[int]:
 
 
 def _block_dumper(yaml: Any) -> Any:
-    """Return a dumper that writes texts of several lines as such, and nothing by reference."""
+    """Return a YAML dumper that writes multi-line strings as blocks and uses no aliases."""
 
     class Dumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:

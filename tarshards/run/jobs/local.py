@@ -1,25 +1,23 @@
-"""The tasks of a plan on this machine's cores."""
+"""Runs the tasks of a plan on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from tarshards.run.jobs.folder import Folder
-from tarshards.run.jobs.plan import Item, Plan
-from tarshards.run.jobs.status import Status
-from tarshards.run.jobs.worker import Outcome, Worker
-
-Show = Callable[[Status], object]
-TICK = 0.2  # seconds; a signal that comes just before a wait is seen only after it
+from tarshards.parallel import TICK
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import Item, JobPlan
+from tarshards.run.jobs.status import Show, Status
+from tarshards.run.jobs.worker import ItemResult, Worker
 
 
 def run_local(
-    plan: Plan,
-    folder: Folder,
+    plan: JobPlan,
+    folder: JobFolder,
     status: Status,
     *,
     slots: int,
@@ -28,11 +26,11 @@ def run_local(
     again: bool = False,
     show: Show = lambda status: None,
 ) -> Status:
-    """Run what is not done by *status*, *slots* tasks at once, and return what came of all.
+    """Run the items that *status* does not count as done, *slots* tasks at once, and return the final status.
 
-    An item whose command fails is run again after all others, up to *retries* times, but not if it ends with status 42;
-    and one that did so in an earlier run only with *again*. More than *max_failed* failures end the run. Leaving it by
-    an exception, as an interrupt is, ends the commands that run.
+    An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; one
+    that did so in an earlier run is run only with *again*. More than *max_failed* failures end the run. An exception,
+    such as an interrupt, ends the running commands.
     """
     status.ended = False
     skipped = set() if again else status.permanent()
@@ -61,16 +59,16 @@ def run_local(
     return status
 
 
-def _rest(plan: Plan, numbers: set[int]) -> set[int]:
+def _rest(plan: JobPlan, numbers: set[int]) -> set[int]:
     return {item.number for item in plan.items} - numbers
 
 
 def _results(
-    worker: Worker, tasks: list[tuple[Item, ...]], folder: Folder, slots: int
-) -> Generator[Outcome | int, None, None]:
-    """Yield the outcome of every item as it ends; and 1 when a task begins, -1 when it ends."""
+    worker: Worker, tasks: list[tuple[Item, ...]], folder: JobFolder, slots: int
+) -> Generator[ItemResult | int, None, None]:
+    """Yield the result of each item as it ends; also n when a task of n items begins, and -n when it ends."""
     events: SimpleQueue[Any] = SimpleQueue()
-    waiting = iter(tasks)  # drawing from a list's iterator is atomic
+    waiting = iter(tasks)  # next() on a list's iterator is atomic
 
     def serve() -> None:
         try:
@@ -80,9 +78,9 @@ def _results(
                     if worker.stopped:
                         break
                     with open(folder.log(item.number), "a+b") as log:
-                        outcome = worker.run(item, log)
-                    if outcome.status is not None:
-                        events.put(outcome)
+                        result = worker.run(item, log)
+                    if result.status is not None:
+                        events.put(result)
                 events.put(-len(task))
                 if worker.stopped:
                     break

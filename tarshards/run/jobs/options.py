@@ -1,16 +1,23 @@
-"""What a person asks of an engine: how much at once, how often again, on what kind of machine."""
+"""What a job asks of a scheduler: parallelism, retries, resources, and where the tasks run."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
+
+SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
+    f"{letter}i": 2.0 ** (10 * power) for power, letter in enumerate("KMGTP", 1)
+}
+QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-zA-Z]*)")
 
 
 @dataclass(frozen=True)
 class Options:
-    """One set for all engines; quantities are in Kubernetes' notation, like 500m or 4Gi.
+    """The options of all schedulers; quantities have Kubernetes' notation, like 500m or 4Gi.
 
-    *secret_env* are SECRET (all its keys) or NAME=SECRET:KEY, *secret_volume* SECRET:PATH, *toleration*
-    KEY[=VALUE][:EFFECT], *node_selector* and *label* KEY=VALUE, *sbatch* further lines of ``#SBATCH``.
+    *secret_env* are SECRET (all its keys) or NAME=SECRET:KEY, *secret_volume* SECRET:PATH. *patch* are the operations
+    of a JSON Patch for each Kubernetes Job, *sbatch* further lines of ``#SBATCH``.
     """
 
     parallelism: int | None = None
@@ -26,10 +33,18 @@ class Options:
     service_account: str | None = None
     secret_env: tuple[str, ...] = ()
     secret_volume: tuple[str, ...] = ()
-    node_selector: tuple[str, ...] = ()
-    toleration: tuple[str, ...] = ()
-    priority_class: str | None = None
-    label: tuple[str, ...] = ()
-    ttl: int | None = None
+    patch: tuple[dict[str, Any], ...] = ()
     partition: str | None = None
     sbatch: tuple[str, ...] = ()
+
+
+def parse_quantity(text: str) -> float:
+    """Return the number that a quantity stands for; raise ValueError if it is not a quantity.
+
+    >>> parse_quantity("500m"), parse_quantity("4Gi"), parse_quantity("1.5")
+    (0.5, 4294967296.0, 1.5)
+    """
+    match = QUANTITY.fullmatch(str(text))
+    if match is None or match[2] not in SUFFIXES:
+        raise ValueError(f"{text!r} is not a quantity; write it like 2, 500m, 4Gi or 10G")
+    return float(match[1]) * SUFFIXES[match[2]]

@@ -1,4 +1,4 @@
-"""A plan as a Slurm array job: its script, its submission, and what squeue and sacct say of it."""
+"""Runs a plan as Slurm array jobs: the script, its submission, and its state from squeue and sacct."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from math import ceil
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.run.jobs.engine import Poll, tasks_of
-from tarshards.run.jobs.folder import Folder
-from tarshards.run.jobs.kinds import parse_quantity
-from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import Plan
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import JobPlan
+from tarshards.run.jobs.options import Options, parse_quantity
+from tarshards.run.jobs.scheduler import Poll, tasks_of
 from tarshards.run.jobs.worker import PERMANENT
 
-PAUSE = 5.0  # seconds between two looks at squeue
+PAUSE = 5.0  # seconds between two queries
 MAX_ARRAY = 1001  # Slurm's default MaxArraySize, one more than the largest array
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT"}
 OPEN = RUNNING | {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "SUSPENDED", "SIGNALING", "STOPPED"}
-FINE = OPEN | {"COMPLETED", "FAILED"}  # the markers tell of those that failed by themselves
+FINE = OPEN | {"COMPLETED", "FAILED"}  # markers describe commands that failed
 
 SCRIPT = """\
 #!/bin/bash
 {directives}
-# What preemption or the death of a node ends Slurm runs again by itself, and that is no try; what fails it does not.
+# Slurm requeues what preemption or a node failure ends, and that is not a try; this script requeues what failed.
 {worker} {plan}
 status=$?
 tries={folder}/tries/${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
@@ -44,17 +43,17 @@ exit $status
 
 
 class Slurm:
-    """Submits to the Slurm whose sbatch is on the PATH; the working directory is one that its nodes share."""
+    """The Slurm cluster whose sbatch is on the PATH; its nodes must share the working directory."""
 
-    def __init__(self, options: Options, folder: Folder):
+    def __init__(self, options: Options, folder: JobFolder):
         self.options, self.folder = options, folder
 
-    def preview(self, plan: Plan) -> str:
+    def preview(self, plan: JobPlan) -> str:
         return "\n".join(
             self._script(part, f"{self.folder.path}/run-1-{i}.json") for i, part in enumerate(self._parts(plan))
         )
 
-    def submit(self, plan: Plan, number: int) -> Iterator[dict[str, Any]]:
+    def submit(self, plan: JobPlan, number: int) -> Iterator[dict[str, Any]]:
         os.makedirs(f"{self.folder.path}/tries", exist_ok=True)
         for i, part in enumerate(self._parts(plan, _max_array())):
             path = self.folder.write(f"run-{number}-{i}.json", part.dumps())
@@ -92,11 +91,11 @@ class Slurm:
     def _log(self, job: str, index: int | str) -> str:
         return f"{self.folder.path}/logs/{job}_{index}.log"
 
-    def _parts(self, plan: Plan, limit: int = MAX_ARRAY) -> list[Plan]:
+    def _parts(self, plan: JobPlan, limit: int = MAX_ARRAY) -> list[JobPlan]:
         tasks = plan.tasks
         return [plan._replace(tasks=tasks[i : i + limit - 1]) for i in range(0, len(tasks), limit - 1)]
 
-    def _script(self, plan: Plan, path: str) -> str:
+    def _script(self, plan: JobPlan, path: str) -> str:
         options = self.options
         limit = "" if options.parallelism is None else f"%{options.parallelism}"
         directives = [
@@ -130,17 +129,17 @@ class Slurm:
 
 
 def worker_command() -> list[str]:
-    """Return how a task is begun on a machine that shares this one's files."""
+    """Return the command that runs a task on a machine with the same files."""
     return [sys.executable, "-m", "tarshards.run.jobs", "worker"]
 
 
 def _states(job: str) -> dict[int, str]:
-    """Return the state of every task of an array, as far as Slurm knows; markers tell the rest."""
+    """Return the states of an array's tasks, as far as Slurm knows them."""
     states: dict[int, str] = {}
-    with suppress(OpenError):  # sacct, where accounting runs; it remembers for longer
+    with suppress(OpenError):  # accounting may not run; it remembers longer
         rows = _call(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", job])
         states.update(_rows(line.partition("_")[2] for line in rows.splitlines()))
-    with suppress(OpenError):  # of a job that it has forgotten
+    with suppress(OpenError):  # Slurm may have forgotten the job
         rows = _call(["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%K|%T"])
         states.update(_rows(rows.splitlines()))
     return states
@@ -159,11 +158,11 @@ def _max_array() -> int:
 
 
 def _call(command: list[str]) -> str:
-    """Run one of Slurm's programs and return what it prints; raise OpenError with what it complains of."""
+    """Run one of Slurm's programs and return what it prints; raise OpenError with its complaint."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
-        raise OpenError(f"{command[0]} is not on the PATH: this machine submits to no Slurm") from error
+        raise OpenError(f"{command[0]} is not on the PATH; submit from a machine of a Slurm cluster") from error
     if done.returncode:
         raise OpenError(f"{command[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'failed'}")
     return done.stdout

@@ -1,14 +1,14 @@
-"""How far a job is, from its markers: counts, rate, time left, and what failed with its last line of log."""
+"""The progress of a job, read from its markers: counts, rate, time left, and failures with their last log line."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tarshards.run.jobs.plan import Item, Plan
+from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT, is_done
 from tarshards.storage.location import look_up
 from tarshards.storage.markers import Record, read_marker
@@ -18,7 +18,7 @@ SHOWN = 20  # failures in a table
 
 @dataclass
 class Status:
-    """The state of every item of a job: done, failed, or neither; *running* is what the engine says."""
+    """Which items of a job are done and which have failed; *running* comes from the scheduler."""
 
     total: int
     done: set[int] = field(default_factory=set)
@@ -32,12 +32,15 @@ class Status:
         return len(self.done) == self.total
 
     def permanent(self) -> set[int]:
-        """The items that failed in a way that no further try will change."""
+        """The items that failed for good, with status 42."""
         return {number for number, record in self.failed.items() if record.get("status") == PERMANENT}
 
 
-def survey(plan: Plan, known: Status | None = None) -> Status:
-    """Read the markers of *plan*; what *known* says is done is not asked for again."""
+Show = Callable[[Status], object]
+
+
+def survey(plan: JobPlan, known: Status | None = None) -> Status:
+    """Read the markers of *plan*, except for items that are done according to *known*."""
     status = Status(len(plan.items), done=set(known.done if known else ()))
     open_items = [item for item in plan.items if item.number not in status.done]
     status.done |= {item.number for item, record in _records(plan, open_items, "done") if is_done(plan, item, record)}
@@ -48,19 +51,19 @@ def survey(plan: Plan, known: Status | None = None) -> Status:
     return status
 
 
-def _records(plan: Plan, items: list[Item], kind: str) -> Iterator[tuple[Item, Record | None]]:
+def _records(plan: JobPlan, items: list[Item], kind: str) -> Iterator[tuple[Item, Record | None]]:
     return zip(items, look_up(read_marker, [plan.marker(item, kind) for item in items]))
 
 
 class Clock:
-    """Rate and time left, from what is done since it was started."""
+    """Rate and time left, from the items done since the clock was started."""
 
     def __init__(self, done: int = 0, now: float | None = None):
         self.begun = time.monotonic() if now is None else now
         self.before = done
 
     def line(self, status: Status, now: float | None = None) -> str:
-        """Return the rate and the time left in words, or nothing while there is none.
+        """Return the rate and the time left as text, empty while they are unknown.
 
         >>> Clock(0, now=0.0).line(Status(10, done={1, 2}), now=4.0)
         '0.5/s, 0:00:16 left'
@@ -80,8 +83,8 @@ def one_line(status: Status, clock: Clock) -> str:
     return ", ".join([*parts, *filter(None, [clock.line(status)])])
 
 
-def table(plan: Plan, status: Status, clock: Clock | None = None) -> str:
-    """Return the counts, and the failures with their last line of log."""
+def table(plan: JobPlan, status: Status, clock: Clock | None = None) -> str:
+    """Return the counts, and the failures with their last log line."""
     rest = status.total - len(status.done) - len(status.failed) - status.running
     rows = [
         f"job      {plan.name}",
@@ -96,8 +99,8 @@ def table(plan: Plan, status: Status, clock: Clock | None = None) -> str:
     return "\n".join(rows + failures(plan, status))
 
 
-def failures(plan: Plan, status: Status) -> list[str]:
-    """Return a line for each failure, up to a number of them."""
+def failures(plan: JobPlan, status: Status) -> list[str]:
+    """Return a line per failure, for the first of them."""
     items = {item.number: item for item in plan.items}
     lines = [_failure(items[number], record) for number, record in sorted(status.failed.items())[:SHOWN]]
     if len(status.failed) > SHOWN:
@@ -113,7 +116,7 @@ def _failure(item: Item, record: Record) -> str:
 class Display:
     """Shows a status as it changes, and each failure: the counts in place on a terminal, else every *every* seconds."""
 
-    def __init__(self, plan: Plan, status: Status, *, quiet: bool = False, every: float = 30.0):
+    def __init__(self, plan: JobPlan, status: Status, *, quiet: bool = False, every: float = 30.0):
         self.clock, self.quiet, self.every = Clock(len(status.done)), quiet, every
         self._items = {item.number: item for item in plan.items}
         self._told = set(status.failed)
@@ -121,7 +124,7 @@ class Display:
         self._terminal = sys.stderr.isatty()
 
     def update(self, status: Status) -> None:
-        """Show *status*, if there is something new in it and it is not too early."""
+        """Show *status* if it is time to."""
         now = time.monotonic()
         fresh = sorted(set(status.failed) - self._told)
         pause = self.every if not self._terminal else 0 if fresh else 0.2

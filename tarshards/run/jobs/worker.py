@@ -1,4 +1,4 @@
-"""One task, wherever it runs: its commands, their ends, and the markers that tell of them."""
+"""Runs one task, on any machine: its commands one after the other, and a marker for each result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import StateError
 from tarshards.parallel import PIPE, TICK, ChildGroup, ending
-from tarshards.run.jobs.plan import Item, Plan
+from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.location import Location
 from tarshards.storage.markers import Record, read_marker, write_marker
 
@@ -21,12 +21,12 @@ FAILED = 1
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 STDOUT = 1
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
-TAIL = 4096  # bytes of a log in which its last line is looked for
-LINE = 200  # characters of it that are kept
+TAIL = 4096  # bytes of a log that are searched for its last line
+LINE = 200  # characters of that line that are kept
 
 
-class Outcome(NamedTuple):
-    """What became of an item: *status* is 0, that of its command, or 128 + the signal; None if it was stopped."""
+class ItemResult(NamedTuple):
+    """The result of an item: *status* is that of its command, or 128 + the signal; None if it was stopped."""
 
     item: Item
     status: int | None
@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
 
     @property
     def permanent(self) -> bool:
-        """Whether it is no use to try again."""
+        """Whether the item must not be tried again."""
         return self.status == PERMANENT
 
 
-def is_done(plan: Plan, item: Item, record: Record | None) -> bool:
-    """Say whether *record* is the done-marker of *item*; not where its output was a local file, and is no more."""
+def is_done(plan: JobPlan, item: Item, record: Record | None) -> bool:
+    """Whether *record* is the done-marker of *item*, and its output, if that is a local file, still exists."""
     if record is None or record.get("digest") != plan.digest(item):
         return False
     output = plan.output_of(item)
@@ -49,7 +49,7 @@ def is_done(plan: Plan, item: Item, record: Record | None) -> bool:
 class Worker:
     """Runs items of a plan; ``stop`` may be called from any thread."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: JobPlan):
         self.plan = plan
         self.stopped = False
 
@@ -57,27 +57,27 @@ class Worker:
         """End the commands that run, and start no more."""
         self.stopped = True
 
-    def run(self, item: Item, log: Any = None) -> Outcome:
-        """Run the command of *item*, unless its marker says that it is done, and write the marker of what came out.
+    def run(self, item: Item, log: Any = None) -> ItemResult:
+        """Run the command of *item*, unless a marker says that it is done, and write a marker.
 
-        What it prints is appended to the file *log*, or passed on to our stdout.
+        Its output is appended to the file *log*, or copied to our stdout.
         """
         if is_done(self.plan, item, read_marker(self.plan.marker(item))):
-            return Outcome(item, 0)
+            return ItemResult(item, 0)
         begun = time.time()
         status, line = self._execute(self.plan.arguments(item), log)
         if status is None:
-            return Outcome(item, None)
+            return ItemResult(item, None)
         output = self.plan.output_of(item)
         if status == 0 and output is not None and not Location.of(output).exists():
-            status, line = FAILED, f"the command ended well, but there is no {Location.of(output).name}"
+            status, line = FAILED, f"the command succeeded, but did not write {Location.of(output).name}"
         record = {"digest": self.plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
         if status == 0:
             seconds = round(time.time() - begun, 3)
             write_marker(self.plan.marker(item), {**record, "seconds": seconds})
         else:
             write_marker(self.plan.marker(item, "failed"), {**record, "status": status, "line": line})
-        return Outcome(item, status, line)
+        return ItemResult(item, status, line)
 
     def _execute(self, arguments: list[str], log: Any) -> tuple[int | None, str]:
         """Run a command; return its status, None if it was stopped, and the last line of its output if it failed."""
@@ -105,7 +105,7 @@ class Worker:
 
 
 class _Copy:
-    """A thread that passes a command's output on to our stdout, and keeps its end."""
+    """A thread that copies a command's output to our stdout and keeps its end."""
 
     def __init__(self, stream: Any):
         self.kept = b""
@@ -121,7 +121,7 @@ class _Copy:
                 sys.stdout.buffer.flush()
 
     def finish(self) -> None:
-        """Wait for what is still to come; a process outside the group that holds the pipe is not waited for."""
+        """Wait for the rest of the output, but not for a process outside the group that keeps the pipe open."""
         self._thread.join(1)
 
 
@@ -131,7 +131,7 @@ def _tail(log: Any) -> bytes:
 
 
 def last_line(text: bytes) -> str:
-    """Return the last line that is not blank.
+    """Return the last non-blank line.
 
     >>> last_line(b"one\\ntwo\\n\\n")
     'two'
@@ -141,27 +141,27 @@ def last_line(text: bytes) -> str:
 
 
 def run_task(url: str, *, index: int | None = None) -> int:
-    """Run the task that the engine's environment names of the plan at *url*; return the exit code for the engine.
+    """Run a task of the plan at *url*, by default the one in the scheduler's environment; return the exit code.
 
-    It is 0 when all is done, 42 where all that failed will never succeed, and 1 where it is worth to try again.
+    The code is 0 if all items are done, 42 if all failures are for good, and 1 if another try may help.
     """
     location = Location.of(url)
-    plan = Plan.loads(location.read().decode(), url=location.name)
+    plan = JobPlan.loads(location.read().decode(), url=location.name)
     if index is None:
         index = _index()
     if not 0 <= index < len(plan.tasks):
-        raise StateError(f"there is no task {index}: the plan has {len(plan.tasks)}", url=location.name)
+        raise StateError(f"no task {index}: the plan has {len(plan.tasks)} tasks", url=location.name)
     worker = Worker(plan)
-    failed = [outcome for outcome in map(worker.run, plan.tasks[index]) if outcome.status != 0]
-    for outcome in failed:
-        print(f"tarjob: {' '.join(outcome.item.values)}: status {outcome.status}: {outcome.line}", file=sys.stderr)  # noqa: T201
+    failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
+    for result in failed:
+        print(f"tarjob: {' '.join(result.item.values)}: status {result.status}: {result.line}", file=sys.stderr)  # noqa: T201
     if not failed:
         return 0
-    return PERMANENT if all(outcome.permanent for outcome in failed) else FAILED
+    return PERMANENT if all(result.permanent for result in failed) else FAILED
 
 
 def _index() -> int:
     found = [os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)]
     if not found:
-        raise StateError(f"no task is named: neither {' nor '.join(INDEX_VARIABLES)} is set")
+        raise StateError(f"no task given: neither {' nor '.join(INDEX_VARIABLES)} is set; use --index")
     return int(found[0])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import kubernetes_validate
 from aiohttp import web
+from object_checks import check_object
 
 NAMES = {"configmaps": "ConfigMap", "jobs": "Job", "pods": "Pod"}
 VERSION = "1.33"
@@ -81,7 +82,8 @@ class ApiServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         kind, name = request.match_info["kind"], request.match_info.get("name")
         watched = request.query.get("watch") in ("1", "true", "True")
-        what = f"{'WATCH' if watched else request.method} {kind}"
+        tested = request.query.get("dryRun") == "All"
+        what = f"{'WATCH' if watched else 'DRY RUN' if tested else request.method} {kind}"
         self.requests.append(what)
         fault = self.faults[what].popleft() if self.faults[what] else None
         if isinstance(fault, int):
@@ -105,6 +107,8 @@ class ApiServer:
         name = body["metadata"]["name"]
         if name in self.objects[kind]:
             return _status(409, f'{kind} "{name}" already exists')
+        if request.query.get("dryRun") == "All":
+            return web.json_response(body, status=201)
         if kind == "jobs" and name not in self.objects["configmaps"]:
             return _status(422, "the ConfigMap is not there yet")
         made = self._store(kind, {**body, "status": {}} if kind == "jobs" else body)
@@ -243,6 +247,10 @@ def refused(body: dict, kind: str) -> str | None:
         kubernetes_validate.validate(body, VERSION, strict=True)
     except kubernetes_validate.ValidationError as error:
         return str(error.message)
+    try:
+        check_object(body)
+    except ValueError as error:
+        return str(error)
     return None
 
 

@@ -82,7 +82,7 @@ def test_an_output_that_was_removed_is_made_again(tarjob):
 def test_an_output_that_is_not_there_is_a_failure(tarjob):
     code, _, errors = tarjob("-s", "{0..1}", "--retries", 0, "--", "true", "{}", "-o", "out-{}")
     assert code == 1
-    assert "the command ended well, but there is no out-0" in errors
+    assert "the command succeeded, but did not write out-0" in errors
     assert not list(Path().glob("*.done"))
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import StateError, UrlError
-from tarshards.run.jobs.plan import Item, Plan, fill, group_tasks, make_plan
+from tarshards.run.jobs.job_plan import Item, JobPlan, fill, group_tasks, make_plan
 
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 
 
-def commands(plan: Plan) -> list[str]:
+def commands(plan: JobPlan) -> list[str]:
     return [" ".join(plan.arguments(item)) for item in plan.items]
 
 
@@ -86,16 +86,16 @@ def test_outputs_are_seen_in_the_command(command, output):
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ([], {"sources": ["a"]}, "no command"),
+        ([], {"sources": ["a"]}, "no command given"),
         (["x"], {"sources": ["a"]}, "the command has no {}"),
-        (["x", "{2}"], {"sources": ["a"]}, "there are 1 lists"),
-        (["x", "{}"], {}, "the items are"),
-        (["x", "{}"], {"sources": ["a"], "inputs": "a", "outputs": "b"}, "the items are"),
-        (["x", "{}"], {"inputs": "{0..2}", "outputs": "{0..1}"}, "3 and 2 items"),
-        (["x", "{}"], {"sources": ["{0..1}", "{0..2}"], "zipped": True}, "2 and 3 items"),
+        (["x", "{2}"], {"sources": ["a"]}, "only 1 lists"),
+        (["x", "{}"], {}, "give the items either by sources"),
+        (["x", "{}"], {"sources": ["a"], "inputs": "a", "outputs": "b"}, "give the items either by sources"),
+        (["x", "{}"], {"inputs": "{0..2}", "outputs": "{0..1}"}, "lists of 3 and 2 items"),
+        (["x", "{}"], {"sources": ["{0..1}", "{0..2}"], "zipped": True}, "lists of 2 and 3 items"),
         (["x", "{1}", "-o", "{1}"], {"sources": ["{0..1}", "{0..2}"]}, "3 items would write 0"),
         (["x", "{}"], {"sources": ["{a,a}"], "state": "s"}, "2 items have the same command"),
-        (["x", "{}"], {"sources": ["a"], "name": "Not_a_name"}, "is no name"),
+        (["x", "{}"], {"sources": ["a"], "name": "Not_a_name"}, "is not a job name"),
     ],
 )
 def test_what_makes_no_sense(command, options, message):
@@ -113,15 +113,15 @@ def test_markers_are_of_item_and_command():
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=5), st.integers(1, 3))
 def test_plans_read_back(values, count):
-    plan = Plan("n", ("cat", "{}"), None, "s", tuple((Item(i, pair),) for i, pair in enumerate(values)))
+    plan = JobPlan("n", ("cat", "{}"), None, "s", tuple((Item(i, pair),) for i, pair in enumerate(values)))
     plan = group_tasks(plan, count=count)
-    assert Plan.loads(plan.dumps()) == plan
+    assert JobPlan.loads(plan.dumps()) == plan
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "tarjob-plan", "version": 9, "tasks": []}', "null"])
 def test_other_files_are_no_plans(text):
-    with pytest.raises(StateError, match=r"x\.json: no plan of tarjob's"):
-        Plan.loads(text, url="x.json")
+    with pytest.raises(StateError, match=r"x\.json: not a plan of tarjob"):
+        JobPlan.loads(text, url="x.json")
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 7))
@@ -145,5 +145,5 @@ def test_groups_of_a_size_are_balanced(sizes, size):
 
 def test_groups_of_a_size_need_sizes():
     plan = make_plan(["cat", "{}"], ["{a,b}"], state="s")
-    with pytest.raises(UrlError, match="sizes of the items are not known"):
+    with pytest.raises(UrlError, match="sizes of the items are unknown"):
         group_tasks(plan, size=10, sizes=[1, None])

@@ -12,11 +12,11 @@ from api_server import ApiServer
 
 from tarshards.errors import OpenError, StateError
 from tarshards.run.jobs import kubernetes as backend
-from tarshards.run.jobs.engine import submit, wait
-from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import JobPlan, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes
 from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import Plan, make_plan
+from tarshards.run.jobs.scheduler import status_of, submit, wait
 from tarshards.run.jobs.status import survey
 
 pytestmark = pytest.mark.interop
@@ -47,13 +47,13 @@ def server(folder, path_with_tools, monkeypatch):
 
 
 @pytest.fixture
-def plan(folder) -> Plan:
+def plan(folder) -> JobPlan:
     return make_plan(["echo {} >>ran; echo hello {}; test {} != 3"], ["{0..5}"], state="state", name="words")
 
 
-def run(plan: Plan, **options) -> tuple[Plan, object, list[str]]:
-    submit(plan, Folder(plan.name), "kubernetes", OPTIONS, **options)
-    return wait(Folder(plan.name), lambda status: None)
+def run(plan: JobPlan, **options) -> tuple[JobPlan, object, list[str]]:
+    submit(plan, JobFolder(plan.name), "kubernetes", OPTIONS, **options)
+    return wait(JobFolder(plan.name), lambda status: None)
 
 
 def test_submit_watch_status_and_logs(server, plan, tarjob):
@@ -64,7 +64,7 @@ def test_submit_watch_status_and_logs(server, plan, tarjob):
     (config,) = server.objects["configmaps"].values()
     (job,) = server.objects["jobs"].values()
     assert config["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
-    assert Plan.loads(config["data"]["plan.json"]) == plan
+    assert JobPlan.loads(config["data"]["plan.json"]) == plan
     code, out, _ = tarjob("status", "words")
     assert code == 1
     assert "done     5\nrunning  0\nfailed   1\n" in out
@@ -86,7 +86,7 @@ def test_nothing_is_submitted_when_all_is_done(server, folder):
     plan = make_plan(["true {}"], ["{0..2}"], state="state", name="words")
     run(plan)
     before = list(server.requests)
-    status = submit(plan, Folder("words"), "kubernetes", OPTIONS)
+    status = submit(plan, JobFolder("words"), "kubernetes", OPTIONS)
     assert status.complete
     assert [request for request in server.requests[len(before) :] if request.startswith("POST")] == []
 
@@ -115,24 +115,24 @@ def test_posts_are_repeated_after_429_and_lost_answers(server, plan):
 def test_an_object_of_somebody_else_is_a_conflict(server, plan):
     other = make_plan(["false {}"], ["{0..5}"], state="state", name="words")
     list(Kubernetes(OPTIONS).submit(other, 1))
-    with pytest.raises(StateError, match="the cluster has another ConfigMap words-1-0 already"):
+    with pytest.raises(StateError, match="the cluster already has another ConfigMap words-1-0"):
         list(Kubernetes(OPTIONS).submit(plan, 1))
 
 
 def test_dropped_watches_go_on_and_old_ones_list_anew(server, plan):
     server.plan_fault("WATCH jobs", "dropped", 503, "dropped", 410)
-    engine = Kubernetes(OPTIONS)
-    parts = list(engine.submit(plan, 1))
+    scheduler = Kubernetes(OPTIONS)
+    parts = list(scheduler.submit(plan, 1))
     seen = set()
     lists = server.requests.count("GET jobs")
     for turn in range(200):
-        poll = engine.poll(parts)
+        poll = scheduler.poll(parts)
         seen.add(tuple(sorted(poll.done)))
         if poll.ended:
             break
         if turn == 2:
             server.compact()
-        engine.wait(parts)
+        scheduler.wait(parts)
     assert poll.ended
     assert sorted(poll.done) == [0, 1, 2, 4, 5]
     assert poll.failed == {3}
@@ -143,17 +143,17 @@ def test_dropped_watches_go_on_and_old_ones_list_anew(server, plan):
 
 def test_a_drop_alone_lists_nothing_anew(server, plan):
     server.plan_fault("WATCH jobs", "dropped", "dropped", "dropped")
-    engine = Kubernetes(OPTIONS)
-    parts = list(engine.submit(plan, 1))
-    while not engine.poll(parts).ended:
-        engine.wait(parts)
+    scheduler = Kubernetes(OPTIONS)
+    parts = list(scheduler.submit(plan, 1))
+    while not scheduler.poll(parts).ended:
+        scheduler.wait(parts)
     assert server.requests.count("GET jobs") == 1
 
 
 def test_lists_are_repeated_after_429(server, plan):
     server.plan_fault("GET jobs", 429, 500)
-    engine = Kubernetes(OPTIONS)
-    assert engine.poll(list(engine.submit(plan, 1))).done is not None
+    scheduler = Kubernetes(OPTIONS)
+    assert scheduler.poll(list(scheduler.submit(plan, 1))).done is not None
 
 
 def test_what_does_not_pass_is_an_error(server, plan):
@@ -166,19 +166,19 @@ def test_what_does_not_pass_is_an_error(server, plan):
 
 
 def test_a_server_that_is_not_there(server, plan):
-    engine = Kubernetes(OPTIONS)
-    engine._api()
+    scheduler = Kubernetes(OPTIONS)
+    scheduler._api()
     asyncio.run_coroutine_threadsafe(server.runner.cleanup(), server.loop).result(60)
     with pytest.raises(OpenError, match="no answer from the cluster"):
-        list(engine.submit(plan, 1))
+        list(scheduler.submit(plan, 1))
 
 
 def test_cancel_deletes_the_jobs_and_their_items(server, tarjob):
     slow = make_plan(["echo {} >>ran; sleep 0.2"], ["{0..40}"], state="state", name="words")
-    submit(slow, Folder("words"), "kubernetes", OPTIONS)
+    submit(slow, JobFolder("words"), "kubernetes", OPTIONS)
     assert tarjob("status", "words")[0] == 3
-    with pytest.raises(StateError, match="words is running already"):
-        submit(slow, Folder("words"), "kubernetes", OPTIONS)
+    with pytest.raises(StateError, match="words is already running"):
+        submit(slow, JobFolder("words"), "kubernetes", OPTIONS)
     assert "words: cancelled" in tarjob("cancel", "words")[2]
     assert server.objects["jobs"] == server.objects["configmaps"] == {}
     code, out, _ = tarjob("status", "words")
@@ -231,17 +231,55 @@ def test_no_cluster(tarjob, folder):
         HOME="/nowhere",
     )
     assert code == 1
-    assert "no cluster: neither a kubeconfig nor a service account" in errors
+    assert "no cluster found, neither by a kubeconfig nor by a service account" in errors
 
 
 def test_the_record_holds_no_secret(server, folder):
     options = Options(image="x", secret_env=("TOKEN=vault:token",), secret_volume=("vault:/secrets",))
     plan = make_plan(["true {}"], ["{0..1}"], state="state", name="words")
-    submit(plan, Folder("words"), "kubernetes", options)
-    wait(Folder("words"), lambda status: None)
+    submit(plan, JobFolder("words"), "kubernetes", options)
+    wait(JobFolder("words"), lambda status: None)
     record = json.loads(Path(".tarjob/words/job.json").read_text())
     assert record["options"]["secret_env"] == ["TOKEN=vault:token"]
     (job,) = server.objects["jobs"].values()
     assert os.environ.get("TOKEN") is None
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["env"] == [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "token"}}}]
+
+
+def test_the_server_checks_all_objects_before_the_first_is_created(server, folder):
+    plan = make_plan(["true {}"], ["{0..1}"], state="state", name="words")
+    wrong = [
+        (Options(image="x", service_account="Wrong"), "422: Job words-1-0: serviceAccountName 'Wrong' is no DNS name"),
+        (Options(image="x", namespace="Wrong"), "422: ConfigMap words-2-0: the namespace 'Wrong' is no DNS label"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(OpenError, match=f"Kubernetes: {message}"):
+            submit(plan, JobFolder("words"), "kubernetes", options)
+    assert server.objects == {"configmaps": {}, "jobs": {}, "pods": {}}
+    assert not [request for request in server.requests if request.startswith("POST")]
+
+
+def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob):
+    Path("patch").write_text("[{op: add, path: /spec/template/spec/priorityClassName, value: low}]")
+    Path("1").touch()
+    options = "-b", "kubernetes", "--image", "x", "--retries", 0, "--patch", "patch", "--wait", "--name", "words"
+    assert tarjob(*options, "-s", "{0..2}", "--state", "state", "--", "test -e {}")[0] == 1
+    Path("patch").unlink()
+    assert tarjob("retry", "words", "--wait")[0] == 1
+    jobs = server.objects["jobs"]
+    assert [(name, jobs[name]["spec"]["completions"]) for name in jobs] == [("words-1-0", 3), ("words-2-0", 2)]
+    assert {job["spec"]["template"]["spec"]["priorityClassName"] for job in jobs.values()} == {"low"}
+
+
+def test_options_of_an_earlier_version(server, plan):
+    run(plan)
+    path = Path(".tarjob/words/job.json")
+    record = json.loads(path.read_text())
+    record["options"] |= {"toleration": [], "ttl": None}
+    path.write_text(json.dumps(record))
+    assert status_of(JobFolder("words"))[1].ended
+    record["options"]["node_selector"] = ["a=b"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(StateError, match="submitted with --node-selector; submit it again with --patch"):
+        status_of(JobFolder("words"))

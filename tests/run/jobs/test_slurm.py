@@ -13,9 +13,9 @@ from slurm_cluster import call, until
 
 from tarshards.errors import OpenError
 from tarshards.run.jobs import slurm as backend
-from tarshards.run.jobs.folder import Folder
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import make_plan
 from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import make_plan
 from tarshards.run.jobs.slurm import Slurm
 
 pytestmark = pytest.mark.interop
@@ -105,13 +105,13 @@ def test_accounting_remembers_what_the_queue_has_forgotten(tmp_path_factory, fol
     running = start_slurm(tmp_path_factory, accounting=True)
     try:
         plan = make_plan(["test {} != 1 || sleep 100"], ["{0..2}"], state="state")
-        place = Folder(plan.name)
+        place = JobFolder(plan.name)
         place.save(plan)
-        engine = Slurm(Options(), place)
-        parts = list(engine.submit(plan, 1))
+        scheduler = Slurm(Options(), place)
+        parts = list(scheduler.submit(plan, 1))
         until(lambda: len(list(Path("state").glob("*.done"))) == 2, running.log)
         call("scancel", f"{parts[0]['id']}_1")
-        until(lambda: engine.poll(parts).ended, running.log)
+        until(lambda: scheduler.poll(parts).ended, running.log)
         real = backend._call
 
         def without_queue(command, **options):
@@ -120,17 +120,17 @@ def test_accounting_remembers_what_the_queue_has_forgotten(tmp_path_factory, fol
             return real(command, **options)
 
         monkeypatch.setattr(backend, "_call", without_queue)
-        until(lambda: engine.poll(parts).notes, running.log)
-        assert engine.poll(parts).notes == ["items 1: CANCELLED"]
+        until(lambda: scheduler.poll(parts).notes, running.log)
+        assert scheduler.poll(parts).notes == ["items 1: CANCELLED"]
     finally:
         running.stop()
 
 
 def test_the_script(folder):
     options = Options(parallelism=50, retries=2, cpu="1500m", memory="4Gi", storage="1Gi", gpu=2, deadline=90)
-    engine = Slurm(options, Folder("ocr"))
+    scheduler = Slurm(options, JobFolder("ocr"))
     plan = make_plan(["cat", "{}"], ["{0000..1499}"], name="ocr", state="state")
-    first, second = engine.preview(plan).split("#!/bin/bash\n")[1:]
+    first, second = scheduler.preview(plan).split("#!/bin/bash\n")[1:]
     for line in (
         *("--job-name=ocr", "--array=0-999%50", "--requeue", "--cpus-per-task=2", "--mem=4096M", "--tmp=1024M"),
         *("--gpus-per-task=2", "--time=2", f"--output={folder}/.tarjob/ocr/logs/%A_%a.log"),
@@ -145,7 +145,7 @@ def test_other_options_and_quantities_that_are_none(tarjob):
     out = tarjob(*line, "--sbatch=--account=me", "--partition", "low", "--", "true {}")[1]
     assert "#SBATCH --partition=low\n#SBATCH --account=me\n" in out
     code, _, errors = tarjob(*line, "--memory", "much", "--", "true {}")
-    assert (code, "'much' is no quantity" in errors) == (2, True)
+    assert (code, "'much' is not a quantity" in errors) == (2, True)
 
 
 def test_no_slurm(tarjob, monkeypatch):
@@ -154,7 +154,7 @@ def test_no_slurm(tarjob, monkeypatch):
     assert "sbatch is not on the PATH" in errors or "scontrol is not on the PATH" in errors
 
 
-@pytest.mark.parametrize("option", ["--image=x", "--ttl=3", "--secret-env=x", "--namespace=x"])
+@pytest.mark.parametrize("option", ["--image=x", "--service-account=x", "--secret-env=x", "--namespace=x"])
 def test_options_of_another_engine_are_refused(tarjob, option):
     code, _, errors = tarjob("-s", "a", "-b", "slurm", option, "--", "true {}")
     assert code == 2

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tarshards.run.jobs.plan import make_plan
+from tarshards.run.jobs.job_plan import make_plan
 from tarshards.run.jobs.status import Clock, Display, Status, one_line, table
 
 PLAN = make_plan(["cat", "{}"], ["{00..99}"], state="state", name="job")

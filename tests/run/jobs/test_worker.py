@@ -1,4 +1,4 @@
-"""What an engine starts for each index: killed anywhere and started twice, it comes to the bytes of a serial run."""
+"""What a scheduler starts for each index: killed anywhere and started twice, it comes to the bytes of a serial run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from running import TARJOB, upper
 
-from tarshards.run.jobs.manifest import WORKER
-from tarshards.run.jobs.plan import make_plan
+from tarshards.run.jobs.job_plan import make_plan
+from tarshards.run.jobs.kubernetes_objects import WORKER
 
 COMMAND = ["tarproc", "-q", "-c", "tr a-z A-Z <sample.txt >sample.up", "in-{}.tar", "--overwrite", "-o", "out-{}.tar"]
 
@@ -28,7 +28,7 @@ def plan(folder):
 
 
 def pod(index: int, path: str) -> subprocess.Popen:
-    """Start the container of one index: the command of the manifest, with the plan where it is mounted."""
+    """Start the container of one index: the command of the Job, with the plan where it is mounted."""
     assert WORKER[:2] == ["tarjob", "worker"]
     environment = {**os.environ, "PATH": path, "JOB_COMPLETION_INDEX": str(index)}
     return subprocess.Popen(
@@ -108,8 +108,8 @@ def test_slurm_names_the_task_too(tarjob, plan, shards):
 
 
 def test_no_task(tarjob, plan):
-    assert "no task is named" in tarjob("worker", "plan.json")[2]
-    assert "there is no task 50: the plan has 50" in worker(tarjob, 50)[2]
+    assert "no task given" in tarjob("worker", "plan.json")[2]
+    assert "no task 50: the plan has 50 tasks" in worker(tarjob, 50)[2]
     assert worker(tarjob, 50)[0] == 1
     assert "No such file" in tarjob("worker", "nothing.json", JOB_COMPLETION_INDEX="0")[2]
 

@@ -1,4 +1,4 @@
-"""Items and a command -> tasks, each with the URL of its done-marker; pure, and the same for every engine."""
+"""Items and a command to tasks, and the URL of each item's marker; the same for every scheduler."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tarshards.storage.markers import digest_of
 
 VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
-NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern of outputs, not the name of one
+NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
 
 class Item(NamedTuple):
-    """The unit of work: its number in the whole list (from 0), and a value from each source."""
+    """The unit of work: its number in the whole list, from 0, and one value per source."""
 
     number: int
     values: tuple[str, ...]
 
 
-class Plan(NamedTuple):
-    """What is to be run: a command, and tasks of one item or more each.
+class JobPlan(NamedTuple):
+    """A command and its tasks, each of one or more items.
 
-    Markers stand beside *output*, which has placeholders as the command has, or in the folder *state*.
+    Markers are written beside *output*, which has placeholders like the command, or in the folder *state*.
     """
 
     name: str
@@ -52,21 +52,21 @@ class Plan(NamedTuple):
         return [fill(word, item) for word in self.command]
 
     def output_of(self, item: Item) -> str | None:
-        """Return the URL that the command writes for *item*, if that is known."""
+        """Return the URL that the command writes for *item*, or None if it is unknown."""
         return None if self.output is None else fill(self.output, item)
 
     def digest(self, item: Item) -> str:
-        """Return what a marker must hold to be of this item and command."""
+        """Return the digest of item and command that a valid marker contains."""
         return digest_of(item.values, self.arguments(item))
 
     def marker(self, item: Item, kind: str = "done") -> str:
-        """Return the URL of the marker that says that *item* is done, or has failed."""
+        """Return the URL of the marker that *item* is done, or that it failed."""
         if self.state is not None:
             return f"{self.state.rstrip('/')}/{self.digest(item)}.{kind}"
         return Location(self.output_of(item) or "").sibling(f".{kind}").url
 
-    def only(self, numbers: Iterable[int]) -> Plan:
-        """Return the plan of the items with these numbers, with empty tasks left out."""
+    def only(self, numbers: Iterable[int]) -> JobPlan:
+        """Return the plan for the items with these numbers, without empty tasks."""
         wanted = set(numbers)
         tasks = (tuple(item for item in task if item.number in wanted) for task in self.tasks)
         return self._replace(tasks=tuple(task for task in tasks if task))
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
         """Return the plan as JSON.
 
         >>> plan = make_plan(["cat", "{}"], ["{0..1}"], state="s")
-        >>> Plan.loads(plan.dumps()) == plan
+        >>> JobPlan.loads(plan.dumps()) == plan
         True
         """
         tasks = [[[item.number, *item.values] for item in task] for task in self.tasks]
@@ -85,17 +85,17 @@ class Plan(NamedTuple):
         return f'{json.dumps(head)[:-1]}, "tasks": [\n{lines}\n]}}\n'
 
     @classmethod
-    def loads(cls, text: str, *, url: str | None = None) -> Plan:
+    def loads(cls, text: str, *, url: str | None = None) -> JobPlan:
         """Parse what ``dumps`` returned; raise StateError for anything else."""
         try:
             fields = json.loads(text)
             if (fields.pop("format"), fields.pop("version")) != ("tarjob-plan", VERSION):
-                raise ValueError("another version")
+                raise ValueError("unknown format or version")
             tasks = [[Item(number, tuple(values)) for number, *values in task] for task in fields.pop("tasks")]
             command = tuple(fields.pop("command"))
             return cls(command=command, tasks=tuple(map(tuple, tasks)), **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"no plan of tarjob's: {error}", url=url) from error
+            raise StateError(f"not a plan of tarjob: {error}", url=url) from error
 
 
 def fill(word: str, item: Item, *, quote: Any = str) -> str:
@@ -132,34 +132,36 @@ def make_plan(
     outputs: Any = None,
     state: str | None = None,
     name: str | None = None,
-) -> Plan:
-    """Return the plan of *command* over the product of *sources*, or over their pairs if they are *zipped*.
+) -> JobPlan:
+    """Return the plan of *command* for the product of *sources*, or for their pairs if *zipped*.
 
     Each source is an expression like those of shards. *inputs* and *outputs* are expressions of the same length
-    instead, for ``{1}`` and ``{2}``; the markers stand beside the outputs. Else they stand in the folder *state*, or
-    beside what follows ``-o`` in the command. Raises ValueError where two items would write the same.
+    instead, for ``{1}`` and ``{2}``; the markers are then written beside the outputs, else in the folder *state*, or
+    beside what follows ``-o`` in the command. Raises ValueError if two items would write the same output.
     """
     if (inputs is None) != (outputs is None) or (inputs is not None) == bool(sources):
-        raise ValueError("the items are those of sources, or of inputs and outputs")
+        raise ValueError("give the items either by sources or by inputs and outputs")
     lists = [expand_urls(spec) for spec in (sources or [inputs, outputs])]
     zipped = zipped or not sources
     if zipped and len({len(values) for values in lists}) > 1:
-        raise ValueError(f"the lists have {' and '.join(str(len(values)) for values in lists)} items: no pairs")
+        raise ValueError(f"lists of {' and '.join(str(len(values)) for values in lists)} items cannot be paired")
     command = tuple(command)
     _check_placeholders(command, len(lists))
     items = [Item(number, tuple(values)) for number, values in enumerate(zip(*lists) if zipped else product(*lists))]
     output = "{2}" if outputs is not None else _output_in(command) if state is None else None
     name = name or f"{_program(command)}-{digest_of(command, lists)[:8]}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
-        raise ValueError(f"{name!r} is no name: at most 40 of a-z, 0-9 and -, the first a letter, the last no -")
-    plan = Plan(name, command, output, state, tuple((item,) for item in items))
+        raise ValueError(
+            f"{name!r} is not a job name: up to 40 of a-z, 0-9 and -, starting with a letter, not ending with -"
+        )
+    plan = JobPlan(name, command, output, state, tuple((item,) for item in items))
     if output is not None or state is not None:
         check_markers(plan)
     return plan
 
 
-def check_markers(plan: Plan) -> None:
-    """Raise ValueError where two items have the same marker, for one would pass for the other."""
+def check_markers(plan: JobPlan) -> None:
+    """Raise ValueError if two items have the same marker: one would count as done by the other."""
     marker, count = Counter(map(plan.marker, plan.items)).most_common(1)[0]
     if count > 1:
         if plan.output is None:
@@ -169,17 +171,17 @@ def check_markers(plan: Plan) -> None:
 
 def _check_placeholders(command: tuple[str, ...], sources: int) -> None:
     if not command:
-        raise ValueError("there is no command: write it after --")
+        raise ValueError("no command given; write it after --")
     found = [match for word in command for match in PLACEHOLDER.finditer(word)]
     if not found:
-        raise ValueError("the command has no {}, so that it would be the same for every item")
+        raise ValueError("the command has no {}: it would be the same for every item")
     for match in found:
         if match[2] and not 1 <= int(match[2]) <= sources:
-            raise ValueError(f"{match[0]}: there are {sources} lists of items")
+            raise ValueError(f"{match[0]}: only {sources} lists of items are given")
 
 
 def _output_in(command: tuple[str, ...]) -> str | None:
-    """Return what follows the last -o or --output of the command, if it names one file an item."""
+    """Return what follows the last -o or --output of the command, if that names one file per item."""
     found = [after for word, after in pairwise(command) if word in ("-o", "--output")]
     found += [word.removeprefix("--output=") for word in command if word.startswith("--output=")]
     return next((word for word in found[-1:] if PLACEHOLDER.search(word) and not NUMBERED.search(word)), None)
@@ -191,9 +193,9 @@ def _program(command: tuple[str, ...]) -> str:
 
 
 def group_tasks(
-    plan: Plan, *, count: int | None = None, size: int | None = None, sizes: Sequence[int | None] = ()
-) -> Plan:
-    """Return the plan with *count* items a task, or about *size* bytes, balanced by *sizes* where all are known.
+    plan: JobPlan, *, count: int | None = None, size: int | None = None, sizes: Sequence[int | None] = ()
+) -> JobPlan:
+    """Return the plan with *count* items or about *size* bytes per task, balanced by *sizes* if all are known.
 
     >>> plan = make_plan(["cat", "{}"], ["{a,b,c,d}"], state="s")
     >>> [[item.values[0] for item in task] for task in group_tasks(plan, size=10, sizes=[9, 1, 2, 7]).tasks]
@@ -203,7 +205,7 @@ def group_tasks(
     known = [value for value in sizes if value is not None]
     if len(known) < len(items):
         if size is not None:
-            raise UrlError("the sizes of the items are not known: group them by a number")
+            raise UrlError("the sizes of the items are unknown; group them by a number")
         step = count or 1
         return plan._replace(tasks=tuple(tuple(items[i : i + step]) for i in range(0, len(items), step)))
     number = -(-len(items) // count) if count else max(1, -(-sum(known) // (size or 1)))
@@ -211,7 +213,7 @@ def group_tasks(
 
 
 def _balanced(items: list[Item], sizes: list[int], number: int, most: int) -> tuple[tuple[Item, ...], ...]:
-    """Deal the items to *number* tasks, the largest first, each to the lightest task that has less than *most*."""
+    """Assign the items, largest first, each to the smallest of *number* tasks that has fewer than *most* items."""
     import heapq
 
     tasks: list[list[Item]] = [[] for _ in range(number)]

@@ -1,16 +1,17 @@
-"""A plan as Kubernetes' objects: an Indexed Job and the ConfigMap that holds its items, for each chunk of the plan."""
+"""A plan as Kubernetes objects: for each chunk of it an Indexed Job, and the ConfigMap that holds its items."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from tarshards.run.jobs.kinds import VARIABLE
-from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import Plan
+from tarshards.run.jobs.job_plan import JobPlan
+from tarshards.run.jobs.json_patch import apply_patch
+from tarshards.run.jobs.options import Options, parse_quantity
 from tarshards.run.jobs.worker import PERMANENT
 
-Manifest = dict[str, Any]
+Object = dict[str, Any]
 
 LABEL = "tarshards.dev/job"
 RUN_LABEL = "tarshards.dev/run"
@@ -18,16 +19,17 @@ DIGEST = "tarshards.dev/digest"
 MOUNT = "/etc/tarjob"
 WORKER = ["tarjob", "worker", f"{MOUNT}/plan.json"]
 MAX_BYTES = 1_000_000  # of a plan; a ConfigMap holds 1 MiB
-MAX_COMPLETIONS = 100_000  # more would allow but 10,000 failures, and no ConfigMap holds them
+MAX_COMPLETIONS = 100_000  # with more, a Job may have only 10,000 failures
 PARALLELISM = 100
 TTL = 7 * 24 * 3600
 DEFAULT_REQUESTS = {"cpu": "1", "memory": "1Gi"}
+VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
-def split_plan(plan: Plan, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_COMPLETIONS) -> Iterator[Plan]:
+def split_plan(plan: JobPlan, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_COMPLETIONS) -> Iterator[JobPlan]:
     """Yield the chunks of *plan* that each fit into one ConfigMap and one Job.
 
-    >>> from tarshards.run.jobs.plan import make_plan
+    >>> from tarshards.run.jobs.job_plan import make_plan
     >>> plan = make_plan(["cat", "{}"], ["{0..9}"], state="s")
     >>> [len(chunk.tasks) for chunk in split_plan(plan, max_tasks=4)]
     [4, 4, 2]
@@ -43,25 +45,20 @@ def split_plan(plan: Plan, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_C
     yield plan._replace(tasks=plan.tasks[start:])
 
 
-def make_manifests(plan: Plan, options: Options, *, run: int = 1) -> list[tuple[Manifest, Manifest]]:
-    """Return a pair of ConfigMap and Job for every chunk of *plan*; raise ValueError for options that say nothing."""
+def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple[Object, Object]]:
+    """Return a pair of ConfigMap and Job for every chunk of *plan*; raise ValueError for wrong options."""
     if options.image is None:
-        raise ValueError("Kubernetes needs --image, one in which tarshards is installed")
+        raise ValueError("Kubernetes needs --image, an image in which tarshards is installed")
     chunks = list(split_plan(plan))
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]
 
 
-def _pair(plan: Plan, options: Options, run: int, name: str) -> tuple[Manifest, Manifest]:
+def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object, Object]:
     from tarshards.storage.markers import digest_of
 
     text = plan.dumps()
-    labels = {
-        **_pairs(options.label, "--label"),
-        "app.kubernetes.io/name": "tarjob",
-        LABEL: plan.name,
-        RUN_LABEL: str(run),
-    }
-    metadata: Manifest = {"name": name, "labels": labels, "annotations": {DIGEST: digest_of(text)}}
+    labels = {"app.kubernetes.io/name": "tarjob", LABEL: plan.name, RUN_LABEL: str(run)}
+    metadata: Object = {"name": name, "labels": labels, "annotations": {DIGEST: digest_of(text)}}
     if options.namespace is not None:
         metadata["namespace"] = options.namespace
     config = {
@@ -72,7 +69,7 @@ def _pair(plan: Plan, options: Options, run: int, name: str) -> tuple[Manifest, 
         "data": {"plan.json": text},
     }
     completions = len(plan.tasks)
-    spec: Manifest = {
+    spec: Object = {
         "completionMode": "Indexed",
         "completions": completions,
         "parallelism": min(options.parallelism or PARALLELISM, completions),
@@ -87,24 +84,39 @@ def _pair(plan: Plan, options: Options, run: int, name: str) -> tuple[Manifest, 
                 },
             ]
         },
-        "ttlSecondsAfterFinished": TTL if options.ttl is None else options.ttl,
+        "ttlSecondsAfterFinished": TTL,
         "template": {"metadata": {"labels": labels}, "spec": _pod(options, name)},
     }
     if options.deadline is not None:
         spec["activeDeadlineSeconds"] = options.deadline
-    return config, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    return config, _patched(job, options)
 
 
-def _pod(options: Options, name: str) -> Manifest:
-    volumes: list[Manifest] = [{"name": "plan", "configMap": {"name": name}}]
-    mounts: list[Manifest] = [{"name": "plan", "mountPath": MOUNT, "readOnly": True}]
+def _patched(job: Object, options: Options) -> Object:
+    """Return the Job with --patch applied; raise ValueError if tarjob would not find it again."""
+    patched = apply_patch(job, list(options.patch))
+    kept: list[Any] = [("metadata", "name"), ("metadata", "annotations"), ("spec", "completions")]
+    kept += [("metadata", "labels", label) for label in (LABEL, RUN_LABEL)]
+    for keys in kept:
+        before, after = job, patched
+        for key in keys:
+            before, after = before[key], after.get(key) if isinstance(after, dict) else None
+        if after != before:
+            raise ValueError(f"--patch must not change {'.'.join(keys)}, by which tarjob knows the Job")
+    return patched
+
+
+def _pod(options: Options, name: str) -> Object:
+    volumes: list[Object] = [{"name": "plan", "configMap": {"name": name}}]
+    mounts: list[Object] = [{"name": "plan", "mountPath": MOUNT, "readOnly": True}]
     for number, text in enumerate(options.secret_volume):
         secret, colon, path = text.partition(":")
         if not colon or not path.startswith("/"):
             raise ValueError(f"--secret-volume {text}: write SECRET:/PATH")
         volumes.append({"name": f"secret-{number}", "secret": {"secretName": secret}})
         mounts.append({"name": f"secret-{number}", "mountPath": path, "readOnly": True})
-    container: Manifest = {
+    container: Object = {
         "name": "tarjob",
         "image": options.image,
         "command": WORKER,
@@ -121,50 +133,24 @@ def _pod(options: Options, name: str) -> Manifest:
         elif colon and key and VARIABLE.fullmatch(variable):
             env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
         else:
-            raise ValueError(f"--secret-env {text}: write SECRET or NAME=SECRET:KEY; values have no place here")
+            raise ValueError(f"--secret-env {text}: write SECRET or NAME=SECRET:KEY, never a value")
     if env:
         container["env"] = env
     if env_from:
         container["envFrom"] = env_from
-    pod: Manifest = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    pod: Object = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     if options.service_account is not None:
         pod["serviceAccountName"] = options.service_account
-    if options.priority_class is not None:
-        pod["priorityClassName"] = options.priority_class
-    if options.node_selector:
-        pod["nodeSelector"] = _pairs(options.node_selector, "--node-selector")
-    if options.toleration:
-        pod["tolerations"] = [_toleration(text) for text in options.toleration]
     return pod
 
 
-def _resources(options: Options) -> Manifest:
-    """What is asked for is requested and is the limit; what is not has a request only."""
+def _resources(options: Options) -> Object:
+    """Return the given amounts as requests and limits, and a default request for what is not given."""
     named = {"cpu": options.cpu, "memory": options.memory, "ephemeral-storage": options.storage}
     limits = {kind: amount for kind, amount in named.items() if amount is not None}
+    for amount in limits.values():
+        parse_quantity(amount)
     if options.gpu:
         limits["nvidia.com/gpu"] = str(options.gpu)
     resources = {"requests": {**DEFAULT_REQUESTS, **limits}}
     return {**resources, "limits": limits} if limits else resources
-
-
-def _toleration(text: str) -> Manifest:
-    """Parse a taint as kubectl writes it: KEY, KEY=VALUE, KEY:EFFECT or KEY=VALUE:EFFECT."""
-    place, colon, effect = text.partition(":")
-    key, equals, value = place.partition("=")
-    toleration: Manifest = {"key": key, "operator": "Equal" if equals else "Exists"}
-    if equals:
-        toleration["value"] = value
-    if colon:
-        toleration["effect"] = effect
-    return toleration
-
-
-def _pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{option} {text}: write KEY=VALUE")
-        pairs[key] = value
-    return pairs

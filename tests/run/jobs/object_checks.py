@@ -1,15 +1,20 @@
-"""What an API server would refuse although the schema allows it: names, quantities, fields that need one another.
+"""What an API server refuses although the schema allows it: names, quantities, fields that require others.
 
 The rules are those of Kubernetes' own validation of Jobs and Pods, versions 1.30 to 1.37.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from tarshards.run.jobs.kinds import DNS_LABEL, DNS_SUBDOMAIN, LABEL_VALUE, VARIABLE, is_label_key, parse_quantity
+from tarshards.run.jobs.kubernetes_objects import VARIABLE
+from tarshards.run.jobs.options import parse_quantity
 
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 MANY = 100_000  # completions from which on there are stricter limits
 MANY_FAILED = MANY_PARALLEL = 10_000
 MAX_PARALLELISM = MAX_FAILED = 100_000
@@ -17,15 +22,15 @@ MAX_CONFIG = 1 << 20  # bytes
 EFFECTS = (None, "NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
-def check_manifest(manifest: dict[str, Any]) -> None:
+def check_object(made: dict[str, Any]) -> None:
     """Raise ValueError with what is wrong with a Job or ConfigMap, all of it in one line."""
-    kind = manifest.get("kind")
+    kind = made.get("kind")
     checks = {"Job": _job, "ConfigMap": _config}
     if kind not in checks:
         raise ValueError(f"a Job or a ConfigMap, not {kind}")
-    problems = [*_metadata(manifest["metadata"]), *checks[kind](manifest)]
+    problems = [*_metadata(made["metadata"]), *checks[kind](made)]
     if problems:
-        raise ValueError(f"{kind} {manifest['metadata'].get('name')}: {'; '.join(problems)}")
+        raise ValueError(f"{kind} {made['metadata'].get('name')}: {'; '.join(problems)}")
 
 
 def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
@@ -47,20 +52,20 @@ def _labels(labels: dict[str, str], what: str) -> Iterator[str]:
             yield f"the {what} {key} has the value {value!r}: at most 63 of letters, digits, '-', '_' and '.'"
 
 
-def _config(manifest: dict[str, Any]) -> Iterator[str]:
-    size = sum(len(text.encode()) for text in manifest.get("data", {}).values())
+def _config(made: dict[str, Any]) -> Iterator[str]:
+    size = sum(len(text.encode()) for text in made.get("data", {}).values())
     if size > MAX_CONFIG:
         yield f"{size} bytes of data, more than {MAX_CONFIG}"
 
 
-def _job(manifest: dict[str, Any]) -> Iterator[str]:
-    spec = manifest["spec"]
+def _job(made: dict[str, Any]) -> Iterator[str]:
+    spec = made["spec"]
     pod = spec["template"]["spec"]
     completions, parallelism = spec.get("completions", 0), spec.get("parallelism", 1)
     indexed = spec.get("completionMode") == "Indexed"
     per_index, most_failed = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
     # A pod's host name is the job's name, a dash and the index.
-    if indexed and len(f"{manifest['metadata'].get('name', '')}-{completions - 1}") > 63:
+    if indexed and len(f"{made['metadata'].get('name', '')}-{completions - 1}") > 63:
         yield "the name and an index are more than 63 characters"
     fields = ("completions", "parallelism", "backoffLimitPerIndex", "maxFailedIndexes")
     for name in (*fields, "ttlSecondsAfterFinished"):
@@ -170,3 +175,9 @@ def _container(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:
     for kind in {*requests, *limits}:
         if "/" in kind and requests.get(kind, limits.get(kind)) != limits.get(kind):
             yield f"{kind} is not overcommitted: its request is its limit"
+
+
+def is_label_key(text: str) -> bool:
+    """Whether *text* is the key of a label: a name of at most 63 characters, perhaps after a domain and a slash."""
+    domain, slash, name = text.rpartition("/")
+    return bool(name and LABEL_VALUE.fullmatch(name) and (not slash or DNS_SUBDOMAIN.fullmatch(domain)))

@@ -1,4 +1,4 @@
-"""Manifests: what the schemas of all versions accept, and what a server would refuse beyond them."""
+"""Kubernetes objects: the schemas of all versions and the rules of a server accept what tarjob makes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from object_checks import check_object, is_label_key
 
-from tarshards.run.jobs.folder import Folder
-from tarshards.run.jobs.kinds import is_label_key, parse_quantity
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes
-from tarshards.run.jobs.manifest import make_manifests, split_plan
-from tarshards.run.jobs.manifest_checks import check_manifest
-from tarshards.run.jobs.options import Options
-from tarshards.run.jobs.plan import Plan, group_tasks, make_plan
+from tarshards.run.jobs.kubernetes_objects import make_objects, split_plan
+from tarshards.run.jobs.options import Options, parse_quantity
 
 pytestmark = pytest.mark.interop
 
 GOLDEN = Path(__file__).with_name("seed.yaml")
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+PATCH = """
+- {op: add, path: /spec/template/spec/nodeSelector, value: {cloud.google.com/gke-nodepool: big}}
+- op: add
+  path: /spec/template/spec/tolerations
+  value:
+    - {key: spot, operator: Exists}
+    - {key: team, operator: Equal, value: ocr, effect: NoSchedule}
+    - {key: nvidia.com/gpu, operator: Exists, effect: NoExecute}
+- {op: add, path: /spec/template/spec/priorityClassName, value: batch-low}
+- {op: add, path: /metadata/labels/example.com~1team, value: ocr}
+- {op: add, path: /metadata/labels/cost, value: books}
+- {op: replace, path: /spec/ttlSecondsAfterFinished, value: 3600}
+"""
 FULL = Options(
     parallelism=50,
     retries=5,
@@ -38,17 +50,13 @@ FULL = Options(
     service_account="reader",
     secret_env=("hub", "TOKEN=vault:token"),
     secret_volume=("gcs:/var/secrets/gcs",),
-    node_selector=("cloud.google.com/gke-nodepool=big",),
-    toleration=("spot", "team=ocr:NoSchedule", "nvidia.com/gpu:NoExecute"),
-    priority_class="batch-low",
-    label=("example.com/team=ocr", "cost=books"),
-    ttl=3600,
+    patch=tuple(yaml.safe_load(PATCH)),
 )
 
 
-def manifests(options: Options = FULL, count: int = 1000) -> list[dict]:
+def objects(options: Options = FULL, count: int = 1000) -> list[dict]:
     plan = make_plan(SEED, [f"{{0000..{count - 1:04d}}}"])
-    return [manifest for pair in make_manifests(plan, options) for manifest in pair]
+    return [each for pair in make_objects(plan, options) for each in pair]
 
 
 def test_the_line_of_the_seed_is_this_manifest(tarjob):
@@ -60,11 +68,11 @@ def test_the_line_of_the_seed_is_this_manifest(tarjob):
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("options", [FULL, Options(image="x")], ids=["full", "least"])
 def test_the_schema_of_every_version_accepts_them(version, options):
-    for manifest in manifests(options, 10):
-        kubernetes_validate.validate(manifest, version, strict=True)
+    for each in objects(options, 10):
+        kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_validator_accepts_the_golden_manifest_and_sees_what_is_none(folder):
+def test_the_validator_accepts_the_golden_objects_and_sees_what_is_none(folder):
     program = [Path(sys.executable).with_name("kubernetes-validate"), "-k", "1.37", "--strict"]
     done = subprocess.run([*program, GOLDEN], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +81,7 @@ def test_the_validator_accepts_the_golden_manifest_and_sees_what_is_none(folder)
 
 
 def test_every_option_has_its_place():
-    config, job = manifests()
+    config, job = objects()
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert job["metadata"]["namespace"] == config["metadata"]["namespace"] == "books"
@@ -98,12 +106,12 @@ def test_every_option_has_its_place():
         {"key": "team", "operator": "Equal", "value": "ocr", "effect": "NoSchedule"},
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"},
     ]
-    for manifest in (config, job):
-        check_manifest(manifest)
+    for each in (config, job):
+        check_object(each)
 
 
 def test_no_secret_and_no_item_is_in_the_command():
-    _, job = manifests()
+    _, job = objects()
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["tarjob", "worker", "/etc/tarjob/plan.json"]
     assert "args" not in container
@@ -111,14 +119,14 @@ def test_no_secret_and_no_item_is_in_the_command():
 
 def test_a_hundred_thousand_items_are_several_jobs():
     plan = make_plan(["tarproc", "-c", "true", "s3://b/in-{}.tar", "-o", "s3://b/out-{}.tar"], ["{000000..119999}"])
-    pairs = make_manifests(plan, Options(image="x"))
+    pairs = make_objects(plan, Options(image="x"))
     assert len(pairs) > 1
     plans = []
     for config, job in pairs:
-        check_manifest(config)
-        check_manifest(job)
+        check_object(config)
+        check_object(job)
         assert len(config["data"]["plan.json"].encode()) <= 1 << 20
-        plans.append(Plan.loads(config["data"]["plan.json"]))
+        plans.append(JobPlan.loads(config["data"]["plan.json"]))
         assert job["spec"]["completions"] == len(plans[-1].tasks) <= 100_000
         assert job["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
     assert [task for plan in plans for task in plan.tasks] == list(plan.tasks)
@@ -137,7 +145,7 @@ def test_chunks_are_cut_by_number_and_by_size():
 
 
 def job(spec: dict | None = None, pod: dict | None = None, container: dict | None = None, **metadata) -> dict:
-    made = copy.deepcopy(manifests()[1])
+    made = copy.deepcopy(objects()[1])
     made["metadata"].update(metadata)
     made["spec"].update(spec or {})
     template = made["spec"]["template"]["spec"]
@@ -185,7 +193,7 @@ REFUSED = [
     (job(pod={"nodeSelector": {"a": "b/c"}}), "the node selector a has the value"),
     (job(pod={"tolerations": [{"key": "a", "effect": "Never"}]}), "the effect 'Never'"),
     (job(pod={"tolerations": [{"key": "a b"}]}), "the toleration 'a b'"),
-    (job(pod={"volumes": [{"name": "Plan"}]}), "the volume 'Plan' is no DNS label"),
+    (job(pod={"volumes": [{"name": "JobPlan"}]}), "the volume 'JobPlan' is no DNS label"),
     (job(pod={"volumes": [{"name": "plan", "secret": {"secretName": "A"}}]}), "the secret 'A' is no DNS name"),
     (job(container={"name": "Tarjob"}), "the container 'Tarjob' is no DNS label"),
     (job(container={"image": ""}), "'' is no image"),
@@ -198,8 +206,8 @@ REFUSED = [
         "'1x' is no name of a var",
     ),
     (job(container={"envFrom": [{"secretRef": {"name": "A"}}]}), "the secret 'A' is no DNS name"),
-    (job(container=resources(cpu="two")), "cpu: 'two' is no quantity"),
-    (job(container=resources(memory="4gi")), "memory: '4gi' is no quantity"),
+    (job(container=resources(cpu="two")), "cpu: 'two' is not a quantity"),
+    (job(container=resources(memory="4gi")), "memory: '4gi' is not a quantity"),
     (job(container={"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}), "more than its limit"),
     (job(container=resources(**{"nvidia.com/gpu": "1"})), "nvidia.com/gpu is not overcommitted"),
     ({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20 | 1)}}, "1048577 bytes of data"),
@@ -207,27 +215,27 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("manifest", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_a_server_would_refuse_is_refused(manifest, message):
+@pytest.mark.parametrize(("each", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_a_server_would_refuse_is_refused(each, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        check_manifest(manifest)
+        check_object(each)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"secret_env": ("TOKEN=secret-value",)}, "values have no place here"),
+        ({"secret_env": ("TOKEN=secret-value",)}, "never a value"),
         ({"secret_env": ("A B=x:y",)}, "NAME=SECRET:KEY"),
         ({"secret_volume": ("a",)}, "SECRET:/PATH"),
         ({"secret_volume": ("a:b",)}, "SECRET:/PATH"),
-        ({"label": ("a",)}, "--label a: write KEY=VALUE"),
-        ({"node_selector": ("a",)}, "--node-selector a: write KEY=VALUE"),
+        ({"cpu": "two"}, "'two' is not a quantity"),
+        ({"memory": "4gi"}, "'4gi' is not a quantity"),
         ({"image": None}, "Kubernetes needs --image"),
     ],
 )
-def test_options_that_say_nothing(options, message):
+def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
-        manifests(Options(**{"image": "x", **options}))
+        objects(Options(**{"image": "x", **options}))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +247,7 @@ def test_quantities(text, value):
 
 @pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1g", "x", "1e", "1.", "GiB"])
 def test_what_is_no_quantity(text):
-    with pytest.raises(ValueError, match="is no quantity"):
+    with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)
 
 
@@ -252,7 +260,43 @@ def test_label_keys(key, sound):
 
 def test_the_preview_is_yaml_that_reads_back():
     plan = make_plan(SEED, ["{0000..0019}"])
-    engine = Kubernetes(FULL, Folder("x"))
-    assert list(yaml.safe_load_all(engine.preview(plan))) == [
-        manifest for pair in engine.manifests(plan) for manifest in pair
+    scheduler = Kubernetes(FULL, JobFolder("x"))
+    assert list(yaml.safe_load_all(scheduler.preview(plan))) == [
+        each for pair in make_objects(plan, FULL) for each in pair
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("/metadata/name", "other"),
+        ("/metadata/labels", {}),
+        ("/metadata/annotations", {}),
+        ("/spec/completions", 3),
+        ("/spec", []),
+        ("", None),
+    ],
+)
+def test_a_patch_leaves_what_tarjob_finds_the_job_by(path, value):
+    with pytest.raises(ValueError, match=r"--patch must not change (metadata|spec)\."):
+        objects(Options(image="x", patch=({"op": "replace", "path": path, "value": value},)), 10)
+
+
+def test_a_patch_that_does_not_apply_is_an_error_of_one_line(tarjob):
+    line = "-b", "kubernetes", "--image", "x", "--print", "-s", "{0..1}", "--state", "s", "--patch", "patch", "--"
+    for text, message in [
+        (
+            "[{op: remove, path: /spec/nothing}]",
+            "operation 1 of the patch, remove /spec/nothing: there is no 'nothing'",
+        ),
+        ('{"op": "add"}', "patch: a JSON Patch is a list of operations"),
+        ("[", "patch: while parsing"),
+    ]:
+        Path("patch").write_text(text)
+        code, out, errors = tarjob(*line, "echo {}")
+        assert (code, out) == (2, "")
+        assert message in errors.splitlines()[-1]
+    Path("patch").write_text('[{"op": "add", "path": "/spec/suspend", "value": true}]')
+    code, out, errors = tarjob(*line, "echo {}")
+    assert (code, errors) == (0, "")
+    assert list(yaml.safe_load_all(out))[1]["spec"]["suspend"] is True
