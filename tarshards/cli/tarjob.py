@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from tarshards.cli._common import UNITS, Program, Size, say
 
 BACKENDS = ("local", "slurm", "kubernetes")
-#: The options that only some backends know.
+#: The options that only some backends have.
 KNOWN_TO = {
     **dict.fromkeys(("cpu", "memory", "storage", "gpu", "deadline"), ("slurm", "kubernetes")),
     **dict.fromkeys(("partition", "sbatch"), ("slurm",)),
@@ -54,7 +54,7 @@ class Verbs(Program):
 
 
 def submits(default: str) -> Callable[..., Any]:
-    """Return the decorator for a command that runs tasks, with this backend unless told otherwise."""
+    """Return the decorator of a command that submits jobs, by default to this backend."""
     return partial(_decorate, default)
 
 
@@ -64,28 +64,38 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
     decorators = [
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND..."),
         click.option(
-            "-s", "--items", metavar="ITEMS", **several, help="Items: braces, @file, globs; twice: the product."
+            "-s", "--items", metavar="ITEMS", **several, help="Items: braces, @file, globs; several: their product."
         ),
-        click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s."),
-        click.option("--inputs", metavar="SHARDS", help="Items {1}, with --outputs, instead of -s."),
-        click.option("--outputs", metavar="SHARDS", help="Items {2}, what the command writes for each of --inputs."),
-        click.option("--group", metavar="N|SIZE", help="Items a task: so many, or about so many bytes."),
-        click.option("--state", metavar="URL", help="JobFolder of the done-markers, not beside the outputs."),
-        click.option("--name", help="Name of the job.  [default: from the command and the items]"),
+        click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s, instead of their product."),
+        click.option("--inputs", metavar="SHARDS", help="Items {1}; with --outputs, instead of -s."),
+        click.option("--outputs", metavar="SHARDS", help="Items {2}: the output for each of --inputs."),
+        click.option("--group", metavar="N|SIZE", help="Items per task, or bytes per task such as 10GB."),
+        click.option("--state", metavar="URL", help="Write the done-markers to this folder, not beside the outputs."),
+        click.option("--name", help="Name of the job.  [default: derived from the command and the items]"),
         click.option("-b", "--backend", type=backend, default=default, show_default=True, help="What runs the tasks."),
-        click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Only show what would run."),
-        click.option("--wait", is_flag=True, help="Wait for the end, showing progress.  [local always does]"),
-        click.option("-j", "--parallelism", type=click.IntRange(min=0), help="Tasks at once.  [local: cores; 0 too]"),
+        click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit."),
+        click.option("--wait", is_flag=True, help="Wait until the job has ended.  [local: always]"),
         click.option(
-            "--retries", type=click.IntRange(min=0), default=3, show_default=True, help="More tries, not after 42."
+            "-j", "--parallelism", type=click.IntRange(min=0), help="Tasks at once.  [local: default and 0: cores]"
         ),
-        click.option("--max-failed", type=click.IntRange(min=0), help="Give up when more items have failed."),
-        click.option("--deadline", type=click.IntRange(min=1), help="Most seconds of the job; in Slurm of each task."),
+        click.option(
+            "--retries",
+            type=click.IntRange(min=0),
+            default=3,
+            show_default=True,
+            help="Further tries after a failure other than status 42.",
+        ),
+        click.option(
+            "--max-failed", type=click.IntRange(min=0), help="End the job when more items than this have failed."
+        ),
+        click.option(
+            "--deadline", type=click.IntRange(min=1), help="Time limit in seconds: of the job, in Slurm of each task."
+        ),
         click.option("--cpu", metavar="QUANTITY", help="Cores of a task: 2, 500m."),
         click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi."),
         click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi."),
         click.option("--gpu", type=click.IntRange(min=0), default=0, help="GPUs of a task."),
-        click.option("--image", help="Image of the pods, with tarshards in it."),
+        click.option("--image", help="Image of the pods, with tarshards installed."),
         click.option("--namespace", help="Namespace.  [default: that of the kubeconfig]"),
         click.option("--service-account", help="Service account of the pods."),
         click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
@@ -94,27 +104,27 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             "--patch",
             type=click.Path(exists=True, dir_okay=False),
             metavar="FILE",
-            help="JSON Patch for the Job, in JSON or YAML.",
+            help="Apply this JSON Patch (JSON or YAML) to the Job.",
         ),
         click.option("--partition", help="Slurm's partition."),
-        click.option("--sbatch", metavar="OPTION", **several, help="Another line of #SBATCH, like --account=x."),
+        click.option("--sbatch", metavar="OPTION", **several, help="Another #SBATCH line, like --account=x."),
         quiet_option,
     ]
     for decorator in reversed(decorators):
         function = decorator(function)
     epilog = (
-        "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all is done, or submitted; 1 an item failed; "
-        "3 the job is not finished."
+        "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all items are done, or submitted; 1 an item "
+        "failed; 3 the job has not ended."
     )
     return click.command(cls=Verbs, epilog=epilog)(function)
 
 
 def _run(**options: Any) -> None:
-    """Run COMMAND for every item, and by the same line only the rest after whatever has ended the run.
+    """Run COMMAND for every item; run the same line again to resume after an interruption.
 
-    {} is the item, {.} without its extension, {/} its base name, {#} its number; {1} {2} are those of several lists.
+    {} is the item, {.} without its extension, {/} its base name, {#} its number; {1} and {2} are those of two lists.
     COMMAND is a program and its arguments, or one word with spaces: a line of bash. An item is done when COMMAND ends
-    with 0 and its output is there, which a marker beside it then tells; status 42 means that no try will change it.
+    with status 0 and its output exists; then a marker is written beside the output. After status 42 it is not retried.
     """
     command, backend, quiet = options.pop("command"), options.pop("backend"), options.pop("quiet")
     _check_known(backend)
@@ -129,7 +139,9 @@ def _run(**options: Any) -> None:
         plan = make_plan(command, options.pop("items"), **{name: options.pop(name) for name in names})
         if plan.output is None and plan.state is None:
             if backend == "kubernetes":
-                raise click.UsageError("markers need a place: --outputs, --state URL, or -o FILE in the command")
+                raise click.UsageError(
+                    "no place for the markers: give --outputs, --state URL, or -o FILE in the command"
+                )
             plan = plan._replace(state=JobFolder(plan.name).state)
             check_markers(plan)
         plan = _grouped(plan, group)
@@ -230,7 +242,7 @@ def _wait(folder: Any, quiet: bool) -> None:
 
 
 def _finish(plan: Any, status: Any, notes: list[str], quiet: bool) -> None:
-    """Say on stderr what is not as it should be, and exit with the code that tells it."""
+    """Report what is not done on stderr, and exit with the code for it."""
     from tarshards.run.jobs.status import table
 
     if not status.complete or notes:
@@ -258,12 +270,12 @@ def _folder(name: str | None) -> Any:
 
 @click.command()
 @name_argument
-@click.option("--wait", is_flag=True, help="Wait for the end, showing progress.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended, showing progress.")
 @quiet_option
 def show_status(name: str | None, wait: bool, quiet: bool) -> None:
-    """Show how far the job NAME is, by default the latest that was started in this directory.
+    """Show the progress of the job NAME, by default the latest started in this directory.
 
-    Exit code: 0 all is done; 1 it has ended and something is not; 3 it is not finished.
+    Exit code: 0 all items are done; 1 the job has ended and some are not; 3 it has not ended.
     """
     from tarshards.run.jobs.scheduler import status_of
     from tarshards.run.jobs.status import table
@@ -278,10 +290,10 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
 
 @click.command()
 @name_argument
-@click.option("--wait", is_flag=True, help="Wait for the end, showing progress.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended, showing progress.")
 @quiet_option
 def retry(name: str | None, wait: bool, quiet: bool) -> None:
-    """Run again what is not done of the job NAME, and what ended with status 42 too."""
+    """Run the items of the job NAME that are not done, including those that ended with status 42."""
     from tarshards.run.jobs.scheduler import options_of, submit
 
     folder = _folder(name)
@@ -300,7 +312,7 @@ def retry(name: str | None, wait: bool, quiet: bool) -> None:
 @name_argument
 @click.argument("items", nargs=-1)
 def logs(name: str | None, items: tuple[str, ...]) -> None:
-    """Print the logs of ITEMS of the job NAME, each an item or its number; without ITEMS of those that failed."""
+    """Print the logs of ITEMS of the job NAME, given by value or number; by default of those that failed."""
     from tarshards.errors import StateError
     from tarshards.run.jobs.scheduler import log_of
     from tarshards.run.jobs.status import survey
@@ -319,8 +331,7 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
 @click.command()
 @name_argument
 def cancel(name: str | None) -> None:
-    """End what runs of the job NAME; what is done stays done, and the line that began it goes on with the rest."""
-
+    """End the running tasks of the job NAME; run its command line again to resume."""
     from tarshards.run.jobs import scheduler
 
     folder = _folder(name)
@@ -329,9 +340,9 @@ def cancel(name: str | None) -> None:
 
 @click.command(hidden=True)
 @click.argument("plan")
-@click.option("--index", type=click.IntRange(min=0), help="The task, not that of the environment.")
+@click.option("--index", type=click.IntRange(min=0), help="Number of the task.  [default: from the environment]")
 def worker(plan: str, index: int | None) -> None:
-    """Run one task of PLAN; this is what the schedulers start."""
+    """Run one task of PLAN, as Slurm and Kubernetes do."""
     from tarshards.run.jobs.worker import run_task
 
     sys.exit(run_task(plan, index=index))

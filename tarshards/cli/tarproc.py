@@ -19,9 +19,9 @@ WAYS = ("command", "script", "python", "server")
 
 
 @tool(
-    epilog="Holds the samples under way and, unless --unordered, those done before an earlier one: at most 4 a slot, "
-    "and more of quick ones up to 64 MB. "
-    "Exit code: the number of samples that failed up to 100, 101 for more; 1 for bad data."
+    epilog="Holds running samples and, unless --unordered, finished ones that wait for an earlier one: up to 4 per "
+    "slot, or more of short ones up to 64 MB. "
+    "Exit code: the number of failed samples up to 100, 101 for more; 1 for bad data."
 )
 @partial(reads_samples, count=("--count",))
 @click.option("-c", "--command", metavar="CMD", help="Run this line of bash for each sample.")
@@ -29,27 +29,29 @@ WAYS = ("command", "script", "python", "server")
     "-s", "--script", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Run this program, or script."
 )
 @click.option("--python", metavar="MODULE:FUNCTION", help="Call this with a dict of bytes.")
-@click.option("--server", metavar="CMD", help="Ask a worker that this line of bash starts.")
-@click.option("-p", "-j", "--slots", type=click.IntRange(min=0), default=1, help="Run so many at once; 0: all cores.")
-@click.option("--unordered", is_flag=True, help="Write results as they come, not in input order.")
-@click.option("-S", "--subdirs", is_flag=True, help="Each subdirectory left behind is a sample.")
-@click.option("--add-log", metavar="EXT", help="Keep what the command prints as this field.")
+@click.option("--server", metavar="CMD", help="Send samples to a server that this line of bash starts.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill what runs longer."
+    "-p", "-j", "--slots", type=click.IntRange(min=0), default=1, help="Samples to run at once; 0: all cores."
 )
-@click.option("--retries", type=click.IntRange(min=0), default=0, help="Run what fails so many more times.")
+@click.option("--unordered", is_flag=True, help="Write results as they finish, not in input order.")
+@click.option("-S", "--subdirs", is_flag=True, help="Make a sample of each subdirectory.")
+@click.option("--add-log", metavar="EXT", help="Store what the command prints as this field.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
+)
+@click.option("--retries", type=click.IntRange(min=0), default=0, help="Further tries of a sample that fails.")
 @click.option(
     "-e",
     "--failed",
     type=click.Choice(["abort", "skip", "keep"]),
-    help="A sample that fails: abort the run (default), leave it out, keep it as it came.",
+    help="If a sample fails: abort the run (default), skip it, keep it unchanged.",
 )
-@click.option("--halt", metavar="now|soon,fail=N|N%", help="End the run after so many failures.")
-@click.option("--joblog", metavar="FILE", help="Write a line on each sample here.")
-@click.option("--resume", is_flag=True, help="Keep what is done until all is; begin with what is kept.")
-@click.option("--resume-failed", is_flag=True, help="The same, and run again what failed.")
-@click.option("--state", metavar="FILE", help="Where --resume keeps it, not OUTPUT.tarproc.")
-@click.option("--tmpdir", type=click.Path(exists=True, file_okay=False), help="Where scratch directories go.")
+@click.option("--halt", metavar="now|soon,fail=N|N%", help="End the run after this many failures.")
+@click.option("--joblog", metavar="FILE", help="Write a line per sample to this file.")
+@click.option("--resume", is_flag=True, help="Keep finished samples until the run is complete, and start with them.")
+@click.option("--resume-failed", is_flag=True, help="The same, but run failed samples again.")
+@click.option("--state", metavar="FILE", help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
+@click.option("--tmpdir", type=click.Path(exists=True, file_okay=False), help="Where to make scratch directories.")
 @output_option
 @overwrite_option
 def main(
@@ -68,14 +70,14 @@ def main(
 ) -> None:
     """Map a command over the samples of SHARDS.
 
-    Each sample gets a scratch directory with a file sample.EXT for each field. What the command leaves under sample.*
-    is the result; sample-SUFFIX.EXT is another sample, whose key ends in -SUFFIX. The command finds TAR_KEY TAR_INDEX
-    TAR_SHARD TAR_SLOT in its environment; what it prints goes to stderr.
+    Each sample gets a scratch directory with a file sample.EXT per field. The files sample.* that the command leaves
+    are the result; sample-SUFFIX.EXT is another sample, whose key ends in -SUFFIX. The environment has TAR_KEY,
+    TAR_INDEX, TAR_SHARD and TAR_SLOT. What the command prints goes to stderr.
     """
     if sum(options[way] is not None for way in WAYS) != 1:
-        raise click.UsageError("one of -c, -s, --python and --server says what to run")
+        raise click.UsageError("give one of -c, -s, --python and --server")
     if halt is not None and failed == "abort":
-        raise click.UsageError("--halt says when to end the run: use it with -e skip or -e keep")
+        raise click.UsageError("--halt does not go with -e abort; use -e skip or -e keep")
     resume = resume or resume_failed
     if resume and state is None:
         if not Location.of(output).is_local:
@@ -123,7 +125,7 @@ def main(
 
 
 class _Failures:
-    """The samples whose command failed: told, counted, and kept in the quarantine's tar if there is one."""
+    """Reports and counts failed samples, and writes them to the quarantine tar if there is one."""
 
     def __init__(self, source: Input):
         self.source, self.count = source, 0
@@ -135,7 +137,7 @@ class _Failures:
             self.source.reject(sample, error)
 
     def exit(self, count: int) -> None:
-        """Exit with GNU parallel's code for so many failures."""
+        """Exit with GNU parallel's code for this number of failures."""
         say(f"{count} sample{'s' * (count != 1)} failed")
         if self.source.ledger.quarantined:
             click.echo(str(self.source.ledger), err=True)

@@ -151,9 +151,7 @@ def make_plan(
     output = "{2}" if outputs is not None else _output_in(command) if state is None else None
     name = name or f"{_program(command)}-{digest_of(command, lists)[:8]}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
-        raise ValueError(
-            f"{name!r} is not a job name: up to 40 of a-z, 0-9 and -, starting with a letter, not ending with -"
-        )
+        raise ValueError(f"{name!r} is not a job name: up to 40 of a-z, 0-9 and inner -, the first a letter")
     plan = JobPlan(name, command, output, state, tuple((item,) for item in items))
     if output is not None or state is not None:
         check_markers(plan)

@@ -128,9 +128,7 @@ class Kubernetes:
                     with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
                         namespace = file.read().strip()
             except (config.ConfigException, OSError) as error:
-                raise OpenError(
-                    f"no cluster found, neither by a kubeconfig nor by a service account: {error}"
-                ) from error
+                raise OpenError(f"no cluster found by a kubeconfig or a service account: {error}") from error
             client = kubernetes.client
             self._clients = client.BatchV1Api(), client.CoreV1Api(), self.options.namespace or namespace
         return self._clients

@@ -49,6 +49,8 @@ def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple
     """Return a pair of ConfigMap and Job for every chunk of *plan*; raise ValueError for wrong options."""
     if options.image is None:
         raise ValueError("Kubernetes needs --image, an image in which tarshards is installed")
+    if not re.fullmatch(r"\S+", options.image):
+        raise ValueError(f"--image {options.image!r} is not an image")
     chunks = list(split_plan(plan))
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]
 
@@ -85,7 +87,7 @@ def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object,
             ]
         },
         "ttlSecondsAfterFinished": TTL,
-        "template": {"metadata": {"labels": labels}, "spec": _pod(options, name)},
+        "template": {"metadata": {"labels": {**labels}}, "spec": _pod(options, name)},
     }
     if options.deadline is not None:
         spec["activeDeadlineSeconds"] = options.deadline
@@ -148,8 +150,11 @@ def _resources(options: Options) -> Object:
     """Return the given amounts as requests and limits, and a default request for what is not given."""
     named = {"cpu": options.cpu, "memory": options.memory, "ephemeral-storage": options.storage}
     limits = {kind: amount for kind, amount in named.items() if amount is not None}
-    for amount in limits.values():
-        parse_quantity(amount)
+    for kind, amount in limits.items():
+        try:
+            parse_quantity(amount)
+        except ValueError as error:
+            raise ValueError(f"{kind}: {error}") from error
     if options.gpu:
         limits["nvidia.com/gpu"] = str(options.gpu)
     resources = {"requests": {**DEFAULT_REQUESTS, **limits}}

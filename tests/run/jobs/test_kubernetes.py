@@ -219,7 +219,7 @@ def test_kujob_waits_and_shows_what_failed(server, tarjob):
 
 def test_no_place_for_markers_and_no_image(tarjob):
     code, _, errors = tarjob("-b", "kubernetes", "--image", "x", "-s", "{0..2}", "--", "echo {}")
-    assert (code, "markers need a place" in errors) == (2, True)
+    assert (code, "no place for the markers" in errors) == (2, True)
     code, _, errors = tarjob("-b", "kubernetes", "-s", "{0..2}", "--state", "/shared", "--", "echo {}")
     assert (code, "Kubernetes needs --image" in errors) == (2, True)
 
@@ -231,7 +231,7 @@ def test_no_cluster(tarjob, folder):
         HOME="/nowhere",
     )
     assert code == 1
-    assert "no cluster found, neither by a kubeconfig nor by a service account" in errors
+    assert "no cluster found by a kubeconfig or a service account" in errors
 
 
 def test_the_record_holds_no_secret(server, folder):

@@ -110,6 +110,12 @@ def test_every_option_has_its_place():
         check_object(each)
 
 
+def test_a_patch_changes_one_place_only():
+    config, job = objects()
+    assert "cost" not in {**config["metadata"]["labels"], **job["spec"]["template"]["metadata"]["labels"]}
+    assert objects(Options(image="x"))[1]["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+
+
 def test_no_secret_and_no_item_is_in_the_command():
     _, job = objects()
     (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -228,9 +234,11 @@ def test_what_a_server_would_refuse_is_refused(each, message):
         ({"secret_env": ("A B=x:y",)}, "NAME=SECRET:KEY"),
         ({"secret_volume": ("a",)}, "SECRET:/PATH"),
         ({"secret_volume": ("a:b",)}, "SECRET:/PATH"),
-        ({"cpu": "two"}, "'two' is not a quantity"),
-        ({"memory": "4gi"}, "'4gi' is not a quantity"),
+        ({"cpu": "two"}, "cpu: 'two' is not a quantity"),
+        ({"memory": "4gi"}, "memory: '4gi' is not a quantity"),
         ({"image": None}, "Kubernetes needs --image"),
+        ({"image": "a b"}, "--image 'a b' is not an image"),
+        ({"image": ""}, "is not an image"),
     ],
 )
 def test_wrong_options(options, message):
