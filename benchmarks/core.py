@@ -134,8 +134,10 @@ def main(root: Path = ROOT) -> None:
     ]
     head = ["| work | compared with | at least | times as fast | slowest to fastest |", "|---|---|---|---|---|"]
     record("Core", [machine("tarshards", "numpy"), "", *head, *rows])
-    short = [f"{line.work}: {line.times:.2f} x {line.beside}, {line.least:g} required" for line in lines if not line.holds]
-    raise SystemExit("\n".join(["fell short:", *short]) if short else 0)
+    short = [
+        f"{line.work}: {line.times:.2f} x {line.beside}, {line.least:g} required" for line in lines if not line.holds
+    ]
+    raise SystemExit("\n".join(["fell short:", *words]) if short else 0)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from running import TARJOB, start_slurm
 
 from tarshards import TarWriter
 
-collect_ignore = [] if find_spec("kubernetes_validate") else ["api_server.py", "test_kubernetes.py", "test_kubernetes_objects.py"]
+collect_ignore = (
+    [] if find_spec("kubernetes_validate") else ["api_server.py", "test_kubernetes.py", "test_kubernetes_objects.py"]
+)
 
 
 @pytest.fixture
