@@ -14,17 +14,17 @@ import simplejpeg
 from sets import Data
 
 from tarshards import ArrayLoader, IndexedShards, Stream
+from tarshards.epoch.loop import LOOKED_UP
 from tarshards.epoch.permutations import key_of
 from tarshards.index.access import SampleReader
 from tarshards.index.memory import Payloads, pack
 from tarshards.index.places import MappedPlaces
-from tarshards.loaders.arrays.batches import Found, Maker
+from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.readers import images
 from tarshards.samples.fields import parse_selection
 from tarshards.samples.read import group_members
 from tarshards.storage.opening import open_shard
-from tarshards.stream.sources import READ_AT_ONCE, open_shards
 from tarshards.tar.read import CHUNK, MEMBER_LIMIT, read_members, scan
 
 Work = Callable[[], Any]
@@ -75,22 +75,23 @@ def make_bytes(payloads: list[list[Payloads]]) -> Work:
 
 def planned(data: Data, *, shuffled: bool) -> Path:
     """Samples one by one, by index."""
-    source, stream = open_shards(data.urls, shuffle=shuffled), Stream.from_shards(data.urls, shuffle=shuffled)
+    stream = Stream.from_shards(data.urls, shuffle=shuffled)
+    source = stream.source
     names, keys = source.shards.names, [source.shards.shards.index(i).keys for i in range(len(data.urls))]
     without_fields = IndexedShards(list(data.urls), fields="")
 
     def dicts() -> None:
-        for shards, numbers in parts(source, READ_AT_ONCE):
+        for shards, numbers in parts(source, LOOKED_UP):
             for shard, number in zip(shards.tolist(), numbers.tolist()):
                 _ = {"__key__": keys[shard][number], "__url__": names[shard]}
 
     def read(shards: SampleReader) -> None:
-        for part in parts(source, READ_AT_ONCE):
+        for part in parts(source, LOOKED_UP):
             exhaust(shards.read_all(*part))
 
     payloads = payloads_of(source, "bin cls", max(1, (1 << 18) * data.count // int(source.shards.sizes.sum())))
     stages: dict[str, Work] = {
-        "plan positions": lambda: exhaust(parts(source, READ_AT_ONCE)),
+        "plan positions": lambda: exhaust(parts(source, LOOKED_UP)),
         "make dicts of key and URL": dicts,
         "look up members": lambda: read(without_fields),
         (copying := "copy bytes"): lambda: read(source.shards),
@@ -124,7 +125,7 @@ def streamed(data: Data) -> Path:
         "group, make dicts": each(lambda file: exhaust(group_members(read_members(file)))),
         "Stream: generators, ledger": lambda: exhaust(stream),
     }
-    payloads = payloads_of(open_shards(data.urls), "bin cls", READ_AT_ONCE)
+    payloads = payloads_of(Stream.from_shards(data.urls).source, "bin cls", LOOKED_UP)
     return Path(
         stages,
         {
@@ -137,29 +138,30 @@ def streamed(data: Data) -> Path:
 def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, threads: int | None = None) -> Path:
     """Batches of arrays: images, if there are *threads*, in the first field."""
     stream = Stream.from_shards(data.urls, shuffle=shuffled)
-    source, loader = open_shards(data.urls, shuffle=shuffled), ArrayLoader(stream, size, fields=fields, threads=threads)
+    source, loader = stream.source, ArrayLoader(stream, size, fields=fields, threads=threads)
     together, kept = (TOGETHER if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
-    maker, key = Maker(fields, (), size, kept, False), key_of(0, 0)
-    places = MappedPlaces.of(source.shards, maker.terms)
+    assembler, key = Assembler(fields, (), size, kept, False), key_of(0, 0)
+    places = MappedPlaces.of(source.shards, assembler.terms)
     starts = np.cumsum(source.shards.counts) - source.shards.counts
 
-    def batches() -> Iterator[tuple[int, Found]]:
+    def batches() -> Iterator[tuple[int, LocatedSamples]]:
         number = count()
         for shards, samples in parts(source, together):
-            found = Found(places.find(shards, samples), starts[shards] + samples, shards, source.shards.names, samples)
+            found = places.find(shards, samples)
+            located = LocatedSamples(found, starts[shards] + samples, shards, source.shards.names)
             for begin in range(0, len(shards), size):
-                yield next(number), found.part(begin, begin + size)
+                yield next(number), located.cut(begin, begin + size)
 
-    def run(work: Callable[[int, Found], Any]) -> Work:
+    def run(work: Callable[[int, LocatedSamples], Any]) -> Work:
         return lambda: each_of(lambda batch: work(*batch), batches(), threads)
 
-    maker.open(next(batches())[1])
-    columns = [[reader.make(size) for _ in range(kept if threads else 1)] for reader in maker.readers]
+    assembler.open(next(batches())[1])
+    columns = [[reader.make(size) for _ in range(kept if threads else 1)] for reader in assembler.readers]
 
     def read(until: int) -> Work:
-        def work(number: int, found: Found) -> None:
-            draws = maker._draws(key, found.numbers)
-            for reader, payloads, mine in zip(maker.readers[:until], found.places.payloads, columns):
+        def work(number: int, found: LocatedSamples) -> None:
+            draws = assembler._draws(key, found.numbers)
+            for reader, payloads, mine in zip(assembler.readers[:until], found.places.payloads, columns):
                 column = mine[number % len(mine)][: len(payloads)]
                 reader.read(column, 0, payloads, draws)
                 reader.join(column)
@@ -170,18 +172,18 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         "plan positions": lambda: exhaust(parts(source, together)),
         "look up offsets": lambda: exhaust(batches()),
     }
-    first, *others = maker.names
+    first, *others = assembler.names
     if threads:
-        view = maker.readers[0].view
+        view = assembler.readers[0].view
 
-        def scales(number: int, found: Found) -> list[tuple[memoryview, tuple[int, int]]]:
+        def scales(number: int, found: LocatedSamples) -> list[tuple[memoryview, tuple[int, int]]]:
             """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
             payloads = found.places.payloads[0]
             sizes = [images._size_of(payload) for payload in payloads]
-            boxes = view.boxes(*np.array(sizes).T, maker._draws(key, found.numbers))
+            boxes = view.boxes(*np.array(sizes).T, assembler._draws(key, found.numbers))
             return [(payload, images._least(*each, view.size)) for payload, *each in zip(payloads, sizes, boxes)]
 
-        def decode(number: int, found: Found) -> None:
+        def decode(number: int, found: LocatedSamples) -> None:
             for row, (payload, least) in zip(columns[0][number % kept], scales(number, found)):
                 images._decode(payload, least, row if view.keeps(row.shape) else None)
 
@@ -193,7 +195,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         stages[f"read {first}"] = read(1)
         limits = {MEMCPY: (f"read {first}", memcpy(payloads_of(source, " ".join(fields), size)))}
     stages |= {f"read {name}": read(i) for i, name in enumerate(others, 2)}
-    stages["make batches: memory, keys"] = run(lambda number, found: maker.make(lambda: found, key, number))
+    stages["make batches: memory, keys"] = run(lambda number, found: assembler.assemble(lambda: found, key, number))
     stages["ArrayLoader: order, ledger"] = lambda: exhaust(loader)
     return Path(stages, limits)
 

@@ -1,7 +1,8 @@
 """Which sample comes when, and on which rank.
 
-- ``plan``: ``EpochPlan``, the sequence of an epoch; ``permutations``: the hashes behind it
+- ``options``: ``EpochOptions``, what an epoch is; ``world``: ranks and workers
+- ``plan``: ``EpochPlan``, the sequence of an epoch; ``permutations``: what it draws; ``splitmix``: the hash
+  of one integer behind every shuffle
 - ``proportions``: several datasets in one sequence
-- ``world``: ranks and workers
-- ``loop``: the audit of a planned epoch
+- ``loop``: ``EpochLoop``, which takes a worker through its share of a plan, counts what was read and audits it
 """

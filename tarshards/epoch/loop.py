@@ -1,89 +1,219 @@
-"""One worker's way through a planned epoch: which samples were due, which came, and the account of them."""
+"""The loop over a planned epoch: it takes the positions of one worker part by part, counts what was read, audits it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
-from tarshards.samples.ledger import Tally
+from tarshards.index.access import SampleReader
+from tarshards.samples.ledger import Ledger, Tally
+from tarshards.samples.read import Sample
 
-if TYPE_CHECKING:
-    from tarshards.epoch.plan import EpochPlan
+T = TypeVar("T")
+
+LOOKED_UP = 1 << 12  # positions that are looked up at once
 
 
-class Reading:
-    """One worker's way through its *shares* of a plan, and its account; *taken* positions are behind it.
+class Shares(Sequence[range]):
+    """The batches of a rank or worker as slices of its *positions*, each *size* long, that begin at *starts*.
 
-    All shares but the last are of one length.
+    >>> shares = Shares(range(1, 20, 2), 4, range(0, 10, 4))
+    >>> [list(share) for share in shares[1:]], shares[1:].together()
+    ([[9, 11, 13, 15], [17, 19]], array([ 9, 11, 13, 15, 17, 19]))
     """
 
-    def __init__(self, source: Any, plan: EpochPlan, world: World, shares: Sequence[range], *, whole: bool):
-        self.source, self.plan, self.taken = source, plan, 0
-        count = (len(shares) - 1) * len(shares[0]) + len(shares[-1]) if shares else 0
-        repeated = int(count > 0 and shares[-1][-1] >= plan.total)  # no rank has more than one
-        self._tally = Tally(planned=count - repeated, repeated=repeated, broken_off=1)
-        self._read = np.zeros(len(source.shards.names), np.int64)  # by shard
+    def __init__(self, positions: range, size: int, starts: range | None = None):
+        self.positions, self.size = positions, size
+        self.starts = range(0, len(positions), size) if starts is None else starts  # there may be many millions
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, number: int) -> range: ...
+    @overload
+    def __getitem__(self, number: slice) -> Shares: ...
+    def __getitem__(self, number: int | slice) -> range | Shares:
+        if isinstance(number, slice):
+            return Shares(self.positions, self.size, self.starts[number])
+        start = self.starts[number]
+        return self.positions[start : start + self.size]
+
+    @property
+    def total(self) -> int:
+        """The positions of all shares."""
+        return (len(self) - 1) * self.size + len(self[-1]) if self else 0
+
+    def together(self) -> np.ndarray:
+        """Return the positions of all shares, end to end."""
+        places = np.add.outer(np.arange(self.starts.start, self.starts.stop, self.starts.step), np.arange(self.size))
+        return self.positions.start + self.positions.step * places.ravel()[: self.total]
+
+
+class Part:
+    """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
+
+    *taken* samples, the first ones, were read or could not be; *lost* of these could not, and the others had *members*.
+    """
+
+    def __init__(self, plan: PlannedEpoch, positions: np.ndarray, shards: np.ndarray, numbers: np.ndarray):
+        self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
+        self.taken = self.lost = self.members = 0
+
+    @classmethod
+    def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
+        """Look up *positions*."""
+        positions = np.asarray(positions, np.int64)
+        return cls(plan, positions, *plan[positions])
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def split(self, size: int) -> Iterator[Part]:
+        """Yield parts of *size* positions, and of what is left."""
+        for begin in range(0, len(self), size):
+            yield self.cut(begin, begin + size)
+
+    def cut(self, begin: int, end: int) -> Part:
+        """Return the part of the positions from the *begin*-th to the *end*-th."""
+        return Part(self.plan, self.positions[begin:end], self.shards[begin:end], self.numbers[begin:end])
+
+    def read(self, reader: SampleReader, on_error: Callable[[Exception], Any]) -> Iterator[Sample]:
+        """Yield the samples; the error of one that cannot be read goes to *on_error*.
+
+        Raises AuditError, which names the shards, if *reader* yields fewer samples than it was asked for.
+        """
+        names = reader.names
+        due = [names[shard] for shard in self.shards.tolist()]
+        came: list[str] = []
+        note, reserved = came.append, reader.reserved
+        for result in reader.read_all(self.shards, self.numbers):
+            self.taken += 1
+            if isinstance(result, dict):
+                self.members += len(result) - reserved
+                note(result["__url__"])
+                yield result
+            else:
+                self.lost += 1
+                note(due[len(came)])
+                on_error(result)
+        if came != due and (missed := Counter(due) - Counter(came)):
+            words = ", ".join(f"{name} ({count})" for name, count in missed.items())
+            raise AuditError(f"samples were to be read and did not come: {words}")
+
+
+class EpochLoop:
+    """The loop of one worker over its *shares* of a *plan*.
+
+    Its tally goes to *ledger*, and is audited by whoever runs the loop. *digest* identifies the dataset; *left_out* are
+    positions of this rank that no share covers, which count as dropped. The loop is *whole* if it begins with the epoch
+    and each sample comes once.
+    """
+
+    def __init__(
+        self,
+        plan: PlannedEpoch,
+        reader: SampleReader,
+        ledger: Ledger,
+        world: World,
+        shares: Shares,
+        *,
+        digest: str,
+        whole: bool,
+        left_out: range = range(0),
+    ):
+        self.plan, self.reader, self.ledger, self.shares = plan, reader, ledger, shares
+        self._begun: deque[Part] = deque()
+        self._counted = 0
+        self._repeated = int(len(shares) > 0 and shares[-1][-1] >= plan.total)  # no rank has more than one
+        self._tally = Tally(planned=shares.total - self._repeated, repeated=self._repeated, broken_off=1)
+        self._read = np.zeros(len(reader.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
-            self._tally.epochs[f"{source.digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
-            self._tally.parts = 0 if whole and source.once else 1
+            self._tally.epochs[f"{digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
+            self._tally.parts = 0 if whole else 1
             if world.rank < plan.dropped:
-                (shard,), _ = plan.resume(len(plan), 1, "exact")[[world.rank]]
-                self._read[shard] += 1
-                self._tally.planned += 1
-                self._tally.dropped += 1
+                self._drop(plan.resume(len(plan), 1, "exact"), [world.rank])
+        if left_out:
+            self._drop(plan, [position for position in left_out if position < plan.total])
 
-    def samples(self, positions: range) -> Iterator[dict[str, Any]]:
-        """Yield the samples at *positions*; what cannot be read goes to the ledger."""
-        order = np.arange(positions.start, positions.stop, positions.step)
-        shards, numbers = self.plan[order]
-        names = self.source.shards.names
-        due: list[str] = [names[shard] for shard in shards.tolist()]
-        came: list[str] = []
-        begun, lost, entries = self.taken, 0, 0
-        note = came.append
-        try:
-            for result in self.source.shards.read_all(shards, numbers):
-                self.taken += 1
-                if isinstance(result, dict):
-                    entries += len(result)
-                    note(result["__url__"])
-                    yield result
-                else:
-                    lost += 1
-                    note(due[len(came)])
-                    self.source.ledger(result)
-            if came != due and (missed := Counter(due) - Counter(came)):
-                told = ", ".join(f"{name} ({count})" for name, count in missed.items())
-                raise AuditError(f"samples were to be read and did not come: {told}")
-        finally:
-            taken = self.taken - begun
-            self.count(order[:taken], shards[:taken], lost, entries - self.source.shards.reserved * (taken - lost))
+    @property
+    def taken(self) -> int:
+        """The positions that have been taken so far."""
+        return self._counted + (self._begun[0].taken if self._begun else 0)
 
-    def count(self, positions: np.ndarray, shards: np.ndarray, lost: int, members: int) -> None:
-        """Count positions that were taken, all of which but the *lost* were delivered, with so many members in all."""
-        np.add.at(self._read, shards[positions < self.plan.total], 1)
-        self._tally.samples += len(positions) - lost
-        self._tally.members += members
-
-    def finish(self) -> None:
-        """Say that all of the share was taken; what has changed under the reading goes to the ledger."""
-        self._tally.broken_off = 0
-        try:
-            self.source.shards.verify()
-        except TarshardsError as error:
-            self.source.ledger(error)
-
+    @property
     def tally(self) -> Tally:
-        """Return the account."""
-        names, read = self.source.shards.names, Counter[str]()
+        """The counts so far."""
+        names, read = self.reader.names, Counter[str]()
         for shard in self._read.nonzero()[0]:
             read[names[shard]] += int(self._read[shard])  # a mixture may have a shard twice
         return replace(self._tally, read=read)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the part of each share; those of several are looked up together, which takes less time."""
+        for shares in growing(self.shares, 1, max(1, LOOKED_UP // self.shares.size)):
+            yield from Part.of(self.plan, shares.together()).split(shares.size)
+
+    def run(self, read: Callable[[Iterable[Part]], Iterable[T]], parts: Iterable[Part] | None = None) -> Iterator[T]:
+        """Yield what *read* makes of the parts, by default those of the shares: one result for each part, in order.
+
+        *read* counts in each part what it took, and may take parts ahead. A part is counted when its result has been
+        used up, or the loop is left. At the end errors of shards that changed while they were read go to the ledger.
+        """
+        try:
+            for result in read(self._begin(self.parts() if parts is None else parts)):
+                yield result
+                self._count(self._begun.popleft())
+            self._finish()
+        finally:
+            if self._begun:
+                self._count(self._begun.popleft())
+            self.ledger.add(self.tally)
+
+    def _begin(self, parts: Iterable[Part]) -> Iterator[Part]:
+        for part in parts:
+            self._begun.append(part)
+            yield part
+
+    def _count(self, part: Part) -> None:
+        shards = part.shards[: part.taken]
+        if self._repeated:
+            shards = shards[part.positions[: part.taken] < self.plan.total]
+        np.add.at(self._read, shards, 1)
+        self._counted += part.taken
+        self._tally.samples += part.taken - part.lost
+        self._tally.members += part.members
+
+    def _finish(self) -> None:
+        self._tally.broken_off = 0
+        try:
+            self.reader.verify()
+        except TarshardsError as error:
+            self.ledger(error)
+
+    def _drop(self, plan: PlannedEpoch, positions: list[int]) -> None:
+        shards, _ = plan[positions]
+        np.add.at(self._read, shards, 1)
+        self._tally.planned += len(positions)
+        self._tally.dropped += len(positions)
+
+
+def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:
+    """Yield slices of *items*, each eight times as long as the one before, so that the first comes soon.
+
+    >>> list(growing(range(30), 1, 10))
+    [range(0, 1), range(1, 9), range(9, 19), range(19, 29), range(29, 30)]
+    """
+    begin, size = 0, first
+    while begin < len(items):
+        yield items[begin : begin + size]
+        begin, size = begin + size, min(8 * size, most)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tarshards.epoch.options import Tail, check_tail
 from tarshards.epoch.permutations import fold, key_of, permutations
 from tarshards.errors import StateError
 
-Tail = Literal["exact", "pad", "drop"]
-TAILS = ("exact", "pad", "drop")
 LANES = 192
 POOL = 2**18
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
@@ -170,7 +170,47 @@ class Windows:
             self.tags[rows[i : i + step]] = tags[i : i + step]
 
 
-class EpochPlan(Sequence[Any]):
+class PlannedEpoch(ABC):
+    """An epoch as a sequence of *total* samples, in which rank r of *ranks* takes the positions r, r + ranks, ...
+
+    For a length that is a multiple of *ranks*, *tail* "pad" repeats samples from the start and "drop" leaves out the
+    last ones.
+    """
+
+    total: int
+    ranks: int
+    tail: Tail
+
+    def __len__(self) -> int:
+        remainder = self.total % self.ranks
+        if self.tail == "pad":
+            return self.total + -remainder % self.ranks
+        return self.total - remainder if self.tail == "drop" else self.total
+
+    @property
+    def repeated(self) -> int:
+        """The samples from the start of the epoch that are repeated at its end."""
+        return max(0, len(self) - self.total)
+
+    @property
+    def dropped(self) -> int:
+        """The samples that are left out at the end."""
+        return max(0, self.total - len(self))
+
+    @abstractmethod
+    def __getitem__(self, positions: Any) -> Any:
+        """Return the shards of the samples at *positions*, and their numbers in them."""
+
+    @abstractmethod
+    def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PlannedEpoch:
+        """Return what is left, for *ranks*, after all ranks together took *position* positions."""
+
+    @abstractmethod
+    def state(self, taken: int) -> dict[str, Any]:
+        """Return, for JSON, the state after *taken* positions."""
+
+
+class EpochPlan(PlannedEpoch, Sequence[Any]):
     """The epoch as a sequence: ``plan[p]`` is the (shard, sample) that comes p-th, by counts, seed and epoch alone.
 
     *counts* are the samples of every shard. A position gives two ints, an array or slice of positions two int64 arrays.
@@ -228,9 +268,7 @@ class EpochPlan(Sequence[Any]):
 
     def _stand(self, stages: tuple[Stage, ...], ranks: int, tail: Tail) -> None:
         """Begin after *stages*, of which the last is not over."""
-        if tail not in TAILS:
-            raise ValueError(f"tail must be one of {', '.join(TAILS)}, not {tail!r}")
-        self._stages, self.ranks, self.tail = stages, ranks, tail
+        self._stages, self.ranks, self.tail = stages, ranks, check_tail(tail)
         self.lanes, self._begin = stages[-1]
         self._recuts = []
         cut = self._order.lanes
@@ -239,23 +277,6 @@ class EpochPlan(Sequence[Any]):
             cut = self._recuts[-1].new
         self.total = cut.total - self._begin
         self._windows = Windows(self._order, self.lanes)
-
-    @property
-    def repeated(self) -> int:
-        """The samples at the end that come from the epoch's start."""
-        return max(0, len(self) - self.total)
-
-    @property
-    def dropped(self) -> int:
-        """The samples that are left out at the end."""
-        return max(0, self.total - len(self))
-
-    def __len__(self) -> int:
-        if self.tail == "pad":
-            return self.total + -self.total % self.ranks
-        if self.tail == "drop":
-            return self.total - self.total % self.ranks
-        return self.total
 
     @overload
     def __getitem__(self, index: int) -> tuple[int, int]: ...

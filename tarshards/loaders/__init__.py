@@ -1,6 +1,6 @@
 """Samples to batches for training; the only importers of torch and DALI.
 
-- ``base``: what all loaders share: passes, states, resuming
+- ``batches``: ``BatchMaker``, one batch by itself; ``base``: what all loaders share: passes, states, resuming
 - ``torch``: ``ShardDataset`` and ``ShardLoader``
 - ``arrays``: ``ArrayLoader``, its readers and augmentations
 - ``dali``: pipelines of NVIDIA DALI

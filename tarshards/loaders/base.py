@@ -1,44 +1,19 @@
-"""The passes of a loader over a stream: which epoch, how far it has been delivered, and the state to resume it from."""
+"""What all loaders share: which epoch a pass delivers, how far it has come, and the state to resume it from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError
-from tarshards.stream.sources import VERSION, PlannedSource, check_order, check_state
-from tarshards.stream.stream import Stream
+from tarshards.loaders.batches import BatchMaker
+from tarshards.stream.sources import VERSION, check_order, check_state
 
 if TYPE_CHECKING:
-    from tarshards.epoch.plan import EpochPlan
+    from tarshards.epoch.plan import PlannedEpoch
     from tarshards.samples.ledger import Ledger
-
-
-class Shares(Sequence[range]):
-    """Parts of *positions*, of *size* of them each, that begin at *starts*; there may be many millions.
-
-    >>> shares = Shares(range(1, 20, 2), 4, range(0, 10, 4))
-    >>> [list(share) for share in shares[1:]]
-    [[9, 11, 13, 15], [17, 19]]
-    """
-
-    def __init__(self, positions: range, size: int, starts: range):
-        self.positions, self.size, self.starts = positions, size, starts
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, number: int) -> range: ...
-    @overload
-    def __getitem__(self, number: slice) -> Shares: ...
-    def __getitem__(self, number: int | slice) -> range | Shares:
-        if isinstance(number, slice):
-            return Shares(self.positions, self.size, self.starts[number])
-        start = self.starts[number]
-        return self.positions[start : start + self.size]
 
 
 @dataclass(eq=False)
@@ -47,7 +22,7 @@ class Pass:
 
     epoch: int
     world: World
-    plan: EpochPlan | None = None
+    plan: PlannedEpoch | None = None
     state: Mapping[str, Any] | None = None
     delivered: int = 0
 
@@ -58,26 +33,23 @@ class Pass:
 
 
 class Passes:
-    """The passes of one loader, in batches of *size* samples a rank.
+    """The passes of one loader over the batches of *maker*.
 
     Of a planned stream a state holds on any number of ranks and workers; of another it is replayed, where *topology*
     (what else the order of the batches depends on) is the same.
     """
 
-    def __init__(self, stream: Stream, size: int, **topology: int):
-        if size < 1:
-            raise ValueError(f"a batch holds at least 1 sample, not {size}")
-        self.stream, self.size, self.topology = stream, size, topology
-        self.is_planned = isinstance(stream._source, PlannedSource)
+    def __init__(self, maker: BatchMaker, **topology: int):
+        self.maker, self.stream, self.topology = maker, maker.stream, topology
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
 
     def begin(self) -> Pass:
         """Begin the next epoch, or what a loaded state says is left of its own."""
         state, self._resumed = self._resumed, None
-        world = self.stream._here()
-        epoch = self.stream._epochs.begin(World(), state["epoch"] if state else None)
-        self._current = Pass(epoch, world, self.plan(epoch, world, state), state)
+        world = self.stream.world
+        epoch = self.stream.epochs.begin(World(), state["epoch"] if state else None)
+        self._current = Pass(epoch, world, self.maker.plan(epoch, world.world_size, state), state)
         self._current.delivered = self._current.passed
         return self._current
 
@@ -86,10 +58,6 @@ class Passes:
         if self._current is this:
             self._current = None
 
-    def plan(self, epoch: int, world: World, state: Mapping[str, Any] | None = None) -> EpochPlan | None:
-        """Return the plan of an epoch, or of what *state* says is left of it; None where there is none."""
-        return self.stream._source.plan(epoch, world.world_size, state) if self.is_planned else None
-
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be *epoch*, from its beginning; those after it count on."""
         self._current = self._resumed = None
@@ -97,16 +65,11 @@ class Passes:
 
     def __len__(self) -> int:
         current = self._current if self._resumed is None else None
-        world = current.world if current else self.stream._here()
-        plan = current.plan if current else self.plan(0, world, self._resumed)
+        world = current.world if current else self.stream.world
+        plan = current.plan if current else self.maker.plan(0, world.world_size, self._resumed)
         if plan is None:
-            raise TypeError("only planned epochs have a length; they need indexes, which tarindex makes")
-        return len(self.shares(plan, world))
-
-    def shares(self, plan: EpochPlan, world: World) -> Shares:
-        """The positions of each batch of one rank, whichever worker makes it."""
-        positions = range(world.rank, len(plan), world.world_size)
-        return Shares(positions, self.size, range(0, len(positions), self.size))
+            raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
+        return len(self.maker.shares(plan, world.rank))
 
     def state_dict(self) -> dict[str, Any]:
         """Say, for JSON, what has been delivered of the epoch; of planned ones it is the same on every rank."""
@@ -114,40 +77,41 @@ class Passes:
             return dict(self._resumed)
         this = self._current
         if this is None:
-            world = self.stream._here()
-            this = Pass(self.stream._epochs.next, world, self.plan(self.stream._epochs.next, world))
-        state = {"version": VERSION, "digest": self.stream._source.digest}
+            world, epoch = self.stream.world, self.stream.epochs.next
+            this = Pass(epoch, world, self.maker.plan(epoch, world.world_size))
+        state = {"version": VERSION, "digest": self.stream.source.digest}
         if this.plan is not None:
-            return state | this.plan.state(min(this.delivered * self.size * this.world.world_size, len(this.plan)))
-        state |= {"order": list(self.stream._source.order), "epoch": this.epoch, "delivered": this.delivered}
+            taken = this.delivered * self.maker.size * this.world.world_size
+            return state | this.plan.state(min(taken, len(this.plan)))
+        state |= {"order": list(self.stream.source.order), "epoch": this.epoch, "delivered": this.delivered}
         return state | self._place(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass be what *state* says is left of its epoch; raise StateError if it does not fit."""
-        check_state(state, self.stream._source.digest, ("epoch",))
-        world = self.stream._here()
-        if self.plan(0, world, state) is None:
-            check_order(state, self.stream._source.order)
+        check_state(state, self.stream.source.digest, ("epoch",))
+        world = self.stream.world
+        if self.maker.plan(0, world.world_size, state) is None:
+            check_order(state, self.stream.source.order)
             for name, value in self._place(world).items():
                 if state.get(name) != value:
                     raise StateError(
-                        "without indexes, which tarindex makes, a state is replayed as it was made: "
-                        f"with {name} {state.get(name)}, not {value}"
+                        "without indexes a state is replayed, which requires what it was saved with: "
+                        f"{name} {state.get(name)}, not {value}"
                     )
         self._resumed = dict(state)
 
     def _place(self, world: World) -> dict[str, int]:
-        return {"batch_size": self.size, "rank": world.rank, "ranks": world.world_size} | self.topology
+        return {"batch_size": self.maker.size, "rank": world.rank, "ranks": world.world_size} | self.topology
 
 
 class ResumableLoader:
-    """What the loaders have in common: the account, the epochs, the length and the state of their *passes*."""
+    """What the loaders have in common: the ledger, the epochs, the length and the state of their *passes*."""
 
     passes: Passes
 
     @property
     def ledger(self) -> Ledger:
-        """The account of the dataset, over all workers."""
+        """The ledger of the dataset, over all workers."""
         return self.passes.stream.ledger
 
     def set_epoch(self, epoch: int) -> None:

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from tarshards.epoch.options import EpochOptions, Tail
+from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.proportions import Mixture
 from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample
+from tarshards.stream.op import run_ops
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from tarshards.epoch.plan import EpochPlan, Tail
+    from tarshards.epoch.loop import Part
 
 MOST_PARTS = 1 << 20  # of a mixture; its choices are repeated from there, and held
 PASS = 1 << 32  # what is added to the epoch for each time that a dataset begins again within one of the mixture
@@ -53,9 +56,9 @@ def mix(
     if weights.keys() != datasets.keys():
         raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
     for name, dataset in datasets.items():
-        if not isinstance(dataset._source, PlannedSource):
-            raise TypeError(f"{name}: only indexed datasets are mixed; tarindex makes indexes")
-        for op in dataset._ops:
+        if not isinstance(dataset.source, PlannedSource):
+            raise TypeError(f"{name}: mixing requires indexed shards; run `tarindex` first")
+        for op in dataset.ops:
             if not op.traits.per_sample:
                 raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
     if until not in ("first", "last") and not (type(until) is int and until >= 0):
@@ -78,23 +81,24 @@ class MixedSource(PlannedSource):
         tail: Tail | None,
         on_error: Callable[[Exception], Any] | None,
     ):
-        self.datasets, self.seed, self.tail = dict(datasets), seed, tail
-        self.sources: list[PlannedSource] = [dataset._source for dataset in datasets.values()]
-        self.shards = self.mixed = MixedShards({name: dataset._source.shards for name, dataset in datasets.items()})
+        self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
+        self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
+        self.shards = self.mixed = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
         sizes = [int(source.shards.counts.sum()) for source in self.sources]
         self.choices = Choices([str(weight) for weight in weights], seed, sizes, until)
         self.ledger = Ledger.of(on_error)
-        orders = [(name, s.digest, s.seed, s.pool, s.shuffle) for name, s in zip(datasets, self.sources)]
+        orders = [(name, s.digest, s.seed, s.pool, s.options.shuffle) for name, s in zip(datasets, self.sources)]
         settings = repr((orders, list(weights), seed, until))
         self.digest = blake2b(settings.encode(), digest_size=16).hexdigest()
-        self.ops = [op for dataset in datasets.values() for op in (*dataset._source.ops, *dataset._ops)]
+        self.datasets = dict(datasets)
+        self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
 
     @property
     def order(self) -> list[Any]:
-        return [self.tail]  # the rest is in the digest
+        return [self.options.tail]  # the rest is in the digest
 
-    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:  # type: ignore[override]
-        tail = self.tail or ("exact" if ranks == 1 else "pad")
+    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:
+        tail = self.options.tail_for(ranks)
         if state is None:
             return MixedPlan(self, epoch, 0, ranks, tail)
         begun, position = state.get("epoch"), state.get("position")
@@ -102,9 +106,10 @@ class MixedSource(PlannedSource):
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
         return MixedPlan(self, begun, position, ranks, tail)
 
-    def samples(self, reading: Any, positions: range, epoch: int) -> Iterator[Sample]:
-        for sample in reading.samples(positions):
-            yield from self.datasets[sample["__dataset__"]].through_ops([sample], epoch, self.ledger)
+    def read(self, part: Part, epoch: int) -> Iterator[Sample]:
+        for sample in part.read(self.shards, self.ledger):
+            ops = self.datasets[sample["__dataset__"]].ops
+            yield from run_ops(ops, [sample], epoch, self.ledger)
 
 
 class Choices:
@@ -144,26 +149,13 @@ class Choices:
         return dataset, periods * self.shares[dataset] + self.number[place]
 
 
-class MixedPlan:
-    """What is left of a mixture's epoch from the position *begin* on, in the terms of ``EpochPlan``.
-
-    Rank r of *ranks* takes the positions r, r + ranks, ...; the shards are those of all datasets, end to end.
-    """
+class MixedPlan(PlannedEpoch):
+    """What is left of a mixture's epoch from the position *begin* on; the shards are those of all datasets, in turn."""
 
     def __init__(self, source: MixedSource, epoch: int, begin: int, ranks: int, tail: Tail):
         self.source, self.epoch, self.begin, self.ranks, self.tail = source, epoch, begin, ranks, tail
         self.total = source.choices.total - begin
-        self._plans: dict[tuple[int, int], EpochPlan] = {}
-
-    def __len__(self) -> int:
-        if self.tail == "exact":
-            return self.total
-        return self.total + -self.total % self.ranks if self.tail == "pad" else self.total - self.total % self.ranks
-
-    @property
-    def dropped(self) -> int:
-        """The samples that are left out at the end."""
-        return max(0, self.total - len(self))
+        self._plans: dict[tuple[int, int], PlannedEpoch] = {}
 
     def __getitem__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         positions = np.asarray(positions, np.int64)
@@ -181,7 +173,7 @@ class MixedPlan:
                 shards[these], samples[these] = shard + self.source.mixed.starts[i], sample
         return shards, samples
 
-    def _plan(self, dataset: int, again: int) -> EpochPlan:
+    def _plan(self, dataset: int, again: int) -> PlannedEpoch:
         plan = self._plans.get((dataset, again))
         if plan is None:
             plan = self.source.sources[dataset].plan(self.epoch + again * PASS, 1)

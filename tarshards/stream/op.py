@@ -1,8 +1,8 @@
-"""An op's traits: what a stream and the loaders must know of it, declared where the op is defined."""
+"""An op's traits, which a stream and the loaders go by, declared where the op is defined; an op and its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,3 +48,32 @@ def traits_of(function: Callable[..., Any]) -> Traits:
     """Return the traits that ``op`` declared."""
     traits: Traits = function.traits  # type: ignore[attr-defined]
     return traits
+
+
+class BoundOp(NamedTuple):
+    """An op and its arguments."""
+
+    function: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.function)
+
+    def run(self, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
+        """Run the op; *epoch* and *on_error* are for an op that wants them and whose caller named none."""
+        supplied: dict[str, Any] = {"epoch": epoch, "on_error": on_error}
+        options = {name: supplied[name] for name in self.traits.context} | self.options
+        return self.function(samples, *self.args, **options)
+
+
+def run_ops(ops: Iterable[BoundOp], samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
+    """Run one op after the other over *samples*."""
+    for bound in ops:
+        samples = bound.run(samples, epoch, on_error)
+    return samples

@@ -6,13 +6,14 @@ import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import ShardIndexError, StateError, WorldError
-from tarshards.index.options import Opening, field_names
+from tarshards.index.options import Opening
 from tarshards.samples.keys import is_reserved
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
@@ -20,18 +21,18 @@ from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
-    from tarshards.epoch.loop import Reading
-    from tarshards.epoch.plan import EpochPlan, Tail
+    from tarshards.epoch.loop import EpochLoop, Part, Shares
+    from tarshards.epoch.plan import PlannedEpoch
     from tarshards.index.access import SampleReader
+    from tarshards.stream.op import BoundOp
 
-READ_AT_ONCE = 1 << 12  # positions of a plan that are looked up together,
-FIRST = 1 << 8  # and those at its beginning
+FIRST = 1 << 8  # positions that are looked up together at the beginning of an iteration
 VERSION = 1  # of the states
 
 
 @dataclass
 class Progress:
-    """How far one iteration has come: *begun* positions were taken before it, those since *reading* knows.
+    """How far one iteration has come: *begun* positions were taken before it, and *loop* knows those since.
 
     *delivered* counts what came out of the ops, where the source does not say how far it is.
     """
@@ -40,12 +41,12 @@ class Progress:
     world: World
     begun: int = 0
     delivered: int = 0
-    reading: Reading | None = None
+    loop: EpochLoop | None = None
 
     @property
     def taken(self) -> int:
-        """The positions of this rank and worker that are behind."""
-        return self.begun + (self.reading.taken if self.reading else 0)
+        """The positions of this rank and worker that were taken."""
+        return self.begun + (self.loop.taken if self.loop else 0)
 
 
 class ShardSource:
@@ -53,19 +54,10 @@ class ShardSource:
 
     ops: Sequence[Any] = ()
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        fields: frozenset[str] | None = None,
-        on_error: Callable[[Exception], Any] | None = None,
-        allow_pipe: bool = False,
-    ):
-        self.urls = urls
-        self.shuffle, self.seed, self.fields, self.allow_pipe = shuffle, seed, fields, allow_pipe
-        self.ledger = Ledger.of(on_error)
+    def __init__(self, urls: Sequence[str], opening: Opening, options: EpochOptions):
+        self.urls, self.opening, self.options = urls, opening, options
+        self.seed = options.seed
+        self.ledger = Ledger.of(opening.on_error)
 
     @property
     def digest(self) -> str:
@@ -75,17 +67,17 @@ class ShardSource:
     @property
     def order(self) -> list[Any]:
         """What the order of its samples follows from, beside the epoch."""
-        return [self.seed, self.shuffle]
+        return [self.options.seed, self.options.shuffle]
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard."""
         for url in self.share(progress.epoch, progress.world):
-            samples = read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe)
-            if self.fields is None:
+            samples = read_shard(url, ledger=self.ledger, allow_pipe=self.opening.allow_pipe)
+            if (fields := self.opening.fields) is None:
                 yield from samples
             else:
                 for sample in samples:
-                    yield {name: sample[name] for name in sample if name in self.fields or is_reserved(name)}
+                    yield {name: sample[name] for name in sample if name in fields or is_reserved(name)}
 
     def share(self, epoch: int, world: World) -> list[str]:
         """List the shards of one worker: all are permuted by (seed, epoch), then shared out.
@@ -98,8 +90,8 @@ class ShardSource:
                 "write more and smaller shards, or index them with tarindex"
             )
         urls = list(self.urls)
-        if self.shuffle:
-            random.Random(f"{self.seed}/{epoch}").shuffle(urls)
+        if self.options.shuffle:
+            random.Random(f"{self.options.seed}/{epoch}").shuffle(urls)
         return list(world.share(urls))
 
 
@@ -107,22 +99,13 @@ class PlannedSource:
     """The samples of indexed shards in the order of an ``EpochPlan``."""
 
     once = True  # each sample comes once an epoch
-    ops: Sequence[Any] = ()  # what its samples have gone through before the stream's ops
+    ops: Sequence[BoundOp] = ()  # what its samples go through before the stream's ops
 
-    def __init__(
-        self,
-        shards: SampleReader,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        tail: Tail | None = None,
-        pool: int | None = None,
-        on_error: Callable[[Exception], Any] | None = None,
-    ):
+    def __init__(self, shards: SampleReader, options: EpochOptions, on_error: Callable[[Exception], Any] | None = None):
         from tarshards.epoch.plan import POOL, block_size
 
-        self.shards, self.shuffle, self.seed, self.tail = shards, shuffle, seed, tail
-        self.pool = POOL if pool is None else pool
+        self.shards, self.options, self.seed = shards, options, options.seed
+        self.pool = POOL if options.pool is None else options.pool
         self.block = block_size(shards.counts, shards.sizes)
         self.ledger = Ledger.of(on_error)
         self.digest = _digest(shards.urls, shards.counts.astype("<i8").tobytes())
@@ -131,13 +114,13 @@ class PlannedSource:
     @property
     def order(self) -> list[Any]:
         """What the order of its samples follows from, beside the epoch."""
-        return [self.seed, self.shuffle, self.block, self.pool, self.tail]
+        return [self.seed, self.options.shuffle, self.block, self.pool, self.options.tail]
 
-    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> EpochPlan:
+    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
         """Return the plan of *epoch*, or what *state* says is left of it."""
         from tarshards.epoch.plan import EpochPlan
 
-        tail = self.tail or ("exact" if ranks == 1 else "pad")
+        tail = self.options.tail_for(ranks)
         if state is not None:
             return EpochPlan.restore(self.shards.counts, state, ranks=ranks, tail=tail)
         return EpochPlan(
@@ -148,7 +131,7 @@ class PlannedSource:
             block=self.block,
             pool=self.pool,
             tail=tail,
-            shuffle=self.shuffle,
+            shuffle=self.options.shuffle,
         )
 
     def joined(self, urls: Any, fields: str | Iterable[str] | None) -> PlannedSource:
@@ -160,27 +143,33 @@ class PlannedSource:
         source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields))
         return source
 
-    def samples(self, reading: Reading, positions: range, epoch: int) -> Iterator[Sample]:
-        """Yield the samples at *positions* as they go into the stream's ops."""
-        return reading.samples(positions)
+    def read(self, part: Part, epoch: int) -> Iterator[Sample]:
+        """Yield the samples of *part* as they go into the stream's ops."""
+        return part.read(self.shards, self.ledger)
+
+    def loop(
+        self, plan: PlannedEpoch, world: World, shares: Shares, *, whole: bool, left_out: range = range(0)
+    ) -> EpochLoop:
+        """Return the loop of one worker over its shares of *plan*, which is *whole* if nothing was taken before."""
+        from tarshards.epoch.loop import EpochLoop
+
+        whole = whole and self.once
+        return EpochLoop(
+            plan, self.shards, self.ledger, world, shares, digest=self.digest, whole=whole, left_out=left_out
+        )
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield what is left of one worker's share: every num_workers-th position of its rank."""
-        from tarshards.epoch.loop import Reading
+        from tarshards.epoch.loop import LOOKED_UP, Part, Shares, growing
 
         world = progress.world
         plan = self.plan(progress.epoch, world.world_size)
-        taken = progress.begun
-        share = world.positions(len(plan))[taken:]
-        progress.reading = reading = Reading(self, plan, world, [share], whole=not taken)
-        parts = growing(share, FIRST, READ_AT_ONCE)
-        try:
-            yield from chain.from_iterable(self.samples(reading, part, progress.epoch) for part in parts)
-            reading.finish()
-            self.ledger.audit([reading.tally()])
-        finally:
-            self.ledger.add(reading.tally())
-            self.ledger.report()
+        share = world.positions(len(plan))[progress.begun :]
+        progress.loop = loop = self.loop(plan, world, Shares(share, max(1, len(share))), whole=not progress.begun)
+        parts = (Part.of(plan, positions) for positions in growing(share, FIRST, LOOKED_UP))
+        for samples in loop.run(partial(map, partial(self.read, epoch=progress.epoch)), parts):
+            yield from samples
+        self.ledger.audit([loop.tally])
 
 
 class IterableSource:
@@ -211,54 +200,20 @@ class IterableSource:
         return iterator
 
 
-def open_shards(
-    urls: Any,
-    *,
-    index: bool | Literal["auto"] = "auto",
-    shuffle: bool = False,
-    seed: int = 0,
-    tail: Tail | None = None,
-    pool: int | None = None,
-    fields: str | Iterable[str] | None = None,
-    on_error: Callable[[Exception], Any] | None = None,
-    allow_pipe: bool = False,
-) -> ShardSource | PlannedSource:
-    """Return the source of a shard expression: planned if *index*, or "auto" and all shards have one; else streaming.
+def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSource | PlannedSource:
+    """Return the source of a shard expression: planned if it is opened through indexes, else streaming.
 
-    Raises ShardIndexError, which names one without, if only some shards have an index, or none and *index* is True.
+    Raises ShardIndexError, which names one, if a shard has no index and needs it.
     """
-    opening = Opening(index, field_names(fields), on_error, allow_pipe)
     shards = expand_shards(urls)
     if opening.uses_index(shards):
         from tarshards.index.access import IndexedShards
 
-        indexed = IndexedShards(shards, fields=opening.fields)
-        return PlannedSource(indexed, shuffle=shuffle, seed=seed, tail=tail, pool=pool, on_error=on_error)
-    if tail is not None or pool is not None:
-        raise ShardIndexError(
-            "tail= and pool= are of planned epochs, which need indexes; tarindex makes them",
-            url=Location.of(shards[0].url).name,
-        )
-    return ShardSource(
-        [shard.url for shard in shards],
-        shuffle=shuffle,
-        seed=seed,
-        fields=opening.fields,
-        on_error=on_error,
-        allow_pipe=allow_pipe,
-    )
-
-
-def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:
-    """Yield parts of *items*, each of eight times as many as the one before: what comes first is not to wait for all.
-
-    >>> list(growing(range(30), 1, 10))
-    [range(0, 1), range(1, 9), range(9, 19), range(19, 29), range(29, 30)]
-    """
-    begin, size = 0, first
-    while begin < len(items):
-        yield items[begin : begin + size]
-        begin, size = begin + size, min(8 * size, most)
+        return PlannedSource(IndexedShards(shards, fields=opening.fields), options, opening.on_error)
+    if options.needs_index:
+        name = Location.of(shards[0].url).name
+        raise ShardIndexError("tail= and pool= require indexed shards; run `tarindex` first", url=name)
+    return ShardSource([shard.url for shard in shards], opening, options)
 
 
 def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:

@@ -7,14 +7,16 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError
+from tarshards.index.options import Opening, field_names
 from tarshards.samples.ledger import Ledger
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
-from tarshards.stream.op import Traits, traits_of
+from tarshards.stream.op import BoundOp, run_ops
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -26,7 +28,7 @@ from tarshards.stream.sources import (
 )
 
 if TYPE_CHECKING:
-    from tarshards.epoch.plan import Tail
+    from tarshards.epoch.loop import Part
 
 
 class EpochCounter:
@@ -56,28 +58,6 @@ class EpochCounter:
         return EpochCounter(self.epoch)
 
 
-class BoundOp(NamedTuple):
-    """An op and its arguments."""
-
-    function: Callable[..., Iterable[Any]]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-    @property
-    def traits(self) -> Traits:
-        return traits_of(self.function)
-
-    def run(self, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
-        """Run the op; *epoch* and *on_error* are for an op that wants them and whose caller named none."""
-        supplied: dict[str, Any] = {"epoch": epoch, "on_error": on_error}
-        options = {name: supplied[name] for name in self.traits.context} | self.options
-        return self.function(samples, *self.args, **options)
-
-
 def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
     @wraps(function)
     def method(self: Stream, *args: Any, **options: Any) -> Any:
@@ -90,17 +70,18 @@ def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
 class Stream:
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
-    Each iteration begins at the source again and is an epoch further, which reorders what is shuffled. Breaking one
-    off closes what it opened.
+    Each iteration begins at the source again and is an epoch further, which reorders what is shuffled. Leaving one
+    early closes what it opened. *source*, *ops*, *epochs*, *world*, ``iterate``, ``read`` and ``report`` are what a
+    stream consists of; loaders use them.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
     [array([ 1,  9, 25]), array([49, 81])]
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
-        self._source: Any = IterableSource(source)
-        self._ops: tuple[BoundOp, ...] = ()
-        self._epochs = EpochCounter()
+        self.source: Any = IterableSource(source)
+        self.ops: tuple[BoundOp, ...] = ()
+        self.epochs = EpochCounter()
         self._world = World()
         self._begin_state()
 
@@ -124,26 +105,17 @@ class Stream:
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.
 
-        Where all shards have an *index* (True: they must, False: never mind), the epoch is planned: see ``EpochPlan``
-        for *shuffle*, *seed*, *tail* (by default "pad" for more than one rank) and *pool*. Else shards are read one
-        after the other, and *shuffle* permutes them by (*seed*, epoch). *fields* names those that are wanted. Errors
-        of a shard, and of the ops that take ``on_error``, are raised or given to *on_error*. *world* picks the part of
-        one rank and worker (by default all); *allow_pipe* lets ``pipe:`` URLs run their commands.
+        Shards are opened as ``Opening`` says of *index*, *fields*, *on_error*, which is also for the ops that take it,
+        and *allow_pipe*. Through indexes the epoch is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*,
+        *seed*, *tail* and *pool*. Without, shards are read one after the other. *world* picks the part of one rank and
+        worker (by default all).
 
-        Raises UrlError for an expression that stands for nothing, ShardIndexError where only some shards have an index.
+        Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
+        that other shards have, is missing.
         """
         stream = Stream(())
-        stream._source = open_shards(
-            urls,
-            index=index,
-            shuffle=shuffle,
-            seed=seed,
-            tail=tail,
-            pool=pool,
-            fields=fields,
-            on_error=on_error,
-            allow_pipe=allow_pipe,
-        )
+        opening = Opening(index, field_names(fields), on_error, allow_pipe)
+        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
         stream._world = world or World()
         return stream
 
@@ -175,24 +147,24 @@ class Stream:
 
     @property
     def ledger(self) -> Ledger:
-        """The account of the stream's shards; raises TypeError for a stream that has none."""
-        if self._source.ledger is None:
+        """The ledger of the stream's shards; raises TypeError for a stream that has none."""
+        if self.source.ledger is None:
             raise TypeError("this stream does not come from shards and keeps no ledger")
-        return self._source.ledger
+        return self.source.ledger
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be *epoch*; those after it count on."""
-        self._epochs.set(epoch)
+        self.epochs.set(epoch)
 
     def __len__(self) -> int:
         """How many samples an epoch delivers to this rank; TypeError where the shards or the ops do not say it."""
-        if not isinstance(self._source, PlannedSource):
-            raise TypeError("only planned epochs have a length; they need indexes, which tarindex makes")
-        for op in (*self._source.ops, *self._ops):
+        if not isinstance(self.source, PlannedSource):
+            raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
+        for op in (*self.source.ops, *self.ops):
             if not op.traits.one_for_one:
                 raise TypeError(f"{op.name} changes the number of samples, so there is no length")
-        world = self._here()
-        size = len(self._source.plan(0, world.world_size))
+        world = self.world
+        size = len(self.source.plan(0, world.world_size))
         return len(range(world.rank, size, world.world_size))
 
     def __bool__(self) -> bool:
@@ -202,9 +174,9 @@ class Stream:
         """Say where the iteration begun last stands, for ``load_state_dict`` in the same rank and worker."""
         if self._resumed is not None:
             return dict(self._resumed)
-        progress = self._progress or Progress(self._epochs.next, self._here())
-        state = {"version": VERSION, "digest": self._source.digest, "epoch": progress.epoch}
-        state["order"] = list(self._source.order)
+        progress = self._progress or Progress(self.epochs.next, self.world)
+        state = {"version": VERSION, "digest": self.source.digest, "epoch": progress.epoch}
+        state["order"] = list(self.source.order)
         taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
         place = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
         return state | taken | {"world": place}
@@ -214,33 +186,34 @@ class Stream:
 
         Indexed shards are read on from there, if no op holds samples back; else what was delivered is passed over.
         """
-        check_state(state, self._source.digest, ("epoch", "world"))
-        check_order(state, self._source.order)
+        check_state(state, self.source.digest, ("epoch", "world"))
+        check_order(state, self.source.order)
         if ("taken" if self._is_resumable() else "delivered") not in state:
             raise StateError("the state is of a stream with other ops")
         self._resumed = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        world = self._here()
+        world = self.world
         state = self._resumed or {}
         if state:
             _check_world(state["world"], world)
         self._resumed = None
-        epoch = self._epochs.begin(world, state.get("epoch"))
+        epoch = self.epochs.begin(world, state.get("epoch"))
         self._progress = progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
         return self._run(progress)
 
     def _is_resumable(self) -> bool:
         """Whether the source says where the stream stands."""
-        return isinstance(self._source, PlannedSource) and all(op.traits.resumable for op in self._ops)
+        return isinstance(self.source, PlannedSource) and all(op.traits.resumable for op in self.ops)
 
-    def _here(self) -> World:
+    @property
+    def world(self) -> World:
         """The rank and worker to deliver to."""
         return self._world
 
     def _run(self, progress: Progress) -> Iterator[Any]:
         try:
-            samples = self._iterate(len(self._ops), progress)
+            samples = self._iterate(len(self.ops), progress)
             if self._is_resumable():
                 yield from samples
             else:
@@ -248,24 +221,30 @@ class Stream:
                     progress.delivered += 1
                     yield sample
         finally:
-            for ledger in self._ledgers():
-                ledger.report()
+            self.report()
+
+    def iterate(self, epoch: int, world: World) -> Iterator[Any]:
+        """Yield what one worker delivers of an epoch, from its beginning."""
+        return self._iterate(len(self.ops), Progress(epoch, world))
+
+    def read(self, part: Part, epoch: int) -> Iterable[Any]:
+        """Yield the samples of a part of a planned epoch, after the ops."""
+        return run_ops(self.ops, self.source.read(part, epoch), epoch, self.source.ledger)
+
+    def report(self) -> None:
+        """In a worker process: send the counts of all ledgers to the process that they come from."""
+        for ledger in self._ledgers():
+            ledger.report()
 
     def _iterate(self, depth: int, progress: Progress) -> Iterator[Any]:
         """Iterate over the source and the first *depth* ops."""
         if depth == 0:
-            return self._source.iterate(progress)
-        op = self._ops[depth - 1]
+            return self.source.iterate(progress)
+        op = self.ops[depth - 1]
         if op.function is ops.repeat:
             times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times") or 1
             progress = Progress(progress.epoch * times, progress.world)
-        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self._source.ledger))
-
-    def through_ops(self, samples: Iterable[Any], epoch: int, on_error: Callable[[Exception], Any]) -> Iterable[Any]:
-        """Run all ops over *samples*; *on_error* is for those that name none."""
-        for op in self._ops:
-            samples = op.run(samples, epoch, on_error)
-        return samples
+        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self.source.ledger))
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
         """Add to each sample the *fields* (by default all) of the sample of its key in parallel shards.
@@ -273,28 +252,28 @@ class Stream:
         There are as many shards as of this stream, the nth belongs to the nth, and both have indexes (TypeError). A
         sample without partner, and a field that is there twice, are SampleErrors. It comes before the ops.
         """
-        if not isinstance(self._source, PlannedSource):
-            raise TypeError("only indexed shards are joined; tarindex makes indexes")
-        if self._ops:
+        if not isinstance(self.source, PlannedSource):
+            raise TypeError("join requires indexed shards; run `tarindex` first")
+        if self.ops:
             raise TypeError("join comes before the ops")
-        return self._over(self._source.joined(urls, fields))
+        return self._over(self.source.joined(urls, fields))
 
     def _over(self, source: Any) -> Self:
         """A stream like this one, over another source and without ops."""
         stream = copy.copy(self)
-        stream._source, stream._ops, stream._epochs = source, (), type(self._epochs)(self._epochs.next)
+        stream.source, stream.ops, stream.epochs = source, (), type(self.epochs)(self.epochs.next)
         stream._begin_state()
         return stream
 
     def _then(self, op: BoundOp) -> Self:
         stream = copy.copy(self)
-        stream._ops = (*self._ops, op)
-        stream._epochs = self._epochs.copy()
+        stream.ops = (*self.ops, op)
+        stream.epochs = self.epochs.copy()
         stream._begin_state()
         return stream
 
     def _ledgers(self) -> list[Ledger]:
-        handlers = [self._source.ledger] + [op.options.get("on_error") for op in self._ops]
+        handlers = [self.source.ledger] + [op.options.get("on_error") for op in self.ops]
         return [handler for handler in handlers if isinstance(handler, Ledger)]
 
 

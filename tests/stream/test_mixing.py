@@ -202,7 +202,7 @@ def test_the_ledger_of_a_mixture(urls, tmp_path):
 
 def test_a_mixture_that_loses_a_sample_is_found(urls, monkeypatch):
     stream = mixed(urls)
-    kind = type(stream._source.shards)
+    kind = type(stream.source.shards)
     read_all = kind.read_all
     monkeypatch.setattr(kind, "read_all", lambda *places: islice(read_all(*places), 5))
     with pytest.raises(AuditError, match=r"[abc]-0000\.tar"):
@@ -213,7 +213,7 @@ def test_what_cannot_be_mixed(urls, make_shards):
     dataset = ShardDataset(urls["a"])
     with pytest.raises(ValueError, match="nothing to mix"):
         mix({})
-    with pytest.raises(TypeError, match="plain: only indexed datasets"):
+    with pytest.raises(TypeError, match="plain: mixing requires indexed shards"):
         mix({"a": dataset, "plain": ShardDataset(make_shards(1, name="plain"))})
     with pytest.raises(TypeError, match="a: shuffle holds or counts"):
         mix({"a": dataset.shuffle(3)})

@@ -11,10 +11,17 @@ import pytest
 from range_server import serving
 
 from tarshards import Ledger, ShardDataset, Stream, World
-from tarshards.epoch.loop import Reading
+from tarshards.epoch.loop import Part
+from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError
 from tarshards.index.access import IndexedShards
-from tarshards.stream.sources import PlannedSource, ShardSource, open_shards
+from tarshards.index.options import Opening
+from tarshards.stream.sources import PlannedSource, ShardSource
+from tarshards.stream.sources import open_shards as open_source
+
+
+def open_shards(urls, index="auto", **options):
+    return open_source(urls, Opening(index), EpochOptions(**options))
 
 
 def classes(samples) -> list[int]:
@@ -73,7 +80,7 @@ def test_index_true_false_and_nonsense(make_shards):
 @pytest.mark.parametrize("option", [{"tail": "pad"}, {"pool": 10}])
 @pytest.mark.parametrize("index", [False, "auto"])
 def test_tail_and_pool_need_an_index(make_shards, option, index):
-    with pytest.raises(ShardIndexError, match="tail= and pool= are of planned epochs, which need indexes"):
+    with pytest.raises(ShardIndexError, match="tail= and pool= require indexed shards; run `tarindex` first"):
         open_shards(make_shards(2), index=index, **option)
 
 
@@ -98,7 +105,7 @@ def test_shuffled_epochs_are_whole_and_differ(make_uneven):
     assert len({tuple(epoch) for epoch in epochs}) == 3
     stream.set_epoch(0)
     assert classes(stream) == epochs[0]
-    other = Stream.from_shards(stream._source.shards.urls, shuffle=True, seed=2)
+    other = Stream.from_shards(stream.source.shards.urls, shuffle=True, seed=2)
     assert classes(other) != epochs[0]
 
 
@@ -176,7 +183,7 @@ def test_resuming_reads_only_what_is_left(make_shards, monkeypatch):
     stream = Stream.from_shards(make_shards(2, 50, index=True), shuffle=True)
     iterator = iter(stream)
     delivered = classes(islice(iterator, 60))
-    resumed = Stream.from_shards(stream._source.shards.urls, shuffle=True)
+    resumed = Stream.from_shards(stream.source.shards.urls, shuffle=True)
     resumed.load_state_dict(stream.state_dict())
     assert sorted(delivered + classes(resumed)) == list(range(100))
     assert resumed.ledger.samples == 40
@@ -248,9 +255,9 @@ def test_a_sample_that_is_lost_is_named(make_shards, monkeypatch):
 
 
 def test_positions_that_are_passed_over_are_found_at_the_end(make_shards, monkeypatch):
-    samples = Reading.samples
+    read = Part.read
     stream = Stream.from_shards(make_shards(3, 100, index=True))
-    monkeypatch.setattr(Reading, "samples", lambda self, part: iter(()) if part.start else samples(self, part))
+    monkeypatch.setattr(Part, "read", lambda self, *args: iter(()) if self.positions[0] else read(self, *args))
     with pytest.raises(AuditError, match=r"300 samples planned, 256 delivered.*set-0002\.tar \(56 of 100\)"):
         stream.collect()
 

@@ -1,36 +1,122 @@
-"""Batches of arrays from one process: threads read, decode and augment into memory that is used again."""
+"""Batches of arrays from one process: threads read, decode and augment into reused buffers."""
 
 from __future__ import annotations
 
 import operator
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
 
-from tarshards.epoch.loop import Reading
+from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.permutations import key_of
+from tarshards.epoch.plan import PlannedEpoch
 from tarshards.index.places import MappedPlaces, find_in_bytes
-from tarshards.loaders.arrays.batches import Found, Made, Maker, Transform
+from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
 from tarshards.loaders.arrays.readers.base import Reader
-from tarshards.loaders.base import Pass, Passes, ResumableLoader, Shares
+from tarshards.loaders.base import Pass, Passes, ResumableLoader
+from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
-from tarshards.stream.sources import PlannedSource, Progress, growing
+from tarshards.stream.sources import Progress
 from tarshards.stream.stream import Stream
 
 TOGETHER = 1 << 11  # samples whose places are looked up at once
 TOGETHER_QUICK = 1 << 14  # where making their batches takes hardly longer than that
 TRIED = 1 << 10  # samples that are tried at once until one shows what the fields are like
 
-Work = Callable[[], Found]  # what finds the samples of a batch
+Locate = Callable[[], LocatedSamples]  # returns the samples of a batch
+
+
+class LocatedPart(Part):
+    """A part of a plan whose samples have been located, together with those of other parts."""
+
+    def __init__(self, together: Part, samples: LocatedSamples, begin: int, end: int):
+        cut = slice(begin, end)
+        super().__init__(together.plan, together.positions[cut], together.shards[cut], together.numbers[cut])
+        self.samples = samples.cut(begin, end)
+
+
+class ArrayBatchMaker(BatchMaker):
+    """Makes batches of arrays of a stream of shards.
+
+    *kept* batches have their memory kept for those after them, in turn if it is a *ring*; see ``Memory``.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        size: int,
+        fields: Mapping[str, Reader | Callable[[bytes], Any]],
+        transforms: Iterable[Transform],
+        *,
+        kept: int,
+        ring: bool,
+    ):
+        super().__init__(stream, size)
+        self.assembler = Assembler(fields, transforms, size, kept, ring)
+        self.places: MappedPlaces | None = None
+        self.numbers = count()  # of the batches, over all epochs
+        self._is_open = False
+
+    def open(self) -> bool:
+        """Map the shards if that is possible, and open the readers by the first sample; return whether it was new."""
+        if self._is_open and not (self.places and self.places.broken):
+            return False
+        shards = self.stream.source.shards
+        self.places, self._is_open = MappedPlaces.of(shards, self.assembler.terms), True
+        ends = np.cumsum(shards.counts)
+        begin, end, total = 0, 1, int(ends[-1])
+        while begin < total and not self.assembler.is_open:  # by the dataset's first, whatever the order
+            numbers = np.arange(begin, min(end, total))
+            number = np.searchsorted(ends, numbers, "right")
+            self.assembler.open(self._locate(number, numbers - (ends - shards.counts)[number], numbers))
+            begin, end = end, end + min(end, TRIED)
+        return True
+
+    def locate(self, part: Part) -> LocatedSamples:
+        """Find the fields of the samples of *part*, or read them where shards are not mapped."""
+        if isinstance(part, LocatedPart):
+            return part.samples
+        source = self.stream.source
+        if source.once:
+            numbers = self._starts[part.shards] + part.numbers
+        else:  # a sample may come several times in a mixture's epoch, never alike
+            numbers = part.plan.state(0)["position"] + part.positions
+        return self._locate(part.shards, part.numbers, numbers)
+
+    def read(self, part: Part, epoch: int) -> dict[str, Any]:
+        self.open()
+        key = key_of(self.stream.source.seed, epoch)
+        assembled = self.assembler.assemble(partial(self.locate, part), key, next(self.numbers))
+        self.report(assembled)
+        return assembled.batch
+
+    def report(self, assembled: AssembledBatch) -> None:
+        """Give what failed of a batch to the ledger."""
+        for place in sorted(assembled.failures):
+            self.stream.ledger(assembled.failures[place])
+
+    def _locate(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
+        reader, terms = self.stream.source.shards, self.assembler.terms
+        if self.places is not None:
+            places = self.places.find(shards, samples)
+        else:
+            places = find_in_bytes(list(reader.read_all(shards, samples)), terms)
+        return LocatedSamples(places, numbers, shards, reader.names)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        counts = self.stream.source.shards.counts
+        return np.cumsum(counts) - counts
 
 
 class ArrayLoader(ResumableLoader):
@@ -62,164 +148,144 @@ class ArrayLoader(ResumableLoader):
         reuse: bool = False,
         transforms: Iterable[Transform] = (),
     ):
-        if dataset._ops or dataset._source.ops:
+        if dataset.ops or dataset.source.ops:
             raise TypeError("an ArrayLoader takes shards without ops; fields= and transforms= do their work")
-        if dataset._source.ledger is None:
+        if dataset.source.ledger is None:
             raise TypeError("an ArrayLoader takes shards: a ShardDataset, or Stream.from_shards(...)")
         if not fields:
             raise ValueError("fields= names no field")
         if prefetch < 0 or (threads is not None and threads < 0):
             raise ValueError("threads and prefetch are not negative")
-        self.passes = Passes(dataset, batch_size)
-        self.threads, self.prefetch, self.device = threads, prefetch, device
-        self.monitor = Monitor()
         most = len(os.sched_getaffinity(0)) if threads is None else threads
         self._threads = max(1, most)
-        self._maker = Maker(fields, transforms, batch_size, self._threads + prefetch + 2, reuse)
-        self._numbers = count()
-        self._places: MappedPlaces | None = None
+        kept = self._threads + prefetch + 2
+        self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=reuse)
+        self.passes = Passes(self.maker)
+        self.threads, self.prefetch, self.device = threads, prefetch, device
+        self.monitor = Monitor()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         this = self.passes.begin()
         self.monitor = Monitor()
-        batches = self._planned(this) if this.plan is not None else self._streamed(this)
+        batches = self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         if self.device is None:
             return batches
         from tarshards.loaders.tensors import move
 
         return move(batches, self.device)
 
-    def _planned(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        source: PlannedSource = self.passes.stream._source
-        plan, world = this.plan, this.world
-        assert plan is not None
-        shares = self.passes.shares(plan, world)
-        reading = Reading(source, plan, world, shares, whole=this.state is None)
-        is_new = self._places is None or self._places.broken
-        if is_new:
-            self._places = MappedPlaces.of(source.shards, self._maker.terms)
-        ends = np.cumsum(source.shards.counts)
-        starts = ends - source.shards.counts
-        taken = plan.state(0)["position"]  # a sample may come several times in a mixture's epoch, never alike
-
-        def find(shards: np.ndarray, samples: np.ndarray, positions: np.ndarray) -> Found:
-            if self._places is not None:
-                places = self._places.find(shards, samples)
-            else:
-                places = find_in_bytes(list(source.shards.read_all(shards, samples)), self._maker.terms)
-            numbers = starts[shards] + samples if source.once else taken + positions
-            return Found(places, numbers, shards, source.shards.names, positions)
-
-        def find_share(share: range) -> Found:
-            positions = np.arange(share.start, share.stop, share.step)
-            return find(*plan[positions], positions)
-
-        begin, end, total = 0, 1, int(ends[-1]) if len(plan) else 0
-        while begin < total and not self._maker.is_open:  # by the dataset's first, whatever the order
-            numbers = np.arange(begin, min(end, total))
-            shards = np.searchsorted(ends, numbers, "right")
-            self._maker.open(find(shards, numbers - starts[shards], numbers))
-            begin, end = end, end + min(end, TRIED)
-        touched = self._places if is_new and self._maker.is_quick else None
-        try:
-            with (
-                nullcontext() if touched is None else touched.touching(),
-                closing(self._in_order(self._works(find_share, shares), source.seed, this)) as batches,
-            ):
-                for made in batches:
-                    lost, positions = len(made.failures), made.found.positions
-                    reading.taken += len(positions)
-                    members = (len(positions) - lost) * len(self._maker.terms)
-                    reading.count(positions, made.found.shards, lost, members)
-                    this.delivered += 1
-                    yield made.batch
-            reading.finish()
-            for error in self._places.changes() if self._places else ():
-                self.ledger(error)
-        finally:
-            self.ledger.add(reading.tally())
+    def _planned(self, this: Pass, plan: PlannedEpoch) -> Generator[dict[str, Any], None, None]:
+        maker, source = self.maker, self.maker.stream.source
+        shares = maker.shares(plan, this.world.rank)
+        loop = source.loop(plan, this.world, shares, whole=this.state is None)
+        is_new = len(plan) > 0 and maker.open()
+        is_quick, places = maker.assembler.is_quick, maker.places
+        parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER) if places else None
+        with (
+            places.touching() if places and is_new and is_quick else nullcontext(),
+            closing(loop.run(partial(self._read, this), parts)) as batches,
+        ):
+            for batch in batches:
+                this.delivered += 1
+                yield batch
+        for error in places.changes() if places else ():
+            self.ledger(error)
         self.passes.end(this)
-        self.ledger.audit([reading.tally()])
+        self.ledger.audit([loop.tally])
 
-    def _works(self, find: Callable[[range], Found], shares: Shares) -> Iterator[Work]:
-        """Yield what finds each batch; in mapped shards several are found together, which takes less time."""
-        if self._places is None:
-            yield from (partial(find, share) for share in shares)
-            return
-        most = max(1, (TOGETHER_QUICK if self._maker.is_quick else TOGETHER) // self.passes.size)
-        for part in growing(shares, 1, most):
+    def _located(self, loop: EpochLoop, most: int) -> Iterator[LocatedPart]:
+        """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time."""
+        for shares in growing(loop.shares, 1, max(1, most // self.maker.size)):
             begun = time.perf_counter()
-            found = find(range(part[0].start, part[-1].stop, part[0].step))
+            together = Part.of(loop.plan, shares.together())
+            samples = self.maker.locate(together)
             self.monitor.reading += time.perf_counter() - begun
-            ends = np.cumsum([len(share) for share in part]).tolist()
-            yield from (partial(found.part, end - len(share), end) for share, end in zip(part, ends))
+            for begin in range(0, len(together), shares.size):
+                yield LocatedPart(together, samples, begin, begin + shares.size)
+
+    def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+        """Yield the batches of *parts*, which threads make ahead."""
+        ahead: deque[Part] = deque()
+
+        def locates() -> Iterator[Locate]:
+            for part in parts:
+                ahead.append(part)
+                yield partial(self.maker.locate, part)
+
+        with closing(self._in_order(locates(), this)) as results:
+            for assembled in results:
+                part = ahead.popleft()
+                part.taken, part.lost = len(part), len(assembled.failures)
+                part.members = (part.taken - part.lost) * len(self.maker.assembler.terms)
+                yield assembled.batch
+                del assembled
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        source = self.passes.stream._source
-        samples = iter(source.iterate(Progress(this.epoch, this.world)))
-        nothing = np.empty(0, np.int64)
+        assembler = self.maker.assembler
+        samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world))
 
-        def find(raw: Future[list[dict[str, Any]]]) -> Found:
+        def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
             results = raw.result()
             numbers = np.array([_number_of(sample["__key__"]) for sample in results], np.uint64)
             urls = [sample["__url__"] for sample in results]
-            return Found(find_in_bytes(results, self._maker.terms), numbers, np.arange(len(urls)), urls, nothing)
+            return LocatedSamples(find_in_bytes(results, assembler.terms), numbers, np.arange(len(urls)), urls)
 
-        def works(reader: ThreadPoolExecutor) -> Iterator[Work]:
-            raws = (reader.submit(lambda: list(islice(samples, self.passes.size))) for _ in count())
+        def locates(thread: ThreadPoolExecutor) -> Iterator[Locate]:
+            raws = (thread.submit(lambda: list(islice(samples, self.maker.size))) for _ in count())
             for raw in raws:
-                if not self._maker.is_open and raw.exception() is None:  # by the first, whichever thread is quicker
-                    self._maker.open(find(raw))
-                yield partial(find, raw)
+                if not assembler.is_open and raw.exception() is None:  # by the first, whichever thread is quicker
+                    assembler.open(locate(raw))
+                yield partial(locate, raw)
 
-        with ThreadPoolExecutor(1, "tarshards-read") as reader:
+        with ThreadPoolExecutor(1, "tarshards-read") as thread:
             try:
-                with closing(self._in_order(works(reader), source.seed, this)) as batches:
-                    for number, made in enumerate(batches):
-                        if not len(made.found.numbers):
+                with closing(self._in_order(locates(thread), this)) as results:
+                    for number, assembled in enumerate(results):
+                        if not len(assembled.samples):
                             break
                         if number >= this.passed:
                             this.delivered += 1
-                            yield made.batch
+                            yield assembled.batch
             finally:
-                reader.shutdown(cancel_futures=True)
+                thread.shutdown(cancel_futures=True)
                 samples.close()
                 self.ledger.report()
         self.passes.end(this)
 
-    def _in_order(self, works: Iterator[Work], seed: int, this: Pass) -> Generator[Made, None, None]:
-        """Make the batches of *works* by threads, some ahead; yield them in order, what failed gone to the ledger."""
-        monitor, key = self.monitor, key_of(seed, this.epoch)
+    def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
+        """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""
+        monitor, assembler, numbers = self.monitor, self.maker.assembler, self.maker.numbers
+        key = key_of(self.maker.stream.source.seed, this.epoch)
         asked = time.perf_counter()
-        first = list(islice(works, 1))  # after which it is known whether batches are quick
-        threads = 0 if self.threads is None and self._maker.is_quick else self.threads
+        first = list(islice(locates, 1))  # after which it is known whether batches are quick
+        threads = 0 if self.threads is None and assembler.is_quick else self.threads
         threads = self._threads if threads is None else threads
         monitor.threads = max(1, threads)
-        works = chain(first, works)
-        makes = (partial(self._maker.make, work, key, next(self._numbers)) for work in works)
-        with closing(_results(makes, threads, self.prefetch)) as results:
-            for made in results:
-                for place in sorted(made.failures):
-                    self.ledger(made.failures[place])
+        works = (partial(assembler.assemble, locate, key, next(numbers)) for locate in chain(first, locates))
+        with closing(_results(works, threads, self.prefetch)) as results:
+            for assembled in results:
+                self.maker.report(assembled)
                 taken = time.perf_counter()
                 monitor.waited += taken - asked
-                monitor.samples += len(made.found.numbers) - len(made.failures)
-                monitor.bytes += made.bytes
-                monitor.reading += made.reading
-                monitor.decoding += made.decoding
-                yield made
-                del made
+                monitor.samples += len(assembled.samples) - len(assembled.failures)
+                monitor.bytes += assembled.bytes
+                monitor.reading += assembled.reading
+                monitor.decoding += assembled.decoding
+                yield assembled
+                del assembled
                 asked = time.perf_counter()
                 monitor.consumed += asked - taken
 
 
-def _results(makes: Iterator[Callable[[], Made]], threads: int, ahead: int) -> Generator[Made, None, None]:
-    """Yield what each of *makes* makes, in their order: by *threads*, some ahead, or without any when asked for."""
+def _results(
+    works: Iterator[Callable[[], AssembledBatch]], threads: int, ahead: int
+) -> Generator[AssembledBatch, None, None]:
+    """Yield what each of *works* returns, in order: made by *threads*, some *ahead*, or by none when asked for."""
     if not threads:
-        yield from (make() for make in makes)
+        yield from (work() for work in works)
         return
     with ThreadPoolExecutor(threads, "tarshards-make") as pool:
-        yield from bounded_map(operator.call, makes, executor=pool, window=threads + ahead)
+        yield from bounded_map(operator.call, works, executor=pool, window=threads + ahead)
 
 
 def _number_of(key: str) -> int:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tarshards.epoch.loop import Reading
 from tarshards.epoch.world import World
-from tarshards.loaders.base import Pass, Passes, Shares
+from tarshards.loaders.base import Pass, Passes
+from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.parallel import bounded_map
-from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
-from tarshards.stream.sources import Progress
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from tarshards.epoch.plan import EpochPlan
+    from tarshards.epoch.loop import Part, Shares
+    from tarshards.epoch.plan import PlannedEpoch
 
 LastBatch = Literal["partial", "pad", "drop"]
 
@@ -75,23 +74,31 @@ class EncodedBatch(NamedTuple):
         return [np.array(column) if column[0].ndim == 0 else column for column in columns]
 
 
-class BatchPasses(Passes):
-    """Passes that may leave out the last, partial batch."""
+class EncodedBatchMaker(BatchMaker):
+    """Makes batches of encoded samples; *last_batch* says what becomes of a last one that is partial."""
 
-    def __init__(self, stream: Stream, size: int, last_batch: LastBatch):
+    def __init__(self, stream: Stream, size: int, guard: ImageGuard, last_batch: LastBatch):
         if last_batch not in ("partial", "pad", "drop"):
             raise ValueError(f'last_batch is "partial", "pad" or "drop", not {last_batch!r}')
         super().__init__(stream, size)
-        for op in stream._ops:
-            if not op.traits.per_sample and (self.is_planned or op.function is ops.batched):
-                name = op.name
-                raise TypeError(f"DALI sources support only ops that see one sample at a time, not {name}")
-        self.last_batch = last_batch
+        for op in stream.ops:
+            if op.function is ops.batched or (self.is_planned and not op.traits.per_sample):
+                raise TypeError(f"DALI sources support only ops that see one sample at a time, not {op.name}")
+        self.guard, self.last_batch = guard, last_batch
 
-    def shares(self, plan: EpochPlan, world: World) -> Shares:
-        shares = super().shares(plan, world)
+    def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
+        shares = super().shares(plan, rank)
         partial = shares and len(shares[-1]) < self.size
         return shares[:-1] if partial and self.last_batch == "drop" else shares
+
+    def read(self, part: Part, epoch: int) -> EncodedBatch:
+        return self.encode(self.stream.read(part, epoch), len(part))
+
+    def encode(self, samples: Iterable[Any], planned: int) -> EncodedBatch:
+        """Encode the samples of a batch for which *planned* ones were read, and fill it if it is the last."""
+        encoded = list(self.guard.encode(samples, self.stream.ledger))
+        missing = self.size - len(encoded) if planned < self.size and self.last_batch == "pad" else 0
+        return EncodedBatch(encoded + encoded[-1:] * missing, len(encoded))
 
 
 def read_ahead(batches: Generator[EncodedBatch, None, None]) -> Generator[EncodedBatch, None, None]:
@@ -129,8 +136,8 @@ class BatchSource:
     """Batches of a dataset as tuples of one entry per field, and ``valid`` if there is one; see ``batch_source``."""
 
     def __init__(self, dataset: Stream, batch_size: int, guard: ImageGuard, last_batch: LastBatch):
-        self.passes = BatchPasses(dataset, batch_size, last_batch)
-        self.guard = guard
+        self.maker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
+        self.passes, self.guard = Passes(self.maker), guard
         self.has_valid = guard.on_bad == "mask" or last_batch == "pad"
 
     @property
@@ -160,48 +167,20 @@ class BatchSource:
         try:
             yield from self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         finally:
-            for ledger in self.passes.stream._ledgers():
-                ledger.report()
+            self.maker.stream.report()
 
-    def _planned(self, this: Pass, plan: EpochPlan) -> Iterator[EncodedBatch]:
-        stream, shares = self.passes.stream, self.passes.shares(plan, this.world)
-        source = stream._source
-        reading = Reading(source, plan, this.world, shares, whole=this.state is None)
-        left_out = Tally()
-        try:
-            for share in shares:
-                samples = source.samples(reading, share, this.epoch)
-                encoded = self.guard.encode(stream.through_ops(samples, this.epoch, stream.ledger), stream.ledger)
-                yield self._filled(list(encoded), len(share))
-            left_out = self._left_out(this.world, plan, sum(map(len, shares)))
-            reading.finish()
-        finally:
-            stream.ledger.add(reading.tally())
-            stream.ledger.add(left_out)
-        left_out.add(reading.tally())
-        stream.ledger.audit([left_out])
-
-    def _left_out(self, world: World, plan: EpochPlan, taken: int) -> Tally:
-        """Count the samples after the first *taken* ones, which the last batch would have had."""
-        positions = np.arange(world.rank, len(plan), world.world_size)[taken:]
-        planned = positions[positions < plan.total]
-        if not len(planned):
-            return Tally()
-        shards, _ = plan[planned]
-        read = Counter(self.passes.stream._source.shards.names[shard] for shard in shards.tolist())
-        return Tally(planned=len(planned), dropped=len(planned), read=read)
+    def _planned(self, this: Pass, plan: PlannedEpoch) -> Iterator[EncodedBatch]:
+        stream, shares = self.maker.stream, self.maker.shares(plan, this.world.rank)
+        left_out = shares.positions[len(shares) * self.maker.size :]
+        loop = stream.source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
+        yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
+        stream.ledger.audit([loop.tally])
 
     def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
-        stream, size = self.passes.stream, self.passes.size
-        samples = iter(stream._iterate(len(stream._ops), Progress(this.epoch, this.world)))
-        for _ in islice(samples, this.passed * size):
+        maker = self.maker
+        samples = maker.stream.iterate(this.epoch, this.world)
+        for _ in islice(samples, this.passed * maker.size):
             pass
-        while chunk := list(islice(samples, size)):
-            if len(chunk) == size or self.passes.last_batch != "drop":
-                yield self._filled(list(self.guard.encode(chunk, stream.ledger)), len(chunk))
-
-    def _filled(self, samples: list[EncodedSample], planned: int) -> EncodedBatch:
-        missing = self.passes.size - len(samples) if planned < self.passes.size else 0
-        if self.passes.last_batch == "pad" and samples:
-            return EncodedBatch(samples + samples[-1:] * missing, len(samples))
-        return EncodedBatch(samples, len(samples))
+        while chunk := list(islice(samples, maker.size)):
+            if len(chunk) == maker.size or maker.last_batch != "drop":
+                yield maker.encode(chunk, len(chunk))

@@ -88,7 +88,7 @@ class DaliLoader(ResumableLoader):
 
     def _run(self, this: Pass) -> Iterator[dict[str, Any]]:
         begun = this.state.get("position", this.passed) if this.state else 0
-        seeds = (getattr(self.passes.stream._source, "seed", 0), this.epoch, begun, this.world.rank)
+        seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
         with closing(self.source.batches(this)) as batches:
             for batch, pipe, outputs in self._runner.run(batches, seeds):
                 this.delivered += 1

@@ -7,33 +7,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from mmap import mmap
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError
+from tarshards.index.options import Opening, field_names
+from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
-from tarshards.stream.stream import BoundOp, EpochCounter, Stream
-
-if TYPE_CHECKING:
-    from tarshards.epoch.plan import Tail
+from tarshards.stream.stream import EpochCounter, Stream
 
 
 class ShardDataset(Stream, IterableDataset):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. Where all shards have an *index*, "auto" or True, the
-    epoch is planned: *shuffle* permutes samples (see ``EpochPlan`` for it, *seed*, *pool* and *tail*, by default "pad"
-    for more than one rank), ``len`` is exact, there may be more ranks and workers than shards. Else shards are shared
-    out, and *shuffle* permutes them by (*seed*, epoch). Of each sample only *fields* are kept, and where it is planned
-    read.
+    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error* and
+    *allow_pipe*, ``EpochOptions`` *shuffle*, *seed*, *tail* and *pool*. Through indexes the epoch is planned: ``len``
+    is exact, and there may be more ranks and workers than shards. Without, whole shards are shared out.
 
-    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* takes the errors of shards
-    and ops: see ``Ledger``; ``ledger`` is the account over all workers. *world* replaces what ``World.detect()`` says
+    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* also gets the errors of
+    ops; see ``Ledger``, and ``ledger`` for the counts over all workers. *world* replaces what ``World.detect()`` says
     of the rank. ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader``
     has its own.
 
@@ -55,20 +53,11 @@ class ShardDataset(Stream, IterableDataset):
         world: World | None = None,
         allow_pipe: bool = False,
     ):
-        self._source = open_shards(
-            urls,
-            index=index,
-            shuffle=shuffle,
-            seed=seed,
-            tail=tail,
-            pool=pool,
-            fields=fields,
-            on_error=on_error,
-            allow_pipe=allow_pipe,
-        )
-        self._source.ledger.share()
-        self._ops = ()
-        self._epochs = SharedEpochCounter()
+        opening = Opening(index, field_names(fields), on_error, allow_pipe)
+        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
+        self.source.ledger.share()
+        self.ops = ()
+        self.epochs = SharedEpochCounter()
         self._rank = world
         self._pickled_by: tuple[int, World] | None = None
         self._begin_state()
@@ -79,7 +68,8 @@ class ShardDataset(Stream, IterableDataset):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None, "_pickled_by": (os.getpid(), World.detect())}
 
-    def _here(self) -> World:
+    @property
+    def world(self) -> World:
         here = World.detect()
         if self._rank is None:
             parent = parent_process()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tarshards.epoch.loop import Reading
-from tarshards.epoch.plan import EpochPlan
-from tarshards.epoch.world import World
+from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
+from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
-from tarshards.stream.sources import PlannedSource, Progress
+from tarshards.stream.sources import PlannedSource
+from tarshards.stream.stream import Stream
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
 
@@ -57,8 +58,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         **options: Any,
     ):
         _check(dataset, options)
-        self.passes = Passes(dataset, batch_size, workers=num_workers)
-        self._batches = _Batches(self.passes, collate_fn, persistent=bool(options.get("persistent_workers")))
+        maker = CollatedBatchMaker(dataset, batch_size, collate_fn)
+        self.passes = Passes(maker, workers=num_workers)
+        self._batches = _Batches(maker, persistent=bool(options.get("persistent_workers")))
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
 
     def __iter__(self) -> Iterator[Any]:
@@ -79,17 +81,17 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 yield batch
         self.passes.end(this)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
-            raise AuditError(f"only {len(tallies)} of {self.num_workers} workers have accounted for what they read")
+            raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         self.ledger.audit(tallies)
 
 
 def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
-    is_planned = isinstance(dataset._source, PlannedSource)
+    is_planned = isinstance(dataset.source, PlannedSource)
     refused = {name: instead for name, instead in _INSTEAD.items() if name in options}
     if options.get("in_order"):
         del refused["in_order"]
-    for op in dataset._ops:
+    for op in dataset.ops:
         if op.function is ops.batched or (is_planned and not op.traits.per_sample):
             refused[op.name] = op.traits.instead
     if refused:
@@ -108,11 +110,23 @@ class _Order(NamedTuple):
     state: Mapping[str, Any] | None
 
 
-class _Batches(IterableDataset[Any]):
-    """The batches that one worker makes, and after them its account."""
+class CollatedBatchMaker(BatchMaker):
+    """Makes batches of the samples that come out of a stream's ops; without any, a batch is ``[]``."""
 
-    def __init__(self, passes: Passes, collate_fn: Callable[[list[Any]], Any], persistent: bool):
-        self.passes, self.stream, self.collate = passes, passes.stream, collate_fn
+    def __init__(self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any]):
+        super().__init__(stream, size)
+        self.collate = collate_fn
+
+    def read(self, part: Part, epoch: int) -> Any:
+        batch = list(self.stream.read(part, epoch))
+        return self.collate(batch) if batch else []
+
+
+class _Batches(IterableDataset[Any]):
+    """The batches that one worker makes, and after them its tally, for the audit over all workers."""
+
+    def __init__(self, maker: CollatedBatchMaker, persistent: bool):
+        self.maker, self.stream = maker, maker.stream
         self._order = _Order(0, None)
         # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
@@ -130,28 +144,16 @@ class _Batches(IterableDataset[Any]):
     def _run(self, order: _Order) -> Iterator[Any]:
         if self._mailbox is not None:
             order = _Order(*json.loads(self._mailbox.numpy().tobytes()))
-        world = self.stream._here()
-        plan = self.passes.plan(order.epoch, world, order.state)
+        world = self.stream.world
+        plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:
-            if plan is not None:
-                yield from self._planned(plan, order, world)
+            if plan is None:
+                samples = self.stream.iterate(order.epoch, world)
+                yield from ops.batched(samples, self.maker.size, collate=self.maker.collate)
             else:
-                samples = self.stream._iterate(len(self.stream._ops), Progress(order.epoch, world))
-                yield from ops.batched(samples, self.passes.size, collate=self.collate)
+                shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
+                loop = self.stream.source.loop(plan, world, shares, whole=order.state is None)
+                yield from loop.run(partial(map, partial(self.maker.read, epoch=order.epoch)))
+                yield loop.tally
         finally:
-            for ledger in self.stream._ledgers():
-                ledger.report()
-
-    def _planned(self, plan: EpochPlan, order: _Order, world: World) -> Iterator[Any]:
-        shares = self.passes.shares(plan, world)[world.worker :: world.num_workers]
-        source = self.stream._source
-        reading = Reading(source, plan, world, shares, whole=order.state is None)
-        try:
-            for share in shares:
-                samples = source.samples(reading, share, order.epoch)
-                batch = list(self.stream.through_ops(samples, order.epoch, self.stream.ledger))
-                yield self.collate(batch) if batch else []
-            reading.finish()
-        finally:
-            self.stream.ledger.add(reading.tally())
-        yield reading.tally()
+            self.stream.report()

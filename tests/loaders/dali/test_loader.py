@@ -36,7 +36,7 @@ def test_the_order_is_that_of_the_plan(photos, shuffle):
     data = dataset(photos(101), shuffle=shuffle)
     loader = dali.dali_loader(data, decode, batch_size=8, **CPU)
     for epoch in range(3):
-        planned = [number_of(data, place) for place in data._source.plan(epoch, 1)]
+        planned = [number_of(data, place) for place in data.source.plan(epoch, 1)]
         batches = list(loader)
         assert labels(batches) == planned
         assert [len(batch["cls"]) for batch in batches] == [8] * 12 + [5]
@@ -68,7 +68,7 @@ def test_a_run_resumes_on_another_number_of_ranks_without_repeat_or_miss(photos,
         loader.load_state_dict(json.loads(states[0]))
         assert len(loader) == len(range(rank, 101 - 18 * steps, ranks_after)) // -7 * -1
         seen += labels(loader)
-        assert data._epochs.next == 1
+        assert data.epochs.next == 1
     assert sorted(seen) == list(range(101))
 
 
@@ -93,9 +93,9 @@ def test_breaking_off_begins_the_next_epoch(photos):
     loader = dali.dali_loader(data, decode, batch_size=8, **CPU)
     for _ in loader:
         break
-    assert labels(loader) == [number_of(data, place) for place in data._source.plan(1, 1)]
+    assert labels(loader) == [number_of(data, place) for place in data.source.plan(1, 1)]
     loader.set_epoch(0)
-    assert labels(loader) == [number_of(data, place) for place in data._source.plan(0, 1)]
+    assert labels(loader) == [number_of(data, place) for place in data.source.plan(0, 1)]
 
 
 def test_without_an_index_shards_are_streamed_and_a_state_is_replayed(photos):
@@ -196,7 +196,7 @@ def test_a_pipeline_goes_on_without_what_only_the_decoder_finds_bad(photos, on_b
     for epoch in range(2):
         data.ledger.clear()
         batches = list(loader)
-        planned = [number_of(data, place) for place in data._source.plan(epoch, 1)]
+        planned = [number_of(data, place) for place in data.source.plan(epoch, 1)]
         delivered = labels(batches)
         assert {entry.key for entry in data.ledger.quarantined} == {f"{i:05d}" for i in bad}
         if on_bad == "drop":
@@ -309,7 +309,7 @@ def test_the_last_batch(photos, last_batch, sizes):
     batches = list(loader)
     assert len(loader) == len(sizes)
     assert [len(batch["cls"]) for batch in batches] == sizes
-    planned = [number_of(data, place) for place in data._source.plan(0, 1)]
+    planned = [number_of(data, place) for place in data.source.plan(0, 1)]
     assert labels(batches)[:20] == planned[: sum(sizes)]
     if last_batch == "pad":
         assert [sum(batch["valid"].tolist()) for batch in batches] == [8, 8, 4]

@@ -1,4 +1,4 @@
-"""One batch after the other: readers opened, memory taken, fields read, failures taken out, transforms run."""
+"""How a batch of arrays is assembled: open the readers, read the fields into memory, leave out failures, transform."""
 
 from __future__ import annotations
 
@@ -26,38 +26,40 @@ ALONE = sys.getrefcount(_one[0])  # of what only a list holds
 
 
 @dataclass
-class Found:
-    """The samples of a batch and where they lie; *numbers* are what their draws are made of.
+class LocatedSamples:
+    """The samples of a batch and where their fields lie.
 
-    *shards* are places in *names*, the URLs; *positions* are those of the plan, if there is one.
+    *numbers* are what their random draws are made of, *shards* their places in *names*, the URLs.
     """
 
     places: Places
     numbers: np.ndarray
     shards: np.ndarray
     names: Sequence[str]
-    positions: np.ndarray
 
-    def part(self, begin: int, end: int) -> Found:
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def cut(self, begin: int, end: int) -> LocatedSamples:
         """Return the samples from *begin* to *end*."""
         places, part = self.places.part(begin, end), slice(begin, end)
-        return Found(places, self.numbers[part], self.shards[part], self.names, self.positions[part])
+        return LocatedSamples(places, self.numbers[part], self.shards[part], self.names)
 
 
 @dataclass
-class Made:
-    """A batch, the samples that it was made of, and what failed of them."""
+class AssembledBatch:
+    """A batch, the samples that it was made of, and what failed of them; *bytes* read, and seconds of the stages."""
 
     batch: dict[str, Any]
-    found: Found
+    samples: LocatedSamples
     failures: Failures
     bytes: int = 0
     reading: float = 0.0
     decoding: float = 0.0
 
 
-class Maker:
-    """Makes batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
+class Assembler:
+    """Assembles batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
 
     def __init__(self, fields: Mapping[str, Any], transforms: Iterable[Transform], size: int, kept: int, ring: bool):
         self.terms = [_term(name) for name in fields]
@@ -73,43 +75,43 @@ class Maker:
         """Whether a batch is a few copies, which one thread makes as fast as several."""
         return all(reader.is_quick for reader in self.readers) and not self.transforms
 
-    def open(self, found: Found) -> Failures:
+    def open(self, samples: LocatedSamples) -> Failures:
         """Let the readers learn what their fields are like from the first sample that they can read.
 
         Returns what failed before it.
         """
-        failures = dict(found.places.failures)
+        failures = dict(samples.places.failures)
         with self._opening:
-            for place in range(0 if self.is_open else len(found.numbers)):
+            for place in range(0 if self.is_open else len(samples)):
                 if place in failures:
                     continue
                 opened = []
                 for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
                     try:
-                        opened.append(reader.open(term.alternatives[0], found.places.payloads[column][place]))
+                        opened.append(reader.open(term.alternatives[0], samples.places.payloads[column][place]))
                     except DecodeError as error:
-                        failures[place] = self._located(error, found, place, column)
+                        failures[place] = self._located(error, samples, place, column)
                         break
                 else:
                     self.readers, self.is_open = opened, True
                     break
         return failures
 
-    def make(self, find: Callable[[], Found], key: np.ndarray, number: int) -> Made:
-        """Make the *number*-th batch, of what *find* finds; draws are made with the *key* of the epoch."""
+    def assemble(self, locate: Callable[[], LocatedSamples], key: np.ndarray, number: int) -> AssembledBatch:
+        """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from."""
         begun = time.perf_counter()
-        found = find()
-        failures = found.places.failures if self.is_open else self.open(found)
-        if len(failures) == len(found.numbers):
-            return Made(self._nothing(), found, failures, reading=time.perf_counter() - begun)
-        places, kept, draws = found.places, np.arange(len(found.numbers)), self._draws(key, found.numbers)
+        samples = locate()
+        failures = samples.places.failures if self.is_open else self.open(samples)
+        if len(failures) == len(samples):
+            return AssembledBatch(self._nothing(), samples, failures, reading=time.perf_counter() - begun)
+        places, kept, draws = samples.places, np.arange(len(samples)), self._draws(key, samples.numbers)
         if failures:
             kept = np.delete(kept, list(failures))
             places = places.keep(kept)
         between = time.perf_counter()
         columns, failed = self._read(places.payloads, draws[kept] if failures else draws, number)
         if failed:
-            located = {kept[i]: self._located(error, found, kept[i], column) for i, (column, error) in failed.items()}
+            located = {kept[i]: self._located(error, samples, kept[i], column) for i, (column, error) in failed.items()}
             failures = {**failures, **{int(place): error for place, error in located.items()}}
             good = np.delete(np.arange(len(kept)), list(failed))
             places, columns = places.keep(good), [_keep(column, good) for column in columns]
@@ -120,7 +122,7 @@ class Maker:
             for transform in self.transforms:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in places.payloads)
-        return Made(batch, found, failures, size, between - begun, time.perf_counter() - between)
+        return AssembledBatch(batch, samples, failures, size, between - begun, time.perf_counter() - between)
 
     def _read(
         self, payloads: list[Payloads], draws: np.ndarray, number: int
@@ -143,8 +145,8 @@ class Maker:
         columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
         return {**dict(zip(self.names, columns)), "__key__": []}
 
-    def _located(self, error: TarshardsError, found: Found, place: int, column: int) -> TarshardsError:
-        url, key = found.names[found.shards[place]], found.places.keys[place]
+    def _located(self, error: TarshardsError, samples: LocatedSamples, place: int, column: int) -> TarshardsError:
+        url, key = samples.names[samples.shards[place]], samples.places.keys[place]
         located = DecodeError(error.reason, url=url, key=key, field=self.names[column])
         located.__cause__ = error.__cause__
         return located

@@ -1,0 +1,62 @@
+"""One batch by itself: the positions of an epoch that it is made of, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tarshards.stream.sources import PlannedSource
+from tarshards.stream.stream import Stream
+
+if TYPE_CHECKING:
+    from tarshards.epoch.loop import Part, Shares
+    from tarshards.epoch.plan import PlannedEpoch
+
+
+class BatchMaker:
+    """Makes batches of *size* samples of a stream; a kind of loader says in ``read`` what a batch is.
+
+    Batch g of a rank is made of the g-th *size* positions that it has in the plan. Raises ValueError for a *size* below
+    1.
+    """
+
+    def __init__(self, stream: Stream, size: int):
+        if size < 1:
+            raise ValueError(f"a batch holds at least 1 sample, not {size}")
+        self.stream, self.size = stream, size
+        self._planned: tuple[Any, PlannedEpoch] | None = None
+
+    @property
+    def is_planned(self) -> bool:
+        return isinstance(self.stream.source, PlannedSource)
+
+    def make(self, epoch: int, state: Mapping[str, Any] | None, rank: int, ranks: int, g: int) -> Any:
+        """Make batch *g* of what *state* says is left of an epoch (None: all of it), without those before it.
+
+        It is the batch that a loader delivers as its g-th, on any number of workers or threads. Errors of its samples
+        go to the ledger. Raises TypeError without indexes, and IndexError if there is no such batch.
+        """
+        from tarshards.epoch.loop import Part
+
+        key = epoch, ranks, repr(state)
+        if self._planned is None or self._planned[0] != key:
+            plan = self.plan(epoch, ranks, state)
+            if plan is None:
+                raise TypeError("a batch alone requires indexed shards; run `tarindex` first")
+            self._planned = key, plan
+        plan = self._planned[1]
+        return self.read(Part.of(plan, self.shares(plan, rank)[g]), epoch)
+
+    def read(self, part: Part, epoch: int) -> Any:
+        """Read the batch of a part of a planned epoch."""
+        raise NotImplementedError
+
+    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch | None:
+        """Return the plan of an epoch, or of what *state* says is left of it; None without indexes."""
+        return self.stream.source.plan(epoch, ranks, state) if self.is_planned else None
+
+    def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
+        """Return the positions of each batch of a rank, whichever worker makes it."""
+        from tarshards.epoch.loop import Shares
+
+        return Shares(range(rank, len(plan), plan.ranks), self.size)
