@@ -15,7 +15,7 @@ from sets import Data
 
 from tarshards import ArrayLoader, IndexedShards, Stream
 from tarshards.epoch.loop import LOOKED_UP
-from tarshards.epoch.permutations import key_of
+from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import SampleReader
 from tarshards.index.memory import Payloads, pack
 from tarshards.index.places import MappedPlaces
@@ -140,7 +140,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     stream = Stream.from_shards(data.urls, shuffle=shuffled)
     source, loader = stream.source, ArrayLoader(stream, size, fields=fields, threads=threads)
     together, kept = (TOGETHER if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
-    assembler, key = Assembler(fields, (), size, kept, False), key_of(0, 0)
+    assembler, key = Assembler(fields, (), size, kept, False), hash_of(0, 0)
     places = MappedPlaces.of(source.shards, assembler.terms)
     starts = np.cumsum(source.shards.counts) - source.shards.counts
 

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's finalizer, of every element.
 
-    >>> [f"{x:016x}" for x in mix(np.array([0x9E3779B97F4A7C15], np.uint64))]
+    >>> [f"{x:016x}" for x in finalize(np.array([0x9E3779B97F4A7C15], np.uint64))]
     ['e220a8397b1dcdaf']
     """
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -26,11 +26,11 @@ def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def fold(key: NDArray[np.uint64], word: Any) -> NDArray[np.uint64]:
     """The key that follows *key* and a 64-bit *word*."""
-    return mix((key ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
+    return finalize((key ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
 
 
-def key_of(*numbers: int) -> NDArray[np.uint64]:
-    """The key of whole numbers of any size and sign: each folds in 2 n + (1 if negative), then its n 64-bit limbs."""
+def hash_of(*numbers: int) -> NDArray[np.uint64]:
+    """The hash of whole numbers of any size and sign: each folds in 2 n + (1 if negative), then its n 64-bit limbs."""
     key = np.zeros(1, np.uint64)
     for number in numbers:
         limbs = -(-abs(number).bit_length() // 64)
@@ -48,7 +48,7 @@ def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDAr
     """
     i = np.arange(width, dtype=np.uint64)
     mask = np.uint64((1 << (width - 1).bit_length()) - 1)
-    rows = mix(keys[:, None] + (i + np.uint64(1)) * GOLDEN)
+    rows = finalize(keys[:, None] + (i + np.uint64(1)) * GOLDEN)
     rows &= ~mask
     rows |= i
     if np.min(sizes) < width:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail, check_tail
-from tarshards.epoch.permutations import fold, key_of, permutations
+from tarshards.epoch.permutations import fold, hash_of, permutations
 from tarshards.errors import StateError
 
 LANES = 192
@@ -84,7 +84,7 @@ class Order:
         self.counts, self.block, self.shuffle = counts, min(block, 2**32) if shuffle else 2**32, shuffle
         self.lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
         self.window = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
-        self.block_key, self.window_key = key_of(*seeds, 0), key_of(*seeds, 1)
+        self.block_key, self.window_key = hash_of(*seeds, 0), hash_of(*seeds, 1)
 
     @cached_property
     def first_block(self) -> NDArray[np.int64]:

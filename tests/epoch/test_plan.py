@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tarshards.epoch.permutations import key_of, permutations
+from tarshards.epoch.permutations import hash_of, permutations
 from tarshards.epoch.plan import EpochPlan, block_size
 from tarshards.errors import StateError
 
@@ -359,8 +359,8 @@ GOLDEN_LARGE = [(1092, 984), (907, 434), (474, 675), (699, 1), (1005, 825)]
 
 
 def test_golden_permutations():
-    assert [hex(int(key_of(seed)[0])) for seed in (0, 1, -1, 2**64)] == GOLDEN_KEYS
-    assert permutations(key_of(7), [10], 10).tolist() == [GOLDEN_PERMUTATION]
+    assert [hex(int(hash_of(seed)[0])) for seed in (0, 1, -1, 2**64)] == GOLDEN_KEYS
+    assert permutations(hash_of(7), [10], 10).tolist() == [GOLDEN_PERMUTATION]
 
 
 def test_golden_orders():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tarshards.epoch.loop import EpochLoop, Part, growing
-from tarshards.epoch.permutations import key_of
+from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
@@ -95,7 +95,7 @@ class ArrayBatchMaker(BatchMaker):
 
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         self.open()
-        key = key_of(self.stream.source.seed, epoch)
+        key = hash_of(self.stream.source.seed, epoch)
         assembled = self.assembler.assemble(partial(self.locate, part), key, next(self.numbers))
         self.report(assembled)
         return assembled.batch
@@ -255,7 +255,7 @@ class ArrayLoader(ResumableLoader):
     def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
         """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""
         monitor, assembler, numbers = self.monitor, self.maker.assembler, self.maker.numbers
-        key = key_of(self.maker.stream.source.seed, this.epoch)
+        key = hash_of(self.maker.stream.source.seed, this.epoch)
         asked = time.perf_counter()
         first = list(islice(locates, 1))  # after which it is known whether batches are quick
         threads = 0 if self.threads is None and assembler.is_quick else self.threads

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from nvidia.dali import Pipeline, backend, fn
 
-from tarshards.epoch.permutations import key_of
+from tarshards.epoch.permutations import hash_of
 from tarshards.errors import DecodeError
 from tarshards.loaders.base import Pass, ResumableLoader
 from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
@@ -165,7 +165,7 @@ class PipelineRunner:
     def _build(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
         self._builds += 1
         feed = PipelineInput(iter(()))
-        return feed, self._build_pipeline(feed, int(key_of(*seeds, self._builds)[0] >> 33))
+        return feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
 
     def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.

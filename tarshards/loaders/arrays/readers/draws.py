@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.epoch.permutations import GOLDEN, fold, key_of, mix
+from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of
 
 
 def draws_of(seed: int, epoch: int, samples: Any) -> np.ndarray:
@@ -20,10 +20,10 @@ def draws_of(seed: int, epoch: int, samples: Any) -> np.ndarray:
     >>> [f"{draw:016x}" for draw in draws_of(0, 0, [0, 1])]
     ['238275bc38fcbe91', '2f32a78496c67c60']
     """
-    return fold(key_of(seed, epoch), np.asarray(samples, np.uint64))
+    return fold(hash_of(seed, epoch), np.asarray(samples, np.uint64))
 
 
 def uniform(draws: np.ndarray, k: int) -> np.ndarray:
     """Return the k-th number in [0, 1) of each draw (float64)."""
     step = np.uint64((k + 1) * int(GOLDEN) % 2**64)
-    return (mix(draws + step) >> np.uint64(11)) * 2.0**-53
+    return (finalize(draws + step) >> np.uint64(11)) * 2.0**-53
