@@ -137,7 +137,7 @@ def main(root: Path = ROOT) -> None:
     short = [
         f"{line.work}: {line.times:.2f} x {line.beside}, {line.least:g} required" for line in lines if not line.holds
     ]
-    raise SystemExit("\n".join(["fell short:", *words]) if short else 0)
+    raise SystemExit("\n".join(["fell short:", *short]) if short else 0)
 
 
 if __name__ == "__main__":
