@@ -173,7 +173,7 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
     process = start("-s", "{0..9}", "-j", 2, "--name", "sleeper", "--", f"{COUNT} sleep {seconds}")
     wait_for(lambda: len(ran()) == 2 and len(processes_with(seconds)) >= 3)
     assert tarjob("status", "sleeper")[0] == 3
-    assert "running already" in tarjob("-s", "{0..9}", "--name", "sleeper", "--", f"{COUNT} sleep {seconds}")[2]
+    assert "already running" in tarjob("-s", "{0..9}", "--name", "sleeper", "--", f"{COUNT} sleep {seconds}")[2]
     if way == "cancel":
         assert "sleeper: cancelled" in tarjob("cancel", "sleeper")[2]
     else:
