@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpError
@@ -231,7 +231,7 @@ def wait_for(descriptor: int, event: int, deadline: float | None) -> bool:
 
 
 class ChildGroup:
-    """A child process that leads its own process group; only one thread at a time may use it.
+    """A child process that leads its own process group; other threads than the one that waits may only ``signal`` it.
 
     *arguments* start with the program, which is looked up on the PATH. *stdin*, *stdout* and *stderr* are each a
     descriptor, the path of a file, or PIPE; by default the child inherits ours. The attributes ``stdin`` and
@@ -250,6 +250,7 @@ class ChildGroup:
         stderr: int | str | None = None,
     ):
         self.status: int | None = None
+        self._reaping = RLock()  # a signal handler may come in between
         self.stdin = self.stdout = -1
         theirs: list[int] = []
         try:
@@ -299,11 +300,15 @@ class ChildGroup:
     def reap(self) -> int:
         """Wait for the leader and return its exit status; other processes of the group go on."""
         if self.status is None:
-            try:
-                self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # reaped already: SIGCHLD is ignored, or a signal handler called this meanwhile
-                self.status = 0
-        return self.status
+            with suppress(ChildProcessError):  # SIGCHLD is ignored
+                self.wait()
+        with self._reaping:
+            if self.status is None:
+                try:
+                    self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                except ChildProcessError:  # a signal handler reaped it meanwhile, or SIGCHLD is ignored
+                    self.status = 0
+            return self.status
 
     def end(self, grace: float = 0.0) -> int:
         """Kill the whole group, after SIGTERM and at most *grace* seconds if *grace* is given; return the exit status.
@@ -319,9 +324,10 @@ class ChildGroup:
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the group, unless the leader has been reaped."""
-        if self.status is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+        with self._reaping:
+            if self.status is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, number)
 
 
 def _redirect(descriptor: int, target: int | str | None) -> tuple[Any, ...]:
