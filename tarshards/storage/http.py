@@ -19,8 +19,9 @@ from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.location import Location, Transport, without_userinfo
+from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
+from tarshards.storage.redaction import redacted, without_userinfo
 from tarshards.storage.streams import InputStream, OutputStream, spooled, words
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
@@ -113,7 +114,9 @@ class Patience:
             except (OSError, http.client.HTTPException) as exc:
                 self.failures += 1
                 if not _may_pass(exc) or self.failures > self.retries:
-                    reason = " ".join(f"{exc.code} {exc.reason}".split()) if isinstance(exc, HTTPError) else words(exc)
+                    reason = words(exc)
+                    if isinstance(exc, HTTPError):
+                        reason = redacted(" ".join(f"{exc.code} {exc.reason}".split()))
                     tried = f" (attempt {self.failures})" if self.failures > 1 else ""
                     raise OpenError(reason + tried, url=self.name, offset=offset()) from exc
                 pause = PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)

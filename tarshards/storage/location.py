@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.storage.redaction import redacted, without_userinfo, without_values
 from tarshards.storage.streams import is_missing
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ T = TypeVar("T")
 
 # Patterns; what is not needed for local names is compiled at first use.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):"
-_USERINFO = r"(?<=://)[^/?#]*@"
 _HOST = r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)"
-_QUERY_IN_COMMAND = r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)"""
 
 
 class Location:
@@ -151,9 +150,9 @@ class Location:
         if "?" not in url or self.scheme in ("", "file", "-"):
             return url
         if self.scheme == "pipe":
-            return re.sub(_QUERY_IN_COMMAND, lambda match: match[1] + _without_values(match[2]), url)
+            return redacted(url)
         path, mark, query = url.partition("?")
-        return path + mark + _without_values(query)
+        return path + mark + without_values(query)
 
     @property
     def identity(self) -> str:
@@ -344,26 +343,3 @@ def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -
 
     with ThreadPoolExecutor(LOOKUPS) as executor:
         yield from executor.map(function, locations)
-
-
-def without_userinfo(url: str) -> str:
-    """Return *url* without a user's name and password.
-
-    >>> without_userinfo("http://me:secret@host/a.tar")
-    'http://host/a.tar'
-    """
-    return re.sub(_USERINFO, "", url)
-
-
-def _without_values(query: str) -> str:
-    """Return *query* with dots in place of its values, and of keys that may be values.
-
-    >>> _without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
-    'X-Amz-Expires=...&X-Amz-Signature=...&...'
-    """
-    parts = []
-    for part in query.split("&"):
-        key, _, value = part.partition("=")
-        # A lone word, also one padded as base64 is, may be a token.
-        parts.append(f"{key}=..." if value.strip("=") and re.fullmatch(r"[\w.%-]+", key) else "..." if part else "")
-    return "&".join(parts)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tarshards.errors import OpenError
+from tarshards.storage.redaction import redacted
 
 
 class InputStream(io.RawIOBase):
@@ -125,8 +126,9 @@ def is_missing(error: OpenError) -> bool:
 
 
 def words(exc: BaseException) -> str:
+    """Return what *exc* says, without the credentials of URLs in it."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):
         return words(reason)
     if isinstance(exc, FileNotFoundError):
         return os.strerror(errno.ENOENT)
-    return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+    return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__

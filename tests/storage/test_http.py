@@ -220,6 +220,20 @@ def test_redirects_in_a_circle(server):
     assert "\n" not in str(caught.value)
 
 
+def test_a_signature_is_sent_and_never_shown(server):
+    url = server.play(body=BODY) + "?expires=60&signature=s3cret"
+    with open_url(url) as stream:
+        assert stream.read() == BODY
+        assert stream.name == server.url + "/shard.tar?expires=...&signature=..."
+    assert server.requests[0][1] == "/shard.tar?expires=60&signature=s3cret"
+    elsewhere = Answer(status="302 Found", headers=(("Location", "gopher://me:s3cret@host/a.tar?sig=s3cret"),))
+    for answer in Answer(status="403 No"), Answer(cut=300, etag=None), elsewhere:
+        server.play(body=BODY, default=answer)
+        with pytest.raises(OpenError) as caught, open_shard(url) as stream:
+            stream.read()
+        assert "s3cret" not in f"{caught.value} {caught.value.url}"
+
+
 def test_a_password_is_sent_and_never_shown(server):
     url = server.play(body=BODY).replace("http://", "http://me:s%40cret@")
     with open_url(url) as stream:

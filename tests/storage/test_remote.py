@@ -9,6 +9,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from tarshards.errors import OpenError
 from tarshards.storage import fsspec_ as remote
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 
 DATA = bytes(range(256)) * 1000
@@ -206,6 +207,17 @@ def test_a_password_is_not_shown(bucket):
     with pytest.raises(OpenError) as caught:
         open_url("bucket://me:secret@host/a.tar")
     assert "secret" not in str(caught.value)
+
+
+def test_what_a_store_says_shows_no_signature(bucket, monkeypatch):
+    def refuse(store, path, **options):
+        raise PermissionError(f"403 Forbidden for https://me:secret@cdn/{path}?X-Signature=secret")
+
+    monkeypatch.setattr(bucket, "info", refuse)
+    for action in Location.open, Location.ranges, Location.size, Location.exists:
+        with pytest.raises(OpenError, match=r"403 Forbidden for https://cdn/\S+\?X-Signature=\.\.\.$") as caught:
+            action(Location("bucket://host/a.tar"))
+        assert "secret" not in str(caught.value)
 
 
 def test_readers_are_buffered_as_io_wants(memory):
