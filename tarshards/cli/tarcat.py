@@ -69,7 +69,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def write(samples: Iterable[Sample], output: str) -> None:
-    """Write *samples* to *output*; if a key comes twice, the error names --rekey."""
+    """Write *samples* to *output*; for a duplicate key, the error suggests --rekey."""
     try:
         write_samples(samples, output, allow_pipe=True)
     except SampleError as error:

@@ -21,7 +21,7 @@ from tarshards.samples.read import Sample
 from tarshards.samples.tree import MISSING, list_classes, read_tree
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress
-from tarshards.verbs.create import read_plan, read_sources
+from tarshards.verbs.create import read_member_lines, read_plan
 from tarshards.verbs.jsonl import read_json_lines
 from tarshards.verbs.table import escape
 from tarshards.write.shards import pack_sample, write_samples
@@ -88,7 +88,7 @@ def main(
     if folder is not None:
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
     elif lines is not None:
-        samples = read_sources(lines, folder=base, allow_pipe=allow_pipe)
+        samples = read_member_lines(lines, folder=base, allow_pipe=allow_pipe)
     elif json_ is not None:
         samples = read_json_lines(json_, allow_pipe=True)
     else:

@@ -17,7 +17,7 @@ from tarshards.cli._common import (
     spill_options,
     tool,
 )
-from tarshards.verbs.join import CONFLICT, MISSING, merge_shards
+from tarshards.verbs.join import CONFLICT, MISSING, join_shards
 from tarshards.write.shards import write_samples
 
 EPILOG = """Streams while the orders agree; then buffers: holds up to -M and spills the rest to --tmpdir. - is a tar
@@ -45,7 +45,7 @@ def main(
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
     skipped: Counter[str] = Counter()
-    samples = merge_shards(
+    samples = join_shards(
         source.specs,
         missing=missing,
         conflict=conflict,

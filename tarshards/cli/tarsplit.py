@@ -125,5 +125,5 @@ def _parse_ratios(text: str) -> dict[str, float]:
         if not is_safe(name):
             raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file name")
     if len(ratios) <= text.count(","):
-        raise click.UsageError(f"--ratios {text}: a name comes twice")
+        raise click.UsageError(f"--ratios {text}: a name occurs twice")
     return ratios

@@ -115,7 +115,7 @@ def group_members(
                     raise SampleError("members of this key are not adjacent", url=url, offset=offset, key=key)
                 sample = {"__key__": key, "__url__": url}
             if parts[1] in sample:
-                raise SampleError("this field comes twice", url=url, offset=offset, key=key, field=parts[1])
+                raise SampleError("duplicate field", url=url, offset=offset, key=key, field=parts[1])
             sample[parts[1]] = data
         if sample:
             delivered += 1

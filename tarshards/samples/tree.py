@@ -16,7 +16,7 @@ from tarshards.samples.read import Sample
 MISSING = "fail", "skip", "ignore"
 
 
-class Found(NamedTuple):
+class TreeEntry(NamedTuple):
     """The first entry of a sample, with the paths of all its fields, or a folder."""
 
     key: str
@@ -87,14 +87,14 @@ def _read_tree(
         yield sample
 
 
-def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
+def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[TreeEntry]:
     """Yield the samples below *folder*, in the order of their first files."""
-    found: dict[str, Found] = {}
+    found: dict[str, TreeEntry] = {}
     for entry in _scan(folder):
         parts = split_name(prefix + entry.name)
         if entry.is_dir(follow_symlinks=False):
             if _is_open_folder(entry):
-                found[entry.name + "/"] = Found("", {}, entry.path)
+                found[entry.name + "/"] = TreeEntry("", {}, entry.path)
             else:
                 skipped["hidden folders"] += 1
         elif entry.is_dir():
@@ -105,7 +105,7 @@ def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[Found]:
             skipped["hidden files" if entry.name.startswith(".") else "files without an extension"] += 1
         else:
             key, field = parts
-            paths = found.setdefault(key, Found(key, {})).paths
+            paths = found.setdefault(key, TreeEntry(key, {})).paths
             if field in paths:
                 reason = f"{paths[field]} and {entry.path} are the same field"
                 raise SampleError(reason, url=folder, key=key, field=field)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarshards.errors import TarshardsError
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_urls
+
+if TYPE_CHECKING:
+    from tarshards.storage.pipe import PipeInput
 
 T = TypeVar("T")
 OnError = Callable[[Exception], Any]
@@ -21,13 +24,13 @@ PATIENCE = 2.0  # seconds that readers have to end, when nobody takes their samp
 
 
 def round_robin(sources: Iterable[Iterable[T]], width: int) -> Iterator[T]:
-    """Yield one item of each of *width* sources in turn; where one ends the next source takes its place.
+    """Yield one item of each of *width* sources in turn; when a source ends, the next takes its place.
 
     >>> "".join(round_robin(["abc", "d", "ef"], 2))
     'adbecf'
     """
     if width < 1:
-        raise ValueError(f"at least 1 source takes part, not {width}")
+        raise ValueError(f"width must be at least 1, not {width}")
     return _round_robin(iter(sources), width)
 
 
@@ -42,11 +45,11 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
             else:
                 active.extendleft(iter(following) for following in islice(sources, 1))
     finally:
-        active.clear()  # which closes what generators have open
+        active.clear()  # closes what generators have opened
 
 
 def interleave(urls: Any, width: int, *, on_error: OnError | None = None, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield the samples of all shards, one of each of *width* shards in turn; errors as in ``read_samples``."""
+    """Yield the samples of all shards, one of each of *width* shards in turn; errors are as in ``read_samples``."""
     ledger = Ledger.of(on_error)
     shards = (read_shard(url, ledger=ledger, allow_pipe=allow_pipe) for url in expand_urls(urls))
     return round_robin(shards, width)
@@ -69,7 +72,7 @@ def read_parallel(
     readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
     """
     if readers < 1:
-        raise ValueError(f"at least 1 reader reads, not {readers}")
+        raise ValueError(f"readers must be at least 1, not {readers}")
     if memory < 1:
         raise ValueError(f"memory must be positive, not {memory}")
     return _read_parallel(expand_urls(urls), readers, memory, ordered, Ledger.of(on_error), allow_pipe)
@@ -176,7 +179,7 @@ class _Reader(Thread):
         super().__init__(daemon=True)
         self.waiting, self.allow_pipe = waiting, allow_pipe
         self.ledger = _ReaderLedger()
-        self.pipes: list[Any] = []  # those of the shard that is read
+        self.pipes: list[PipeInput] = []  # those of the shard that is read
 
     def run(self) -> None:
         from tarshards.storage.pipe import OPENED

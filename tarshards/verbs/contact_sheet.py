@@ -1,4 +1,4 @@
-"""Samples as one HTML file: pictures inside, text escaped, no scripts and nothing from elsewhere."""
+"""Samples as one HTML file: embedded pictures, escaped text, no scripts, no external resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tarshards.storage.opening import open_url
 from tarshards.verbs.show import fields_of, is_image, on_white, preview, visible
 
 THUMBNAIL = 240  # pixels
-TINY = 48  # what is not larger is enlarged, its pixels kept square
+TINY = 48  # pictures up to this size are enlarged, with square pixels
 
 HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -44,7 +44,7 @@ small {{ color: #777; }}
 def write_contact_sheet(samples: Iterable[Sample], target: str, *, title: str) -> int:
     """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return how many there were.
 
-    Images are scaled down, other fields appear as their previews. The file is there when it is whole.
+    Images are scaled down, other fields are shown as previews. The file appears under its name once it is complete.
     """
     count = 0
     with open_url(target, "wb") as file:

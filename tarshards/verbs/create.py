@@ -1,4 +1,4 @@
-"""Plans, folders and lines of text -> samples; every error names the line or the folder it comes from."""
+"""Plans and lines of text -> samples; every error names its line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.verbs.table import unescape
 
-Row = tuple[str, list[bytes]]  # its place, and its cells
+Row = tuple[str, list[bytes]]  # place and cells
 
 
 def read_plan(
@@ -29,10 +29,10 @@ def read_plan(
 
     Cells are the bytes of their fields; those of a column ``@jpg`` are paths (relative to *folder*) or URLs whose
     content is the field jpg. Keys come from the template *key* over ``record`` (counted from 0) and the columns, or
-    else from the column ``__key__``. *delimiter* is a tab, unless the plan is named .csv; cells between tabs have the
-    escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
+    from the column ``__key__``. *delimiter* is a comma if the name of the plan ends in .csv, else a tab. Cells between
+    tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
 
-    Raises a TarshardsError with the line for a row, key or file that is not as it must be.
+    Raises a TarshardsError, which names the line, for an invalid row or key and a file that cannot be read.
     """
     if delimiter is None:
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", plan, re.IGNORECASE) else "\t"
@@ -44,14 +44,14 @@ def read_plan(
 def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, allow_pipe: bool) -> Iterator[Sample]:
     place, header = next(rows, ("", []))
     if not header:
-        raise SampleError("an empty plan: its first line names the columns", url=name)
+        raise SampleError("the plan is empty; its first line must name the columns", url=name)
     columns = [_text(cell) for cell in header]
     columns[0] = columns[0].removeprefix("\ufeff")
     fields = [column.removeprefix("@") for column in columns]
     _check_columns(fields, place)
     with located(place):
         if key is None and "__key__" not in columns:
-            raise ValueError("no column __key__, and no template for keys")
+            raise ValueError("no column __key__, and no key template")
         template = Template("{__key__}" if key is None else key, {"record": 0, **dict.fromkeys(fields, "")})
     for record, (place, cells) in enumerate(rows):
         with located(place):
@@ -71,7 +71,7 @@ def _check_columns(fields: list[str], place: str) -> None:
     with located(place):
         for field, count in Counter(fields).items():
             if count > 1:
-                raise ValueError(f"two columns for {field}")
+                raise ValueError(f"two columns are named {field}")
             if field == "record":
                 raise ValueError("a column cannot be named record, which counts the rows")
             if field != "__key__" and not is_field(field):
@@ -95,7 +95,7 @@ def _split_tabs(lines: Iterable[tuple[str, str]]) -> Iterator[Row]:
 
 
 def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[Row]:
-    places: list[str] = []  # of the lines of one row
+    places: list[str] = []  # the lines of one row
 
     def texts() -> Iterator[str]:
         for place, line in lines:
@@ -114,16 +114,17 @@ def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[
         yield places[0], [cell.encode() for cell in row]
 
 
-def read_sources(lines: str, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
-    r"""Yield the samples that *lines*, a URL of lines ``NAME SOURCE``, makes of adjacent names with one key.
+def read_member_lines(lines: str, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
+    r"""Yield the samples of *lines*, a URL of lines ``NAME SOURCE``; adjacent names with one key form a sample.
 
-    NAME is a member's name; a tab, or else the first space, ends it. SOURCE is a path (relative to *folder*), a URL,
-    ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe* ``pipe:command``.
+    NAME is a member's name; it ends at a tab, or at the first space if there is no tab. SOURCE is a path (relative to
+    *folder*), a URL, ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe*
+    ``pipe:command``.
     """
-    return checked(_read_sources(lines, folder, allow_pipe))
+    return checked(_read_member_lines(lines, folder, allow_pipe))
 
 
-def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]:
+def _read_member_lines(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]:
     sample: Sample = {}
     for place, line in numbered_lines(lines, allow_pipe=allow_pipe):
         if not line.strip():
@@ -132,12 +133,12 @@ def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]
             name, _, source = line.partition("\t" if "\t" in line else " ")
             parts = split_name(name)
             if not source.strip():
-                raise ValueError(f"a line is NAME SOURCE, not {line!r}")
+                raise ValueError(f"a line must be NAME SOURCE, not {line!r}")
             if parts is None or not is_field(parts[1]):
                 raise ValueError(f"{name!r} has no key and field")
             key, field = parts
             if sample and sample["__key__"] == key and field in sample:
-                raise SampleError("this field comes twice", key=key, field=field)
+                raise SampleError("duplicate field", key=key, field=field)
             text = source.lstrip().startswith("text:")
             data = unescape(source.partition(":")[2]) if text else _content(source.strip(), folder, allow_pipe)
         if sample and sample["__key__"] != key:
@@ -151,7 +152,7 @@ def _read_sources(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]
 def read_text(
     urls: Any, *, field: str = "txt", key: str = "{record:09d}", allow_pipe: bool = False
 ) -> Iterator[Sample]:
-    """Yield a sample with one *field* for each line of the texts *urls*, a shard expression; without its newline.
+    """Yield a sample with one *field* for each line, without its newline, of the texts *urls*, a shard expression.
 
     *key* is a template over ``record``, which counts all lines from 0. Raises ValueError for a bad *field* or *key*,
     DecodeError for a line that is not UTF-8.

@@ -1,4 +1,4 @@
-"""Some of the samples: those in which a pattern is found, those for which a condition holds, those of given keys."""
+"""Some of the samples: those that contain a pattern, meet a condition, or have one of given keys."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tarshards.verbs.table import escape, unescape
 
 Reject = Callable[[Sample, TarshardsError], Any]
 
-NAMED = 5  # missing keys, in one error
+NAMED = 5  # missing keys that one error names
 
 
 class Pattern:
     """Whether one of *patterns*, Python's regular expressions, is found in a sample's fields.
 
-    A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at its lines. *fields* are words as
-    ``split_fields`` gives them: of alternatives the first that the sample has, ``__key__`` for its key; by default all
-    fields. *fixed* patterns are texts as they are. Raises ValueError for what is no regular expression.
+    A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at each line. *fields* are as
+    ``split_fields`` returns them: of several alternatives the first that the sample has, ``__key__`` for its key; by
+    default all fields. *fixed* patterns are plain texts. Raises ValueError for a malformed regular expression.
 
-    A sample that has none of a word's alternatives has nothing to be found there; ``missing`` counts them by the word.
+    ``missing`` counts, by alternatives, the samples that have none of them and so cannot match there.
 
     >>> pattern = Pattern(["^cat"], ignore_case=True)
     >>> pattern({"__key__": "a", "txt": b"a dog\\nCats"}), pattern({"__key__": "cat", "txt": b"a cat"})
@@ -53,10 +53,10 @@ class Pattern:
             expression = re.escape(pattern) if fixed else pattern
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # of [[:alpha:]], which means something else here
+                    warnings.simplefilter("error")  # for [[:alpha:]], which has another meaning in Python
                     compiled = re.compile(expression, flags), re.compile(expression.encode(), flags)
             except (re.error, ValueError, Warning, OverflowError, RecursionError) as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
             self._searches.append((compiled[0].search, compiled[1].search))
 
     def __call__(self, sample: Sample) -> bool:
@@ -102,9 +102,9 @@ def matching(
     most: int | None = None,
     reject: Reject | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples for which *predicate* holds, or with *invert* does not; *most* of them at most.
+    """Yield the samples for which *predicate* holds, or with *invert* does not hold; at most *most* of them.
 
-    Errors are raised, or *reject* is given the sample and the error.
+    Errors are raised, or given to *reject* with the sample.
 
     >>> list(matching([{"cls": 1}, {"cls": 2}], lambda sample: sample["cls"] == 1, invert=True))
     [{'cls': 2}]
@@ -123,7 +123,7 @@ def matching(
 
 
 def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
-    """Yield the keys in the text *url*, one a line, escaped as in a table; blank lines do not count."""
+    """Yield the keys in the text *url*, one per line, escaped as in a table; blank lines are ignored."""
     for place, line in numbered_lines(url, allow_pipe=allow_pipe):
         if line.strip():
             with located(place):
@@ -132,7 +132,7 @@ def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
 
 
 class KeyFilter:
-    """Whether a sample is one of these *keys*, and which of them are ``lacking``: no sample has had them yet.
+    """Whether a sample has one of *keys*; those that no sample has had yet are ``lacking``.
 
     >>> keys = KeyFilter(["a", "b"])
     >>> keys({"__key__": "a"}), keys({"__key__": "c"}), keys.lacking
@@ -150,16 +150,17 @@ class KeyFilter:
     def read(
         self, urls: Any, *, on_error: Callable[[Exception], Any] | None = None, allow_pipe: bool = False
     ) -> Iterator[Sample]:
-        """Yield the samples in the order of the shards *urls*, of which only they are read if all have an index.
+        """Yield the samples with these keys in the order of the shards *urls*.
 
-        Raises SampleError in the end for keys that are lacking. Other errors are as in ``read_samples``.
+        If all shards are indexed, only these samples are read. Raises SampleError at the end if keys are lacking; other
+        errors are as in ``read_samples``.
         """
         samples = self.candidates(urls, on_error=on_error, allow_pipe=allow_pipe)
         yield from filter(self, samples)
         self.check()
 
     def candidates(self, urls: Any, *, on_error: Any = None, allow_pipe: bool = False) -> Iterator[Sample]:
-        """Yield the samples of these keys where all shards have an index, and else all samples."""
+        """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
         from tarshards.index.sidecar import has_index
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
@@ -187,7 +188,7 @@ class KeyFilter:
             ledger(error)
 
     def check(self, on_error: Callable[[Exception], Any] | None = None) -> None:
-        """Raise SampleError if keys are lacking, or give *on_error* one for each."""
+        """Raise SampleError if keys are lacking, or call *on_error* with one for each."""
         if on_error is not None:
             for key in self.lacking:
                 on_error(SampleError("no sample has this key", key=key))

@@ -1,4 +1,4 @@
-"""Parallel shards -> samples with the fields of all, joined by key: columns that were made later, or are kept apart."""
+"""Parallel shards -> samples with the fields of all, joined by key: columns made later, or kept separately."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 MISSING = "fail", "skip", "ignore"
 CONFLICT = "fail", "first", "last"
-TWICE = "this key comes twice"
-ENTRY = 200  # bytes of memory for a sample in an index and a table, and for what comes with it
+TWICE = "duplicate key"
+ENTRY = 200  # bytes of memory for a sample of an indexed input, with its key and overhead
 
 Reject = Callable[[Sample, TarshardsError], Any]
-Tables = Callable[[set[str]], "list[Table] | None"]
+OpenIndexed = Callable[[set[str]], "list[IndexedInput] | None"]
 
 
-def merge_shards(
+def join_shards(
     inputs: Sequence[Any],
     *,
     missing: str = "fail",
@@ -40,17 +40,17 @@ def merge_shards(
     reject: Reject | None = None,
     skipped: Counter[str] | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of the shard expressions *inputs* joined by key, as ``merge_samples`` does.
+    """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
-    From where their orders differ the samples of the inputs after the first are looked up by index, where all have one
-    and these fit into half of the *memory*. Errors of shards are as in ``read_samples``.
+    From where their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs
+    are indexed and the indexes fit into half of *memory*. Errors of shards are as in ``read_samples``.
     """
     shards = [expand_shards(spec) for spec in inputs]
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
-        raise UrlError("stdin is read once, as one input", url="-")
+        raise UrlError("stdin can be only one of the inputs", url="-")
     ledger = Ledger.of(on_error)
 
-    def tables(taken: set[str]) -> list[Table] | None:
+    def open_indexed(taken: set[str]) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards
         from tarshards.index.sidecar import has_index
 
@@ -59,9 +59,9 @@ def merge_shards(
         indexed = [IndexedShards(each) for each in shards[1:]]
         if sum(map(len, indexed)) * ENTRY > memory // 2:
             return None
-        return [Table(each, taken) for each in indexed]
+        return [IndexedInput(each, taken) for each in indexed]
 
-    return merge_samples(
+    return join_samples(
         [_read(each, ledger, allow_pipe) for each in shards],
         names=list(map(spec_name, inputs)),
         missing=missing,
@@ -70,7 +70,7 @@ def merge_shards(
         tmpdir=tmpdir,
         reject=reject,
         skipped=skipped,
-        tables=tables,
+        open_indexed=open_indexed,
     )
 
 
@@ -79,7 +79,7 @@ def _read(shards: list[Shard], ledger: Ledger, allow_pipe: bool) -> Iterator[Sam
         yield from read_shard(shard.url, ledger=ledger, allow_pipe=allow_pipe)
 
 
-def merge_samples(
+def join_samples(
     inputs: Sequence[Iterable[Sample]],
     *,
     names: Sequence[str] | None = None,
@@ -89,38 +89,39 @@ def merge_samples(
     tmpdir: str | None = None,
     reject: Reject | None = None,
     skipped: Counter[str] | None = None,
-    tables: Tables | None = None,
+    open_indexed: OpenIndexed | None = None,
 ) -> Iterator[Sample]:
     """Yield for each key one sample with the fields that it has in all *inputs*, in the order of the first input.
 
-    One sample of each input is held while their orders agree. From there on the rest is sorted within about *memory*
-    bytes, what is more in *tmpdir*; or the inputs after the first are looked up in what *tables* makes.
+    One sample of each input is held while their orders agree. Then the rest is sorted within about *memory* bytes, and
+    the excess spilled to *tmpdir*; or the inputs after the first are looked up in those that *open_indexed* returns.
 
-    A key that not all inputs have is *missing*: an error ("fail"), left out and counted in *skipped* ("skip"), or a
-    sample of the fields there are ("ignore"); those that the first input lacks come last. A field that several have is
-    in *conflict*: an error ("fail"), or that of the "first" or the "last" input counts. Errors are SampleErrors, raised
-    or given to *reject* with the sample. A key that comes twice in an input is always raised.
+    *missing* says what to do with a key that not all inputs have: raise an error ("fail"), leave it out and count it in
+    *skipped* ("skip"), or yield a sample of the fields there are ("ignore"); keys that the first input lacks come last.
+    *conflict* says what to do with a field that several inputs have: raise an error ("fail"), or take that of the
+    "first" or the "last" input. Errors are SampleErrors, raised or given to *reject* with the sample. A key that occurs
+    twice in an input is always raised.
 
     >>> images, labels = [{"__key__": "a", "jpg": b""}, {"__key__": "b", "jpg": b""}], [{"__key__": "b", "cls": 1}]
-    >>> list(merge_samples([images, labels], missing="skip"))
+    >>> list(join_samples([images, labels], missing="skip"))
     [{'__key__': 'b', 'jpg': b'', 'cls': 1}]
     """
     if missing not in MISSING or conflict not in CONFLICT:
         raise ValueError(f"missing is {', '.join(MISSING)} and conflict {', '.join(CONFLICT)}")
     names = names or [f"input {number}" for number in range(1, len(inputs) + 1)]
     join = Join(names, missing, conflict, reject, Counter() if skipped is None else skipped)
-    return _merge([iter(samples) for samples in inputs], join, tables, memory, tmpdir)
+    return _merge([iter(samples) for samples in inputs], join, open_indexed, memory, tmpdir)
 
 
 class Join:
-    """What becomes of the samples of one key, one of each input or None."""
+    """Joins the samples of one key, one of each input or None."""
 
     def __init__(self, names: Sequence[str], missing: str, conflict: str, reject: Reject | None, skipped: Counter[str]):
         self.names, self.missing, self.conflict = names, missing, conflict
         self.reject, self.skipped = reject, skipped
 
     def __call__(self, parts: Sequence[Sample | None]) -> Iterator[Sample]:
-        """Yield the sample that *parts* make, if they make one."""
+        """Yield the joined sample, if there is one."""
         present = [part for part in parts if part is not None]
         if len(present) < len(parts) and self.missing == "skip":
             self.skipped["samples that not all inputs have"] += 1
@@ -154,7 +155,7 @@ class Join:
 
 
 def _merge(
-    inputs: list[Iterator[Sample]], join: Join, tables: Tables | None, memory: int, tmpdir: str | None
+    inputs: list[Iterator[Sample]], join: Join, open_indexed: OpenIndexed | None, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
     taken: set[str] = set()
     try:
@@ -168,10 +169,8 @@ def _merge(
             _take(taken, *parts)
             yield from join(parts)
         rests: list[Iterator[Sample]] = [chain([part] if part else [], samples) for part, samples in zip(parts, inputs)]
-        looked_up = tables and tables(taken)
-        yield from (
-            _look_up(rests[0], looked_up, taken, join) if looked_up else _sort(rests, taken, join, memory, tmpdir)
-        )
+        indexed = open_indexed and open_indexed(taken)
+        yield from (_look_up(rests[0], indexed, taken, join) if indexed else _sort(rests, taken, join, memory, tmpdir))
     finally:
         for samples in inputs:
             if isinstance(samples, Generator):
@@ -179,7 +178,7 @@ def _merge(
 
 
 def _take(taken: set[str], *parts: Sample | None) -> None:
-    """Add the key of *parts* to those that were taken; raise SampleError where it is one of them."""
+    """Add the key of *parts* to *taken*; raise SampleError if it is there already."""
     sample = next(part for part in parts if part is not None)
     if sample["__key__"] in taken:
         raise SampleError(TWICE, **place(sample))
@@ -189,7 +188,7 @@ def _take(taken: set[str], *parts: Sample | None) -> None:
 def _sort(
     rests: list[Iterator[Sample]], taken: set[str], join: Join, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
-    """Join by sorting all by key, and again by where each stood."""
+    """Join by sorting everything by key, and the results back into order."""
     pairs = (
         (sample["__key__"], (number, index, sample))
         for number, rest in enumerate(rests)
@@ -210,25 +209,25 @@ def _sort(
     yield from map(itemgetter(1), merge_sort(joined(), memory=memory, tmpdir=tmpdir))
 
 
-def _look_up(rest: Iterable[Sample], tables: list[Table], taken: set[str], join: Join) -> Iterator[Sample]:
-    """Join the *rest* of the first input with what *tables* have; then what only they have."""
-    firsts = chain([(0, rest)], ((number, table.rest()) for number, table in enumerate(tables, 1)))
+def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: set[str], join: Join) -> Iterator[Sample]:
+    """Join the *rest* of the first input with the *indexed* inputs; then the samples that only these have."""
+    firsts = chain([(0, rest)], ((number, other.rest()) for number, other in enumerate(indexed, 1)))
     for number, samples in firsts:
         for sample in samples:
             try:
-                others = [table.take(sample["__key__"]) for table in tables[number:]]
+                others = [other.take(sample["__key__"]) for other in indexed[number:]]
             except OpenError as error:
                 join.refuse(sample, error)
                 continue
             if number == 0 and not any(others):
-                _take(taken, sample)  # of the others the tables know that they were taken
+                _take(taken, sample)  # the indexed inputs know which of their own were taken
             yield from join([*[None] * number, sample, *others])
 
 
-class Table:
-    """The samples of indexed shards by key, and which of them have not been taken, as those of *taken* have been.
+class IndexedInput:
+    """One input whose shards are indexed: its samples by key, and which of them were not taken yet.
 
-    Raises SampleError for a key that comes twice.
+    The samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
     """
 
     def __init__(self, shards: IndexedShards, taken: set[str]):
@@ -240,7 +239,7 @@ class Table:
         self.untaken = np.fromiter((key not in taken for key in shards.keys), bool, len(shards))
 
     def take(self, key: str) -> Sample | None:
-        """Read the sample of *key*, or return None where there is none; raise SampleError where it was taken before."""
+        """Read the sample of *key*, or return None if there is none; raise SampleError if it was taken before."""
         try:
             index = self.shards.find(key)
         except KeyError:
@@ -251,7 +250,7 @@ class Table:
         return self.shards[index]
 
     def rest(self) -> Iterator[Sample]:
-        """Read the samples that have not been taken."""
+        """Read the samples that were not taken."""
         for index in self.untaken.nonzero()[0].tolist():
             if self.untaken[index]:
                 yield self.shards[index]

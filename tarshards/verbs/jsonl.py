@@ -1,9 +1,9 @@
-"""Samples <-> lines of JSON, from which text and bytes can be had back as they were.
+"""Samples <-> lines of JSON, from which text and bytes can be recovered unchanged.
 
-A line is an object of ``__key__`` and the fields. Those of numbers and of JSON (cls, json and their like) are values,
-those of text (txt, text, transcript) strings, and all others ``{"base64": "..."}``; so is text that is not UTF-8. On
-the way back any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a field
-of JSON is JSON, whatever it looks like.
+A line is an object of ``__key__`` and the fields. Fields of numbers and JSON (cls, json and similar) are values, those
+of text (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. When lines
+are read, any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field
+is always JSON.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def json_lines(
     binary: bool = True,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
 ) -> Iterator[str]:
-    """Yield a line for each sample: the key and *fields*, as ``select_fields`` has them; *binary* ones or not.
+    """Yield a line for each sample: the key and *fields*, as in ``select_fields``; with *binary* also those in base64.
 
-    Raises DecodeError for a field that is not what it should be or that JSON cannot hold (NaN, a name that comes twice
-    in an object), or gives *reject* the sample and the error. ValueError where *fields* are not understood.
+    Raises DecodeError for a field that does not decode or that JSON cannot represent (NaN, a duplicate name in an
+    object), or calls *reject* with the sample and the error. Raises ValueError for malformed *fields*.
 
     >>> list(json_lines([{"__key__": "a", "cls": b"7", "txt": b"hello", "jpg": b"\\xff"}]))
     ['{"__key__": "a", "cls": 7, "txt": "hello", "jpg": {"base64": "/w=="}}']
@@ -63,7 +63,7 @@ def json_lines(
 
 
 def _value(sample: Sample, field: str, data: bytes) -> str | None:
-    """Return *data* as JSON, or None for bytes that only base64 can hold."""
+    """Return *data* as JSON, or None for bytes that need base64."""
     kind = field.rpartition(".")[2]
     try:
         if kind in JSON:
@@ -83,7 +83,7 @@ def _dumps(value: Any) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raise ValueError for what is none, as NaN is, and for an object that would lose one of its items."""
+    """Parse JSON; raise ValueError for malformed JSON, including NaN, and for an object with a duplicate name."""
     return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
@@ -91,25 +91,25 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} comes twice in an object")
+        raise ValueError(f"{max(names, key=names.count)!r} occurs twice in an object")
     return items
 
 
 def _constant(text: str) -> Any:
-    raise ValueError(f"{text} has no place in JSON")
+    raise ValueError(f"{text} is not allowed in JSON")
 
 
 def _float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text} is more than a number can be")
+        raise ValueError(f"{text} is out of the range of numbers")
     return number
 
 
 def read_json_lines(url: str, *, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield a sample for each line of *url*, maybe compressed, that is as ``json_lines`` writes them, or is blank.
+    """Yield a sample for each line of *url*, compressed or not, as ``json_lines`` writes them; ignore blank lines.
 
-    Raises SampleError, with the line, for one that is no sample, or whose key came before.
+    Raises SampleError, which names the line, for a malformed sample or a duplicate key.
     """
     return checked(_read(url, allow_pipe))
 
@@ -122,19 +122,19 @@ def _read(url: str, allow_pipe: bool) -> Iterator[Sample]:
             try:
                 values = parse_json(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"no JSON: {error}") from error
+                raise ValueError(f"not JSON: {error}") from error
             if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
-                raise ValueError("a line is an object with a __key__ that is a string")
+                raise ValueError("each line must be an object whose __key__ is a string")
             key = values.pop("__key__")
             data = {field: _data(key, field, value) for field, value in values.items()}
         yield {"__key__": key, "__url__": where, **data}
 
 
 def _data(key: str, field: str, value: Any) -> bytes:
-    """Return the bytes of a field of this *value*."""
+    """Return the bytes of a field with this *value*."""
     kind = field.rpartition(".")[2]
     if is_reserved(field):
-        raise SampleError("this cannot name a field", key=key, field=field)
+        raise SampleError("not a valid field name", key=key, field=field)
     try:
         if kind in JSON:
             return _dumps(value).encode(errors="backslashreplace")
@@ -147,4 +147,4 @@ def _data(key: str, field: str, value: Any) -> bytes:
     except (TarshardsError, ValueError) as error:
         raise SampleError(getattr(error, "reason", str(error)), key=key, field=field) from error
     wanted = 'a number, a string or {"base64": ...}' if kind in INTEGERS else 'a string or {"base64": ...}'
-    raise SampleError(f"this field is {wanted}, not {json.dumps(value)[:30]}", key=key, field=field)
+    raise SampleError(f"this field must be {wanted}, not {json.dumps(value)[:30]}", key=key, field=field)

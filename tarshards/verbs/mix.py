@@ -19,14 +19,15 @@ from tarshards.stream.ops import rename_fields, shuffle
 
 WEIGHTED = re.compile(r"(.+):([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", re.DOTALL | re.IGNORECASE)
 ENTRIES = {"shards", "weight", "shuffle", "rename"}
+OPTIONAL = "weight, shuffle and rename"
 
 
 @dataclass
 class Source:
-    """One of the streams of a mixture: the samples of *shards*, maybe in a buffer that mixes them, maybe renamed.
+    """One of the streams of a mixture: the samples of *shards*.
 
-    *weight* is its share in relation to those of the others. With *shuffle* every pass over the shards has another
-    order, out of a buffer that holds so many samples; *rename* is ``{new: old}``, as for ``rename_fields``.
+    *weight* is its share relative to the others. *shuffle* is the size of a shuffle buffer in samples, which gives each
+    pass over the shards another order; *rename* is ``{new: old}``, as for ``rename_fields``.
     """
 
     shards: Any
@@ -36,7 +37,7 @@ class Source:
 
 
 def parse_sources(texts: Sequence[str]) -> list[Source]:
-    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` of equal weights; raise ValueError where only some have a weight.
+    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError if only some have a weight.
 
     >>> parse_sources(["a.tar:0.7", "b-{0..9}.tar:.3"])[1]
     Source(shards='b-{0..9}.tar', weight='.3', shuffle=None, rename={})
@@ -44,14 +45,14 @@ def parse_sources(texts: Sequence[str]) -> list[Source]:
     matches = [WEIGHTED.fullmatch(text) for text in texts]
     for text, match in zip(texts, matches):
         if match is None and any(matches):
-            raise ValueError(f"{text} has no weight, and others have: write SHARDS:WEIGHT")
+            raise ValueError(f"{text} has no weight, but others have: write SHARDS:WEIGHT")
     return [Source(match[1], match[2]) if match else Source(text) for text, match in zip(texts, matches)]
 
 
 def read_sources(url: str) -> list[Source]:
-    """Read the sources from YAML at *url*: a list of shards, weight, shuffle and rename, under ``sources`` or bare.
+    """Read sources from the YAML at *url*: a list of shards, weight, shuffle and rename, bare or under ``sources``.
 
-    Needs PyYAML, which ``tarshards[yaml]`` brings. Raises SampleError for what is no such list.
+    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else than such a list.
     """
     from tarshards.samples.codecs.registry import require
 
@@ -61,28 +62,28 @@ def read_sources(url: str) -> list[Source]:
         try:
             found = yaml.safe_load(location.read())
         except yaml.YAMLError as error:
-            raise ValueError(f"no YAML: {' '.join(str(error).split())}") from error
+            raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
         if isinstance(found, dict) and found.keys() == {"sources"}:
             found = found["sources"]
         if not isinstance(found, list) or not found:
-            raise ValueError("a mixture is a list of sources")
+            raise ValueError("a mixture must be a list of sources")
         return [_source(number, entry) for number, entry in enumerate(found, 1)]
 
 
 def _source(number: int, entry: Any) -> Source:
     if not isinstance(entry, dict) or "shards" not in entry or not entry.keys() <= ENTRIES:
-        raise ValueError(f"source {number} is shards, and maybe weight, shuffle and rename, not {str(entry)[:80]}")
+        raise ValueError(f"source {number} must have shards, and may have {OPTIONAL}, not {str(entry)[:80]}")
     source = Source(**entry)
     listed = source.shards if isinstance(source.shards, list) else [source.shards]
     if not listed or not all(isinstance(spec, str) for spec in listed):
-        raise ValueError(f"source {number}: shards is an expression or a list of them")
+        raise ValueError(f"source {number}: shards must be an expression or a list of them")
     if isinstance(source.weight, bool) or not isinstance(source.weight, int | float):
-        raise ValueError(f"source {number}: weight is a number, not {source.weight!r}")
+        raise ValueError(f"source {number}: weight must be a number, not {source.weight!r}")
     if source.shuffle is not None and (type(source.shuffle) is not int or source.shuffle < 1):
-        raise ValueError(f"source {number}: shuffle is a number of samples, not {source.shuffle!r}")
+        raise ValueError(f"source {number}: shuffle must be a number of samples, not {source.shuffle!r}")
     pairs = source.rename.items() if isinstance(source.rename, dict) else [(None, None)]
     if not all(isinstance(name, str) for pair in pairs for name in pair):
-        raise ValueError(f"source {number}: rename is new: old, not {source.rename!r}")
+        raise ValueError(f"source {number}: rename must map new names to old ones, not be {source.rename!r}")
     return source
 
 
@@ -94,22 +95,22 @@ def mix_streams(
     on_error: Callable[[Exception], Any] | None = None,
     allow_pipe: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples of *sources* by their weights: of any n that have come, each source has its share within one.
+    """Yield the samples of *sources* by weight: the first n contain each source's share to within one, for every n.
 
-    *seed* says who is first among equals, and shuffles. It ends before the first source would begin again (*until*
-    "first"), when the last has been read once ("last"), or after so many samples; sources that end earlier begin again.
-    One sample of each source is held, besides the buffers of those that shuffle.
+    *seed* orders sources with equal claims, and shuffles. The stream ends before the first source would start again
+    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that are exhausted
+    earlier start again. One sample of each source is held, besides shuffle buffers.
 
-    Raises OpenError where stdin would have to begin again, and SampleError for a source without samples; other errors
-    are as in ``read_samples``. ValueError for weights that are none.
+    Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
+    invalid weights; other errors are as in ``read_samples``.
     """
     if isinstance(until, int) and until < 0:
-        raise ValueError(f"until= is a number of samples, not {until}")
+        raise ValueError(f"until= must be a number of samples, not {until}")
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
     streams = [_Stream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
     if sum(stream.urls.count("-") for stream in streams) > 1:
-        raise UrlError("stdin is read once, by one source", url="-")
+        raise UrlError("stdin can be only one of the sources", url="-")
     return _mix(streams, mixture, until)
 
 
@@ -131,7 +132,7 @@ def _mix(streams: list[_Stream], mixture: Mixture, until: Literal["first", "last
 
 
 class _Stream:
-    """The samples of one source, over and over, with a look at whether there is one more."""
+    """The samples of one source, pass after pass; it knows whether a pass has ended."""
 
     def __init__(self, source: Source, seed: int, ledger: Ledger, allow_pipe: bool):
         self.source, self.seed, self.ledger, self.allow_pipe = source, seed, ledger, allow_pipe
@@ -142,16 +143,16 @@ class _Stream:
         self.next: Sample | None = None
 
     def has_ended(self) -> bool:
-        """Whether a pass is over; before the first one, none is."""
+        """Say whether a pass has ended; before the first pass, none has."""
         if self.next is None and self.passes:
             self.next = next(self.samples, None)
         return self.next is None and self.passes > 0
 
     def take(self) -> Sample:
-        """Return the next sample, the first of a new pass where one is over."""
+        """Return the next sample, the first of a new pass if one has ended."""
         if self.passes == 0 or self.has_ended():
             if self.passes and "-" in self.urls:
-                raise OpenError("has ended, and stdin cannot be read again", url="-")
+                raise OpenError("stdin has ended and cannot be read again", url="-")
             self.samples = self.read()
             self.passes += 1
             if self.has_ended():
@@ -174,7 +175,7 @@ class _Stream:
             yield from read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe)
 
     def renamed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Rename the fields; samples with which that fails go to the ledger."""
+        """Rename the fields; samples for which that fails go to the ledger."""
         for sample in samples:
             try:
                 yield from rename_fields([sample], self.source.rename)
@@ -182,6 +183,6 @@ class _Stream:
                 self.ledger(error)
 
     def close(self) -> None:
-        """Close what is open, at once, also where a traceback still holds it."""
+        """Close open shards at once, even if a traceback still refers to them."""
         if self.opened is not None:
             self.opened.close()

@@ -1,4 +1,4 @@
-"""Samples for human eyes: listings with previews, pictures in a terminal, and a summary of many."""
+"""Samples as text and pictures: listings with previews, pictures in a terminal, and a summary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TEXTS = frozenset(["txt", "text", "transcript"])
 NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 OBJECTS = frozenset(["json", "jsn", "mp", "msg", "msgpack", "cbor"])
 ARRAYS = frozenset(["npy", "npz", "ten", "tb", "tenbin"])
-PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # what decodes without running code and without torch
+PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # these decode without running code and without torch
 
 PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
-SMALLEST = 24  # what is smaller is enlarged
+SMALLEST = 24  # smaller pictures are enlarged
 
 
 def list_sample(sample: Sample) -> str:
@@ -40,14 +40,14 @@ def list_sample(sample: Sample) -> str:
 
 
 def fields_of(sample: Sample) -> Iterator[tuple[str, bytes]]:
-    """Yield the fields of *sample* with their bytes, without ``__key__`` and its like."""
+    """Yield the fields of *sample* with their bytes, without ``__key__`` and other reserved names."""
     return ((field, data) for field, data in sample.items() if not is_reserved(field))
 
 
 def preview(field: str, data: bytes, *, limit: int = 60) -> str:
-    """Return in one printable line what *data* are: the value's beginning, an array's dtype and shape, an image's size.
+    """Return one printable line: the beginning of the value, an array's dtype and shape, or an image's size.
 
-    Empty for a field that is known by its size alone; ``<reason>`` for one that does not decode.
+    Empty for a field without a preview; ``<reason>`` for one that does not decode.
 
     >>> preview("json", b'{"boxes": [1, 2]}'), preview("cls", b"x"), preview("raw", b"x")
     ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '')
@@ -76,7 +76,7 @@ def _image_size(data: bytes) -> str:
     from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow's about large images, of which only the header is read
+        warnings.simplefilter("ignore")  # Pillow warns about large images, but only the header is read
         try:
             with Image.open(BytesIO(data), formats=image.FORMATS) as header:
                 return f"{header.width}x{header.height} {header.mode}"
@@ -91,7 +91,7 @@ def _describe(value: Any, limit: int) -> str:
         return _brief(value)
     try:
         text = json.dumps(value, ensure_ascii=False, default=_brief)
-    except (TypeError, ValueError):  # keys that JSON has not
+    except (TypeError, ValueError):  # keys that JSON does not allow
         text = repr(value)
     return _shorten(text, limit)
 
@@ -107,7 +107,7 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
-    """Yield each image of *sample* as colour blocks that rich prints, at most *columns* wide; its reason if damaged."""
+    """Yield each image of *sample* as colour blocks for rich, at most *columns* wide; the reason if it is damaged."""
     pixels = require("rich_pixels", extra="show").Pixels
     for field, data in fields_of(sample):
         if is_image(field):
@@ -120,14 +120,14 @@ def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
 
 
 def on_white(picture: Any) -> Any:
-    """Return an RGBA image of PIL without its transparency, as RGB."""
+    """Return a PIL image in RGBA as RGB, on a white background."""
     from PIL import Image
 
     return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
 
 
 def _fit(picture: Any, columns: int) -> Any:
-    """Scale *picture* into the columns and half-rows of a terminal; the smallest are enlarged by a whole factor."""
+    """Scale *picture* to the columns and half-rows of a terminal; tiny ones are enlarged by an integer factor."""
     from PIL import Image
 
     scale = min(columns / picture.width, PICTURE / picture.height)

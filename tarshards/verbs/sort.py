@@ -1,6 +1,6 @@
-"""Samples in another order, however many there are: an external merge sort that keeps within a given memory.
+"""Samples in another order, however many there are: an external merge sort within a given memory.
 
-What does not fit is spilled, as sorted runs, to files without a name: they are gone with the process, however it ends.
+What does not fit is spilled, as sorted runs, to unnamed files, which disappear with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tarshards.storage.opening import open_shard
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
-SHARE = 6  # a run gets this part of the memory; the rest is for Python, and for the keys of a large shard
-FAN_IN = 64  # runs merged at once, at most
-RECORD = 170  # bytes that Python needs beside a record's own and its sort key's: tuple, list, allocator
-SIZES = Struct("<QQ")  # before each record: the bytes of its pickled sort key and value
+SHARE = 6  # a run gets 1/6 of the memory; the rest is for Python, and for the keys of a large shard
+FAN_IN = 64  # at most this many runs are merged at once
+RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, allocator
+SIZES = Struct("<QQ")  # precedes each record: the sizes of its pickled sort key and value
 
 Reject = Callable[[Sample, TarshardsError], Any]
 
@@ -54,12 +54,12 @@ def parse_sort_key(spec: str) -> SortKey:
     field, colon, kind = spec.partition(":")
     key = SortKey(field, kind) if colon else SortKey(field)
     if not all(field.split(";")) or key.kind not in KINDS:
-        raise ValueError(f"{spec!r} is no sort key; write FIELD or FIELD:KIND with a kind of {', '.join(KINDS)}")
+        raise ValueError(f"{spec!r} is not a sort key; write FIELD or FIELD:KIND, where KIND is {', '.join(KINDS)}")
     return key
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """Split *text* so that the numbers in it compare as numbers.
+    """Split *text* so that numbers in it compare as numbers.
 
     >>> sorted(["b10", "b9", "a"], key=natural)
     ['a', 'b9', 'b10']
@@ -72,7 +72,7 @@ def natural(text: str) -> tuple[Any, ...]:
 def _float(text: str) -> float:
     number = float(text)
     if number != number:
-        raise ValueError("nan has no place in an order")
+        raise ValueError("nan cannot be ordered")
     return number
 
 
@@ -89,11 +89,11 @@ def sort_samples(
     tmpdir: str | None = None,
     reject: Reject | None = None,
 ) -> Iterator[Sample]:
-    """Yield *samples* sorted by *keys*, each ``FIELD[:text|int|float|natural]``; what is equal keeps its order.
+    """Yield *samples* sorted by *keys*, each ``FIELD[:text|int|float|natural]``; equal samples keep their order.
 
     Text sorts by code points. A sample without the field, or whose value does not parse, raises SampleError, or is
-    given to *reject* with the error and left out. Of the samples of one ``__key__``, *unique* keeps the "first" or the
-    "last", or raises ("error"). About *memory* bytes are used; what is more is spilled to *tmpdir*.
+    given to *reject* with the error and left out. Of the samples with one ``__key__``, *unique* keeps the "first" or
+    the "last", or raises ("error"). About *memory* bytes are used; the rest is spilled to *tmpdir*.
 
     >>> [sample["__key__"] for sample in sort_samples([{"__key__": "b"}, {"__key__": "a"}])]
     ['a', 'b']
@@ -116,7 +116,7 @@ def shuffle_samples(
     memory: int = GIB,
     tmpdir: str | None = None,
 ) -> Iterator[Sample]:
-    """Yield *samples* in a random order, all being equally likely; it follows from *seed* and their number alone.
+    """Yield *samples* in a random order, all equally likely; it depends only on *seed* and their number.
 
     *unique*, *memory* and *tmpdir* are as in ``sort_samples``.
     """
@@ -135,9 +135,9 @@ def regroup_members(
     memory: int = GIB,
     tmpdir: str | None = None,
 ) -> Iterator[Sample]:
-    """Yield one sample for all the members of a key, wherever they stand, in the order of the keys' first members.
+    """Yield one sample for all members of a key, wherever they are, in the order of the keys' first members.
 
-    *members* are pairs of a shard's URL and a member. Raises SampleError for a field that comes twice.
+    *members* are pairs of a shard's URL and a member. Raises SampleError for a duplicate field.
 
     >>> members = [("x.tar", Member(name, b"", 0)) for name in ("b.jpg", "a.jpg", "b.cls")]
     >>> [(sample["__key__"], len(sample) - 2) for sample in regroup_members(members)]
@@ -153,7 +153,7 @@ def regroup_members(
 
 
 def read_loose_members(urls: Any, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[tuple[str, Member]]:
-    """Yield URL and member for each member of all shards; every error is raised, for the rest would miss members."""
+    """Yield URL and member for each member of all shards; raise every error, since samples would lack members."""
     for url in expand_urls(urls):
         name = Location.of(url).name
         try:
@@ -168,7 +168,7 @@ def read_loose_members(urls: Any, *, ledger: Ledger, allow_pipe: bool = False) -
 def _keyed(
     members: Iterable[tuple[str, Member]], split: KeyRule, ledger: Ledger
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Pairs of a key, and the place in the input and all else of its member."""
+    """Yield the key of each member, with its place in the input and everything else of the member."""
     for index, (url, member) in enumerate(members):
         parts = split(member.name)
         if parts is None:
@@ -182,7 +182,7 @@ def _join(group: list[tuple[Any, ...]]) -> Sample:
     sample: Sample = {"__key__": key, "__url__": url}
     for _, url, _, field, offset, data in group:
         if field in sample:
-            raise SampleError("this field comes twice", url=url, offset=offset, key=key, field=field)
+            raise SampleError("duplicate field", url=url, offset=offset, key=key, field=field)
         sample[field] = data
     return sample
 
@@ -190,7 +190,7 @@ def _join(group: list[tuple[Any, ...]]) -> Sample:
 def _with_keys(
     numbered: Iterable[tuple[int, Sample]], keys: list[SortKey], direction: int, reject: Reject | None
 ) -> Iterator[tuple[Any, Sample]]:
-    """Pairs of a sort key and a sample; with a *direction* its number breaks ties."""
+    """Yield the sort key of each sample with the sample; with a *direction* its number breaks ties."""
     for number, sample in numbered:
         try:
             values = [_sort_value(sample, key) for key in keys]
@@ -210,11 +210,11 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
     try:
         return KINDS[key.kind](value.decode() if isinstance(value, bytes) else str(value))
     except ValueError as error:
-        raise SampleError(f"no {key.kind} to sort by: {error}", **place(sample), field=field) from error
+        raise SampleError(f"not a sortable {key.kind}: {error}", **place(sample), field=field) from error
 
 
 def _unique(samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | None) -> Iterator[tuple[int, Sample]]:
-    """The samples with their numbers, by key, one of each key."""
+    """Yield one sample of each key, with its number, in the order of the keys."""
     if keep not in ("first", "last", "error"):
         raise ValueError(f'unique is "first", "last" or "error", not {keep!r}')
     pairs = ((sample["__key__"], (index, sample)) for index, sample in enumerate(samples))
@@ -224,16 +224,16 @@ def _unique(samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | Non
             if chosen is None or keep == "last":
                 chosen = numbered
             elif keep == "error":
-                raise SampleError("this key comes twice", url=numbered[1].get("__url__"), key=key)
+                raise SampleError("duplicate key", url=numbered[1].get("__url__"), key=key)
         yield chosen
 
 
 def merge_sort(
     pairs: Iterable[tuple[Any, Any]], *, reverse: bool = False, memory: int = GIB, tmpdir: str | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield *pairs* of a sort key and a value in the order of the keys, stable also with *reverse*.
+    """Yield *pairs* of a sort key and a value in the order of the keys; the sort is stable, also with *reverse*.
 
-    Values of more than the *memory* are pickled to files in *tmpdir*. Raises OpenError where they find no room.
+    What exceeds *memory* is pickled to files in *tmpdir*. Raises OpenError if these cannot be written.
 
     >>> list(merge_sort([(2, "b"), (1, "a"), (2, "c")], reverse=True))
     [(2, 'b'), (2, 'c'), (1, 'a')]
@@ -255,7 +255,7 @@ def merge_sort(
         run.sort(key=itemgetter(0), reverse=reverse)
         if spill is None:
             run.reverse()
-            while run:  # popped, so that the memory goes as it is used
+            while run:  # popped, to free the memory as records are used
                 key, record = run.pop()
                 yield key, _value(record)
             return
@@ -285,7 +285,7 @@ def _sizeof(key: Any) -> int:
 
 
 class _Spill:
-    """A file of sorted runs, one after the other; *largest* is the size of its largest record."""
+    """A file of sorted runs; *largest* is the size of its largest record."""
 
     def __init__(self, tmpdir: str | None):
         self.tmpdir = tmpdir or tempfile.gettempdir()
@@ -294,10 +294,10 @@ class _Spill:
         try:
             self.file = tempfile.TemporaryFile(dir=self.tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
         except OSError as error:
-            raise OpenError(f"no temporary file: {error.strerror}", url=self.tmpdir) from error
+            raise OpenError(f"cannot create a temporary file: {error.strerror}", url=self.tmpdir) from error
 
     def add(self, run: Iterable[tuple[Any, bytes]]) -> None:
-        """Append a run of pairs of key and record that are in order."""
+        """Append a run, sorted pairs of a key and a record."""
         begin = self.size
         try:
             for _, record in run:
@@ -322,7 +322,7 @@ class _Spill:
         return spill
 
     def merge(self, runs: list[tuple[int, int]], reverse: bool, memory: int) -> Iterator[tuple[Any, bytes]]:
-        """Yield the pairs of *runs* in one order; where keys are equal, those of the earlier run first."""
+        """Merge *runs*; of equal keys, those of the earlier run come first."""
         chunk = min(max(memory // len(runs), 1 << 12), 1 << 18)
         return heapq.merge(*(self._read(*run, chunk) for run in runs), key=itemgetter(0), reverse=reverse)
 
@@ -343,8 +343,8 @@ class _Spill:
             wanted = max(chunk, wanted)
 
     def close(self) -> None:
-        """Drop the runs."""
-        with suppress(OSError):  # of a full disk, which has been told
+        """Delete the runs."""
+        with suppress(OSError):  # a full disk, which has been reported
             self.file.close()
 
     def __enter__(self) -> _Spill:

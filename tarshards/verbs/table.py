@@ -1,7 +1,7 @@
-r"""Samples -> lines of a table, from which every byte can be had back.
+r"""Samples -> lines of a table, from which every byte can be recovered.
 
 Cells are separated by tabs and rows by newlines. Within a cell the backslash is ``\\``, tab, newline and carriage
-return are ``\t``, ``\n`` and ``\r``, and every other control character and byte that is no UTF-8 is ``\xNN``.
+return are ``\t``, ``\n`` and ``\r``, and every other control character and byte that is not UTF-8 is ``\xNN``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def escape(data: bytes) -> str:
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for what it never writes.
+    r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for an unknown escape.
 
     >>> unescape(r"a\tb\\\xff")
     b'a\tb\\\xff'
@@ -41,7 +41,7 @@ def unescape(text: str) -> bytes:
         if match[0] in _PLAIN:
             return _PLAIN[match[0]]
         if match[1] is None:
-            raise ValueError(f"{match[0].decode(errors='replace')} in {text!r} is no escape")
+            raise ValueError(f"{match[0].decode(errors='replace')} in {text!r} is not an escape")
         return bytes.fromhex(match[1].decode())
 
     return re.sub(rb"\\(?:x([0-9a-f]{2})|.|$)", plain, text.encode(), flags=re.DOTALL)
@@ -56,18 +56,18 @@ def tabulate(
     missing: str | None = None,
     reject: Callable[[Sample, Exception], Any] | None = None,
 ) -> Iterator[str]:
-    r"""Yield a line of column names, then a line a sample: the key and *fields*, as ``select_fields`` has them.
+    r"""Yield a line of column names, then one line per sample: the key and *fields*, as in ``select_fields``.
 
-    ``*`` stands for the other fields of the first sample; a sample with more of them than those has no row. Where a
-    field is missing the cell is *missing*, as it is (``\N`` would be no other cell's text). Raises ValueError for
-    *fields* that name a column twice, SampleError where a field is missing and *missing* is None; or *reject* is given
-    the sample and the error.
+    ``*`` stands for the other fields of the first sample; a later sample with another field is an error. If a field is
+    missing, the cell is *missing*, unescaped (``\N`` is never the text of another cell). Raises ValueError for *fields*
+    that name a column twice. Raises SampleError for a missing field if *missing* is None, and for a field without a
+    column, or calls *reject* with the sample and the error.
 
     >>> list(tabulate([{"__key__": "a", "cls": b"7", "txt": b"a\tb"}]))
     ['__key__\tcls\ttxt', 'a\t7\ta\\tb']
     """
     if missing is not None and re.search(r"[\t\n\r]", missing):
-        raise ValueError(f"the mark of missing fields is part of a line, not {missing!r}")
+        raise ValueError(f"the text for missing fields cannot contain {missing!r}: it is part of a line")
     terms = parse_selection(fields)
     names = [term.name or ";".join(term.alternatives) for term in terms]
     if len(set(names)) < len(names):
@@ -108,11 +108,11 @@ def _tabulate(
 
 
 def _expand(terms: list[Term], sample: Sample) -> list[Term]:
-    """Put the other fields of *sample* in the place of ``*``."""
+    """Replace ``*`` by the other fields of *sample*."""
     named = {field for term in terms for field in term.alternatives}
     others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
     for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:
-        raise SampleError("two columns would get this name", **place(sample), field=field)
+        raise SampleError("two columns would have this name", **place(sample), field=field)
     return [column for term in terms for column in (others if term.alternatives == ["*"] else [term])]
 
 
@@ -133,5 +133,5 @@ def _check_all(sample: Sample, columns: list[Term]) -> None:
     taken = {next(filter(sample.__contains__, column.alternatives), None) for column in columns}
     for field in sample:
         if field not in taken and not is_reserved(field):
-            reason = "this field has no column, which the first sample decides; name the columns"
+            reason = "this field has no column, since the first sample lacks it; name the columns"
             raise SampleError(reason, **place(sample), field=field)

@@ -106,8 +106,8 @@ def test_fields_that_some_samples_lack(tmp_path):
     b = write(tmp_path / "b.tar", [{"__key__": "x", "cls": "1"}, {"__key__": "y", "cls": "1", "json": {}, "txt": ""}])
     report = check_shards([a, b])
     assert [(f.severity, f.kind, f.url, f.key, f.reason) for f in report.findings] == [
-        ("warning", "missing field", a, "s0", "no json, as 3 of 4 samples"),
-        ("warning", "missing field", b, "x", "no txt, as 1 of 4 samples"),
+        ("warning", "missing field", a, "s0", "3 of 4 samples have no json"),
+        ("warning", "missing field", b, "x", "1 of 4 samples have no txt"),
     ]
 
 
@@ -227,7 +227,7 @@ def test_indexes(tmp_path):
     assert check_shards(shards).findings == []
     Path(f"{shards[1]}.index").unlink()
     assert [str(finding) for finding in check_shards(shards).findings] == [
-        f"warning: {shards[1]}: no index, as 1 of 2 shards; tarindex makes them"
+        f"warning: {shards[1]}: 1 of 2 shards have no index; create it with `tarindex`"
     ]
     shutil.copy(f"{shards[0]}.index", f"{shards[1]}.index")
     assert told(check_shards(shards)) == [("error", "index", None, None)]
@@ -262,7 +262,7 @@ def test_the_report_as_json(tmp_path):
     assert loaded["findings"][0] == {
         "severity": "error",
         "kind": "damage",
-        "reason": "bad header checksum; 1024 bytes passed over",
+        "reason": "bad header checksum; 1024 bytes skipped",
         "url": a,
         "offset": 4096,
         "key": None,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tarshards import read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.tree import list_classes, read_tree
-from tarshards.verbs.create import read_plan, read_sources, read_text
+from tarshards.verbs.create import read_member_lines, read_plan, read_text
 from tarshards.verbs.table import tabulate
 
 
@@ -117,10 +117,10 @@ def test_a_plan_is_read_row_by_row(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "plan.tsv: an empty plan"),
+        ("", "plan.tsv: the plan is empty"),
         ("txt\nx\n", "plan.tsv: line 1: no column __key__"),
-        ("__key__\ttxt\ttxt\n", "plan.tsv: line 1: two columns for txt"),
-        ("__key__\ttxt\t@txt\n", "plan.tsv: line 1: two columns for txt"),
+        ("__key__\ttxt\ttxt\n", "plan.tsv: line 1: two columns are named txt"),
+        ("__key__\ttxt\t@txt\n", "plan.tsv: line 1: two columns are named txt"),
         ("__key__\tTXT\n", "plan.tsv: line 1: 'TXT' cannot name a field"),
         ("__key__\t\n", "plan.tsv: line 1: '' cannot name a field"),
         ("__key__\t__url__\n", "plan.tsv: line 1: '__url__' cannot name a field"),
@@ -279,7 +279,7 @@ def test_lines_of_names_and_sources(folder):
     write("hello", "x")
     write("spaced", "a file")
     lines = write("a/0.txt x\na/0.raw text: tab\\t\\n\n\nb.TXT\tfile:a file\nc.txt pipe:echo $((6 * 7))\n", "lines")
-    assert plain(read_sources(lines, allow_pipe=True)) == [
+    assert plain(read_member_lines(lines, allow_pipe=True)) == [
         {"__key__": "a/0", "txt": b"hello", "raw": b" tab\t\n"},
         {"__key__": "b", "txt": b"spaced"},
         {"__key__": "c", "txt": b"42\n"},
@@ -289,9 +289,9 @@ def test_lines_of_names_and_sources(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a.txt\n", "lines: line 1: a line is NAME SOURCE, not 'a.txt'"),
+        ("a.txt\n", "lines: line 1: a line must be NAME SOURCE, not 'a.txt'"),
         ("README text:x\n", "lines: line 1: 'README' has no key and field"),
-        ("a.txt text:x\na.TXT text:y\n", "lines: line 2: a.txt: this field comes twice"),
+        ("a.txt text:x\na.TXT text:y\n", "lines: line 2: a.txt: duplicate field"),
         ("a.txt text:x\nb.txt text:y\na.jpg text:z\n", "lines: line 3: a: this key occurred before"),
         ("a.txt pipe:true\n", "lines: line 1: pipe:true: a command runs only"),
         ("a.txt missing\n", "lines: line 1: missing: No such file"),
@@ -300,7 +300,7 @@ def test_lines_of_names_and_sources(folder):
 )
 def test_mistakes_in_lines(folder, text, message):
     with pytest.raises(TarshardsError) as caught:
-        list(read_sources(write(text, "lines")))
+        list(read_member_lines(write(text, "lines")))
     assert message in str(caught.value)
 
 

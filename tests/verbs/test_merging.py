@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tarshards import Ledger, ShardWriter, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, UrlError
-from tarshards.verbs.join import merge_samples, merge_shards
+from tarshards.verbs.join import join_samples, join_shards
 
 INPUTS = st.lists(st.lists(st.integers(0, 12), unique=True), min_size=2, max_size=3)
 MEMORIES = st.sampled_from([1, 2000, 1 << 30])
@@ -49,7 +49,7 @@ def outer_join(inputs) -> list[dict]:
 @given(INPUTS, MEMORIES)
 def test_ignoring_what_is_missing_is_an_outer_join(inputs, memory):
     columns = [column(keys, f"f{number}") for number, keys in enumerate(inputs)]
-    assert plain(merge_samples(columns, missing="ignore", memory=memory)) == outer_join(inputs)
+    assert plain(join_samples(columns, missing="ignore", memory=memory)) == outer_join(inputs)
 
 
 @given(INPUTS, MEMORIES)
@@ -58,7 +58,7 @@ def test_skipping_what_is_missing_is_an_inner_join_that_counts(inputs, memory):
     joined = outer_join(inputs)
     whole = [sample for sample in joined if len(sample) == 1 + len(inputs)]
     skipped = Counter()
-    assert plain(merge_samples(columns, missing="skip", memory=memory, skipped=skipped)) == whole
+    assert plain(join_samples(columns, missing="skip", memory=memory, skipped=skipped)) == whole
     assert skipped.total() == len(joined) - len(whole)
 
 
@@ -66,10 +66,10 @@ def test_skipping_what_is_missing_is_an_inner_join_that_counts(inputs, memory):
 def test_failing_on_what_is_missing(inputs, memory):
     columns = [column(keys, f"f{number}") for number, keys in enumerate(inputs)]
     if len({frozenset(keys) for keys in inputs}) == 1:
-        assert plain(merge_samples(columns, memory=memory)) == outer_join(inputs)
+        assert plain(join_samples(columns, memory=memory)) == outer_join(inputs)
     else:
         with pytest.raises(SampleError, match=r"no sample of this key in input \d"):
-            list(merge_samples(columns, memory=memory))
+            list(join_samples(columns, memory=memory))
 
 
 @settings(max_examples=40)
@@ -83,11 +83,11 @@ def test_by_index_it_is_the_same(tmp_path_factory, inputs, size):
     if not all(inputs):
         return
     specs = [str(folder / f"{number}.shards.json") for number in range(len(inputs))]
-    by_index = list(merge_shards(specs, missing="ignore"))
+    by_index = list(join_shards(specs, missing="ignore"))
     assert plain(by_index) == outer_join(inputs)
     for path in folder.glob("*.index"):
         path.unlink()
-    assert list(merge_shards([str(folder / f"{n}-*.tar") for n in range(len(inputs))], missing="ignore")) == by_index
+    assert list(join_shards([str(folder / f"{n}-*.tar") for n in range(len(inputs))], missing="ignore")) == by_index
 
 
 def test_one_sample_is_held_while_the_orders_agree():
@@ -98,7 +98,7 @@ def test_one_sample_is_held_while_the_orders_agree():
             read.append(sample["__key__"])
             yield sample
 
-    merged = merge_samples([watched(column(range(100), "a")), watched(column(range(100), "b"))])
+    merged = join_samples([watched(column(range(100), "a")), watched(column(range(100), "b"))])
     for number in range(3):
         assert next(merged)["__key__"] == f"k{number}"
         assert len(read) == 2 * (number + 1)
@@ -113,10 +113,10 @@ def test_with_an_index_the_others_are_not_read_through(tmp_path):
     data[20 * 1024 + 148] ^= 1  # the checksum of a header between
     (tmp_path / "b-0.tar").write_bytes(data)
     specs = [str(tmp_path / "a.tar"), str(tmp_path / "b-0.tar")]
-    assert len(list(merge_shards(specs))) == 50
+    assert len(list(join_shards(specs))) == 50
     os.unlink(tmp_path / "b-0.tar.index")
     with pytest.raises(TarError, match=r"b-0\.tar: offset 20480: bad header checksum"):
-        list(merge_shards(specs))
+        list(join_shards(specs))
 
 
 def test_an_index_that_takes_too_much_memory_is_not_used(tmp_path, monkeypatch):
@@ -125,12 +125,12 @@ def test_an_index_that_takes_too_much_memory_is_not_used(tmp_path, monkeypatch):
             for sample in column(keys, name):
                 writer.write(sample)
     looked_up = []
-    monkeypatch.setattr("tarshards.verbs.join.Table.__init__", lambda *_: looked_up.append(True))
+    monkeypatch.setattr("tarshards.verbs.join.IndexedInput.__init__", lambda *_: looked_up.append(True))
     specs = [str(tmp_path / "a-0.tar"), str(tmp_path / "b-0.tar")]
-    assert len(list(merge_shards(specs, memory=1000))) == 5
+    assert len(list(join_shards(specs, memory=1000))) == 5
     assert not looked_up
     with pytest.raises(AttributeError):
-        list(merge_shards(specs))
+        list(join_shards(specs))
     assert looked_up
 
 
@@ -142,7 +142,7 @@ def test_a_stale_index_is_an_error(tmp_path):
     with open(tmp_path / "b-0.tar", "ab") as file:
         file.write(bytes(512))
     with pytest.raises(ShardIndexError, match=r"b-0\.tar\.index"):
-        list(merge_shards([str(tmp_path / "a-0.tar"), str(tmp_path / "b-0.tar")]))
+        list(join_shards([str(tmp_path / "a-0.tar"), str(tmp_path / "b-0.tar")]))
 
 
 # Fields of one name
@@ -151,7 +151,7 @@ def test_a_stale_index_is_an_error(tmp_path):
 def test_fields_of_one_name_are_a_conflict():
     inputs = [column([1, 2], "a", "x.tar"), [{**sample, "b": b"b"} for sample in column([1, 2], "a", "y.tar")]]
     with pytest.raises(SampleError, match=r"^x\.tar: k1\.a: y\.tar has this field too$"):
-        list(merge_samples(inputs))
+        list(join_samples(inputs))
 
 
 @given(st.permutations(range(4)), MEMORIES)
@@ -160,12 +160,12 @@ def test_a_conflict_is_decided_by_the_order_of_the_inputs(order, memory):
         [{"__key__": f"k{key}", "txt": b"%d" % number} for key in keys] for number, keys in enumerate([range(4), order])
     ]
     for conflict, expected in (("first", b"0"), ("last", b"1")):
-        merged = list(merge_samples(inputs, conflict=conflict, memory=memory))
+        merged = list(join_samples(inputs, conflict=conflict, memory=memory))
         assert merged == [{"__key__": f"k{key}", "txt": expected} for key in range(4)]
 
 
 def test_the_place_is_that_of_the_first():
-    (sample,) = merge_samples([column([1], "a", "x.tar"), column([1], "b", "y.tar")], conflict="last")
+    (sample,) = join_samples([column([1], "a", "x.tar"), column([1], "b", "y.tar")], conflict="last")
     assert sample == {"__key__": "k1", "__url__": "x.tar", "a": b"a1", "b": b"b1"}
 
 
@@ -183,8 +183,8 @@ def test_a_key_that_comes_twice_is_an_error(tmp_path, left, right, index, missin
         with ShardWriter(str(tmp_path / f"{name}-%d.tar"), max_samples=1, index=index) as writer:
             for sample in column(keys, name):
                 writer.write(sample)
-    with pytest.raises(SampleError, match=r"k[13]: this key comes twice"):
-        list(merge_shards([str(tmp_path / "a-*.tar"), str(tmp_path / "b-*.tar")], missing=missing))
+    with pytest.raises(SampleError, match=r"k[13]: duplicate key"):
+        list(join_shards([str(tmp_path / "a-*.tar"), str(tmp_path / "b-*.tar")], missing=missing))
 
 
 # Errors
@@ -194,7 +194,7 @@ def test_what_fails_can_be_left_out():
     rejected = []
     inputs = [column([1, 2, 3, 4], "a"), column([4, 3, 1], "b")]
     inputs[1][1]["a"] = b"another"
-    merged = merge_samples(inputs, reject=lambda sample, error: rejected.append((sample["__key__"], str(error))))
+    merged = join_samples(inputs, reject=lambda sample, error: rejected.append((sample["__key__"], str(error))))
     assert [sample["__key__"] for sample in merged] == ["k1", "k4"]
     assert sorted(rejected) == [
         ("k2", "a.tar: k2: no sample of this key in input 2"),
@@ -212,24 +212,24 @@ def test_damage_is_never_a_shorter_result(tmp_path, order):
         (tmp_path / "bad.tar").write_bytes(data[:size])
         for missing in ("fail", "skip", "ignore"):
             with pytest.raises(TarError, match=r"bad\.tar"):
-                list(merge_shards(specs, missing=missing))
+                list(join_shards(specs, missing=missing))
             with pytest.raises(TarError, match=r"bad\.tar"):
-                list(merge_shards(specs[::-1], missing=missing))
+                list(join_shards(specs[::-1], missing=missing))
     ledger = Ledger(max_errors=1)
     (tmp_path / "bad.tar").write_bytes(data[:3000])
-    assert len(list(merge_shards(specs, missing="skip", on_error=ledger))) == 2
+    assert len(list(join_shards(specs, missing="skip", on_error=ledger))) == 2
     assert len(ledger.quarantined) == 1
 
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="missing is fail, skip, ignore"):
-        merge_samples([[], []], missing="maybe")
+        join_samples([[], []], missing="maybe")
     with pytest.raises(ValueError, match="conflict fail, first, last"):
-        merge_samples([[], []], conflict="any")
-    with pytest.raises(UrlError, match="stdin is read once"):
-        merge_shards(["-", "-"])
+        join_samples([[], []], conflict="any")
+    with pytest.raises(UrlError, match="stdin can be only one of the inputs"):
+        join_shards(["-", "-"])
     with pytest.raises(OpenError, match=r"none\.tar"):
-        list(merge_shards(["none.tar", "none.tar"]))
+        list(join_shards(["none.tar", "none.tar"]))
 
 
 def test_nothing_stays_open(tmp_path, open_files):
@@ -238,7 +238,7 @@ def test_nothing_stays_open(tmp_path, open_files):
         write_samples(column(keys, name), str(tmp_path / f"{name}.tar"))
     for specs in (["a.tar", "a.tar"], ["a.tar", "b.tar"]):
         urls = [str(tmp_path / name) for name in specs]
-        merged = merge_shards(urls, conflict="first", memory=2000, tmpdir=str(tmp_path))
+        merged = join_shards(urls, conflict="first", memory=2000, tmpdir=str(tmp_path))
         next(merged)
         assert open_files() != before
         merged.close()
@@ -257,7 +257,7 @@ def test_the_memory_is_kept(tmp_path, index):
     program = """
 import re, sys
 import numpy, tarshards.index
-from tarshards.verbs.join import merge_shards
+from tarshards.verbs.join import join_shards
 from tarshards.write.shards import TarWriter
 
 def memory(name):
@@ -267,7 +267,7 @@ def memory(name):
 name = sys.argv[1]
 base = peak = memory(name)
 with TarWriter("out.tar") as writer:
-    for number, sample in enumerate(merge_shards(["a-0.tar", "b-0.tar"], memory=int(sys.argv[2]), tmpdir=".")):
+    for number, sample in enumerate(join_shards(["a-0.tar", "b-0.tar"], memory=int(sys.argv[2]), tmpdir=".")):
         writer.write(sample)
         if number % 1000 == 0:
             peak = max(peak, memory(name))

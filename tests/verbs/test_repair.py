@@ -1,4 +1,4 @@
-"""Damage in a shard: what is whole is read, what is not is told, and no byte is left out of the account."""
+"""Damage in a shard: what is whole is read, what is not is told, and no byte is left out of the counts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plain(tmp_path):
 
 
 def whole_samples(file: PlainFile) -> dict[str, dict[str, bytes]]:
-    """Survey a shard, check its account, and return the samples that are taken for whole."""
+    """Survey a shard, check its byte counts, and return the samples that are taken for whole."""
     found = survey_file(file)
     assert sum(found.byte_counts.values()) == file.size
     assert min(found.byte_counts.values()) >= 0
@@ -120,7 +120,7 @@ def check(sound: Archive, damaged: bytes, file: PlainFile) -> set[str]:
                 _, _, end, after = places[-1]
                 assert end == after, (key, "is intact")
                 assert damaged[after : after + 100].strip(b"\0")
-                assert reason(file, key) == "beside damage, which may reach into its data"
+                assert reason(file, key) == "next to damage that may reach into its data"
             else:
                 assert key not in read or read[key] == sound.samples[key]
         elif key in read and read[key] != sound.samples[key]:
@@ -285,7 +285,7 @@ def test_a_damaged_header_that_names_the_sample_says_that_it_is_short(plain):
     at = data.index(b"s5.json")
     damaged = data[: at + 110] + b"X" + data[at + 111 :]
     problems = [sample.problem for sample in survey_file(plain(damaged)).samples]
-    assert problems == [None] * 5 + ["beside damage: it lacks a member"]
+    assert problems == [None] * 5 + ["next to damage: it lacks a member"]
 
 
 def test_a_field_that_only_some_have_is_no_sign_of_damage_elsewhere(plain):
@@ -295,11 +295,11 @@ def test_a_field_that_only_some_have_is_no_sign_of_damage_elsewhere(plain):
     at = data.index(b"s4.json")
     damaged = data[:at] + b"X" + data[at + 1 :]
     problems = [sample.problem for sample in survey_file(plain(damaged)).samples]
-    assert problems == [None] * 4 + ["beside damage: it may lack members"] + [None] * 4
+    assert problems == [None] * 4 + ["next to damage: it may lack members"] + [None] * 4
     at = data.index(b"s4.cls")
     end = data.index(b"s5.cls")
     problems = [sample.problem for sample in survey_file(plain(data[:at] + bytes(end - at) + data[end:])).samples]
-    assert problems == [None] * 3 + ["beside damage: it may lack members"] * 2 + [None] * 3
+    assert problems == [None] * 3 + ["next to damage: it may lack members"] * 2 + [None] * 3
 
 
 def test_concatenated_archives_are_no_damage(plain):
@@ -375,7 +375,7 @@ def test_a_header_without_its_long_name_gives_no_sample(plain):
     ("tail", "reason"),
     [
         (b"junk" * 1000, "junk after the end of the archive"),
-        (bytes(40 * BLOCK), "zeros in the place of members"),
+        (bytes(40 * BLOCK), "zeros in place of members"),
         (b"", "truncated: no block of zeros at the end of the archive"),
     ],
 )
@@ -422,8 +422,8 @@ def test_gaps_and_samples_stand_in_the_ledger(tmp_path):
     assert read[0] == {"__key__": "s0", "__url__": str(tmp_path / "a.tar"), **sound.samples["s0"]}
     at = sound.places["s2"][1][0]
     assert [entry[1:] for entry in ledger.quarantined] == [
-        ("s2", None, sound.places["s2"][0][0], "beside damage: it may lack members"),
-        (None, None, at, "bad header checksum; 1536 bytes passed over"),
+        ("s2", None, sound.places["s2"][0][0], "next to damage: it may lack members"),
+        (None, None, at, "bad header checksum; 1536 bytes skipped"),
     ]
     assert (ledger.shards, ledger.samples, ledger.members) == (1, 4, 16)
 
@@ -513,7 +513,7 @@ def test_both_parsers_walk_alike(plain, monkeypatch):
 
 
 def test_only_headers_are_read(tmp_path):
-    """Large members are passed over: of a sparse file of 8 GB next to nothing is read."""
+    """Large members are skipped: of a sparse file of 8 GB next to nothing is read."""
     with open(tmp_path / "a.tar", "wb") as file:
         for i in range(4):
             file.write(pack_header(f"s{i}.bin", 2 << 30))

@@ -103,7 +103,7 @@ def test_several_patterns_are_alternatives():
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "[[:alpha:]]", "a{999999999999}"])
 def test_what_is_no_regular_expression(pattern):
-    with pytest.raises(ValueError, match="is no regular expression"):
+    with pytest.raises(ValueError, match="is not a regular expression"):
         Pattern([pattern])
     Pattern([pattern], fixed=True)
 
@@ -191,7 +191,7 @@ def test_keys_are_escaped_as_in_a_table(tmp_path):
     (tmp_path / "keys").write_text("a\nb\\tc\r\n\n d\\\\e\nf\\xff\n")
     assert list(read_keys(str(tmp_path / "keys"))) == ["a", "b\tc", " d\\e", "f\udcff"]
     (tmp_path / "keys").write_text("a\n\\q\n")
-    with pytest.raises(SampleError, match=r"keys: line 2: .* is no escape"):
+    with pytest.raises(SampleError, match=r"keys: line 2: .* is not an escape"):
         list(read_keys(str(tmp_path / "keys")))
     with pytest.raises(OpenError):
         list(read_keys(str(tmp_path / "none")))

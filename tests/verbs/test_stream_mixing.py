@@ -139,9 +139,9 @@ def test_stdin_is_read_once(folder, monkeypatch):
 
     assert mix("first") in (4, 5)
     assert mix(4) == 4
-    with pytest.raises(OpenError, match=r"^-: has ended, and stdin cannot be read again"):
+    with pytest.raises(OpenError, match=r"^-: stdin has ended and cannot be read again"):
         mix("last")
-    with pytest.raises(UrlError, match="stdin is read once"):
+    with pytest.raises(UrlError, match="stdin can be only one of the sources"):
         mix_streams([Source("-"), Source(["-", "a.tar"])])
 
 
@@ -186,7 +186,7 @@ def test_sources_and_weights(text, shards, weight):
 
 def test_either_all_sources_have_a_weight_or_none():
     assert [source.weight for source in parse_sources(["a.tar", "b.tar"])] == [1, 1]
-    with pytest.raises(ValueError, match=r"^b\.tar has no weight, and others have"):
+    with pytest.raises(ValueError, match=r"^b\.tar has no weight, but others have"):
         parse_sources(["a.tar:2", "b.tar"])
 
 
@@ -208,21 +208,21 @@ def test_sources_in_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "a mixture is a list of sources"),
-        ("[]", "a mixture is a list of sources"),
-        ("{a: b", "no YAML: "),
-        ("{sources: [{shards: a.tar}], seed: 1}", "a mixture is a list of sources"),
-        ("[a.tar]", "source 1 is shards"),
-        ("[{shards: a.tar}, {weight: 1}]", "source 2 is shards"),
-        ("[{shards: a.tar, weigth: 1}]", "source 1 is shards, and maybe weight"),
-        ("[{shards: a.tar, weight: much}]", "weight is a number"),
-        ("[{shards: a.tar, weight: yes}]", "weight is a number"),
-        ("[{shards: 7}]", "shards is an expression"),
-        ("[{shards: []}]", "shards is an expression"),
-        ("[{shards: a.tar, shuffle: 0}]", "shuffle is a number of samples"),
-        ("[{shards: a.tar, rename: [a]}]", "rename is new: old"),
-        ("[{shards: a.tar, rename: {a: 1}}]", "rename is new: old"),
-        ("!!python/object/apply:os.getcwd []", "no YAML: .*could not determine a constructor"),
+        ("", "a mixture must be a list of sources"),
+        ("[]", "a mixture must be a list of sources"),
+        ("{a: b", "not YAML: "),
+        ("{sources: [{shards: a.tar}], seed: 1}", "a mixture must be a list of sources"),
+        ("[a.tar]", "source 1 must have shards"),
+        ("[{shards: a.tar}, {weight: 1}]", "source 2 must have shards"),
+        ("[{shards: a.tar, weigth: 1}]", "source 1 must have shards, and may have weight"),
+        ("[{shards: a.tar, weight: much}]", "weight must be a number"),
+        ("[{shards: a.tar, weight: yes}]", "weight must be a number"),
+        ("[{shards: 7}]", "shards must be an expression"),
+        ("[{shards: []}]", "shards must be an expression"),
+        ("[{shards: a.tar, shuffle: 0}]", "shuffle must be a number of samples"),
+        ("[{shards: a.tar, rename: [a]}]", "rename must map new names to old ones"),
+        ("[{shards: a.tar, rename: {a: 1}}]", "rename must map new names to old ones"),
+        ("!!python/object/apply:os.getcwd []", "not YAML: .*could not determine a constructor"),
     ],
 )
 def test_yaml_that_is_no_mixture(tmp_path, text, reason):

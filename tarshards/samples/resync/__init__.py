@@ -1,6 +1,8 @@
-"""Damaged shards to their whole samples: reading goes on at the next sound header, and every byte is accounted for.
+"""Damaged shards to their whole samples: reading resumes at the next sound header, and every byte is counted.
 
-- ``walking``: headers, data and gaps of a damaged file
-- ``grouping``: pieces to samples; ``judging``: which samples are whole
-- ``survey``: a whole shard at once; ``reading``: samples and what the ledger says of the rest
+Read in this order:
+
+- ``walking``: the headers, data and gaps of a damaged file
+- ``grouping``: these pieces to samples; ``judging``: which of the samples are whole
+- ``survey``: all of it for one shard; ``reading``: its whole samples, and errors for the rest
 """

@@ -10,15 +10,15 @@ from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros
 from tarshards.tar.read import BLOCK, padding
 
 KeyRule = Callable[[str], tuple[str, str] | None]
-SHORTEST_CUT = 99  # bytes of a name that may be a longer one cut short
+SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
 
 
 @dataclass(slots=True)
 class FoundSample:
-    """Members of one key that stand next to each other: (field, start, end) of the data of each.
+    """Adjacent members of one key: (field, start, end) of the data of each.
 
-    *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* is why it
-    cannot be taken for whole, None if it can. *beside*: a gap or the end of an archive stands before, in or after it.
+    *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* says why
+    the sample does not count as whole, None if it does. *beside*: a gap or an end of archive is before, in or after it.
     """
 
     key: str
@@ -29,11 +29,11 @@ class FoundSample:
     size: int = 0
     problem: str | None = None
     extended: bool = False  # a member has a pax or GNU long name header
-    unsure: bool = False  # the name of the first member may be cut short, its extended header being lost
-    before: Gap | Zeros | None = None  # what stands before it, other samples apart, and behind it
+    unsure: bool = False  # the name of the first member may be truncated, if its extended header is lost
+    before: Gap | Zeros | None = None  # the piece before it, except samples, and the one after it
     behind: Gap | Zeros | None = None
     inside: bool = False
-    breaks: list[tuple[int, Gap | Zeros]] = field(default_factory=list)  # those right behind a member, by its number
+    breaks: list[tuple[int, Gap | Zeros]] = field(default_factory=list)  # pieces right after a member, by its number
 
     @property
     def fields(self) -> frozenset[str]:
@@ -44,13 +44,13 @@ class FoundSample:
 def group_found(
     pieces: Iterable[Piece], *, split: KeyRule = split_name, skip: Callable[[str], object] = lambda reason: None
 ) -> Iterator[FoundSample | Gap | Zeros]:
-    """Yield the samples that *pieces* hold, gaps and zeros between them; *skip* is told of members that are in none.
+    """Yield the samples in *pieces*, and the gaps and zeros; call *skip* with a reason for each member in no sample.
 
-    A sample goes on behind a gap where its key does. It comes when it is finished, and so after a gap inside of it.
+    A sample continues after a gap if its key does. It is yielded when complete, and so after a gap within it.
     """
     sample: FoundSample | None = None
-    segment = 0  # pieces between gaps and zeros
-    after_gap = after_zeros = False  # nothing of a sample came since
+    segment = 0  # counts the gaps and zeros so far
+    after_gap = after_zeros = False  # no member of a sample since
     last: Gap | Zeros | None = None
     for piece in pieces:
         if not isinstance(piece, list):
@@ -81,15 +81,15 @@ def group_found(
             if sample is None or parts[0] != sample.key:
                 before = last if beside else None
                 if sample is not None:
-                    if sample.unsure and len(sample.members) == 1:  # it may belong to what comes now
+                    if sample.unsure and len(sample.members) == 1:  # its member may belong to the new sample
                         before = before or sample.before
                     yield sample
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
             elif any(parts[1] == known for known, _, _ in sample.members):
-                sample.problem = "this field comes twice"
+                sample.problem = "duplicate field"
             if parts[1] in ("__key__", "__url__"):
-                sample.problem = "this field comes twice"
+                sample.problem = "duplicate field"
             after_gap = after_zeros = False
             sample.members.append((parts[1], start, end))
             sample.size += end + padding(end - start) - header
@@ -99,5 +99,5 @@ def group_found(
 
 
 def _may_be_cut(name: str) -> bool:
-    """Say whether *name* may stand in for another one, which an extended header before it would tell."""
+    """Say whether *name* may replace another name, given by an extended header before it."""
     return len(name) >= SHORTEST_CUT or not name.isascii() or "?" in name

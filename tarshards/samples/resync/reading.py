@@ -1,4 +1,4 @@
-"""A damaged shard -> its whole samples, and a word on everything else."""
+"""A damaged shard -> its whole samples, and an error for everything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tarshards.storage.plain import PlainFile, open_plain
 def read_resyncing(
     url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name
 ) -> Iterator[dict[str, Any]]:
-    """Yield the whole samples of one shard, in their order; *ledger* gets every gap and every other sample."""
+    """Yield the whole samples of one shard, in order; *ledger* gets an error for every gap and every other sample."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
@@ -52,9 +52,9 @@ def read_resyncing(
 
 
 def explain(url: str, item: Gap | FoundSample) -> TarError | SampleError:
-    """Return the error that says what is wrong with a gap, or a sample that is not whole."""
+    """Return the error that describes a gap, or a sample that is not whole."""
     if isinstance(item, Gap):
-        lost = f"; {item.end - item.start} bytes passed over" if item.end > item.start else ""
+        lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
     return SampleError(str(item.problem), url=url, offset=item.offset, key=item.key)
 
@@ -69,5 +69,5 @@ def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
     for field, start, end in found.members:
         sample[field] = data = file.read(start, end - start)
         if len(data) < end - start:
-            raise OpenError("was cut while it was read", url=file.name, offset=start, key=found.key, field=field)
+            raise OpenError("was truncated while it was read", url=file.name, offset=start, key=found.key, field=field)
     return sample

@@ -1,4 +1,4 @@
-"""A shard's headers -> what is whole in it, what is lost, and what every byte is."""
+"""A shard's headers -> its whole samples, what is lost, and what every byte is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tarshards.tar.read import padding
 class Survey:
     """What a shard of *size* bytes holds: samples in the order of their first members, gaps, and ends of archives.
 
-    *skipped* counts the members that are in no sample, and *other* the bytes of those and of global headers; *error* is
-    what broke the reading off, or None.
+    *skipped* counts the members that are in no sample, *other* the bytes of these and of global headers. *error* is the
+    error that ended reading early, or None.
     """
 
     url: str
@@ -85,8 +85,8 @@ def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
 def survey_shard(url: str, *, allow_pipe: bool = False, split: KeyRule = split_name) -> Survey:
     """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
 
-    Only headers are read; what is no plain local file is copied to a temporary one. Raises OpenError for what cannot be
-    opened.
+    Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
+    cannot be opened.
     """
     with open_plain(url, allow_pipe=allow_pipe) as file:
         return survey_file(file, split=split)

@@ -1,4 +1,4 @@
-"""The bytes of a shard, sound or not, in pieces that leave none out: members, zeros between them, and gaps."""
+"""All bytes of a shard, sound or damaged, in pieces: members, zeros between them, and gaps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
-LARGE = 1 << 15  # bytes of a member from which its data is passed over rather than read
+LARGE = 1 << 15  # bytes of a member from which its data is skipped, not read
 WINDOW = 1 << 20  # bytes searched at once for a header
-LONGEST = 1 << 26  # bytes of a chain of headers that is followed to tell a tar inside of a member
-RECORD = 20 * BLOCK  # to multiples of this most writers fill an archive up
-RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # what ``tar -b`` is asked for
+LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
+RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
+RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
 GLOBAL = "global header"
-OVERWRITTEN = "zeros in the place of members"
+OVERWRITTEN = "zeros in place of members"
 
 
 class Gap(NamedTuple):
-    """Bytes from *start* to *end* that are no sound members, and why; empty at the end of a shard that is cut off."""
+    """Bytes from *start* to *end* that are not sound members, and why; empty at the end of a truncated shard."""
 
     start: int
     end: int
@@ -31,27 +31,27 @@ class Gap(NamedTuple):
 
 
 class Zeros(NamedTuple):
-    """Blocks of zeros that end an archive, the last of the shard or one that others follow."""
+    """Blocks of zeros that end an archive, the last in the shard or one followed by others."""
 
     start: int
     end: int
 
 
-#: Members are as ``scan`` gives them, at their offsets in the shard; global pax headers are of the kind GLOBAL.
+#: Members are as ``scan`` returns them, at their offsets in the shard; global pax headers have the kind GLOBAL.
 Piece: TypeAlias = "list[ScannedMember] | Zeros | Gap"
 
 
 def after(member: ScannedMember) -> int:
-    """Return where the padding of *member* ends."""
+    """Return the offset where the padding of *member* ends."""
     _, _, start, end, _ = member
     return end + padding(end - start)
 
 
 def walk(file: PlainFile) -> Iterator[Piece]:
-    """Yield the pieces of a shard, in their order and one beginning where the other ends.
+    """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
-    Only headers are read where members are large. After damage it goes on at the next header that is followed by
-    another one or by the end. Zeros that are not of the length of an archive's end are a gap.
+    Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
+    another header or by the end. Zeros without the length of an archive's end are a gap.
     """
     begin = 0
     run: list[Zeros | Gap] = []
@@ -71,7 +71,7 @@ def walk(file: PlainFile) -> Iterator[Piece]:
 
 
 def _resolve(run: list[Zeros | Gap], begin: int, size: int) -> Iterator[Zeros | Gap]:
-    """Tell the zeros that end archives in *run*, what lies between two members, from those that are damage."""
+    """Distinguish, in the *run* of pieces between two members, zeros that end an archive from damage."""
     if not run:
         return
     lead, tail = run[0], run[-1]
@@ -92,7 +92,7 @@ def _resolve(run: list[Zeros | Gap], begin: int, size: int) -> Iterator[Zeros | 
 
 
 def is_end(zeros: Zeros, begin: int, size: int) -> bool:
-    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as fill up a record."""
+    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as complete a record."""
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == size):
         return True
@@ -146,7 +146,7 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
 
 
 def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
-    """Yield what the last bytes of a shard are, after the last whole piece; what ``read_members`` raises is a gap."""
+    """Yield the last pieces of a shard, after the last whole one; what ``read_members`` refuses is a gap."""
     rest = file.read(position, BLOCK) if ended else b""
     if not file.size:
         yield Gap(0, 0, "empty input, not a tar archive")
@@ -163,7 +163,7 @@ def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
 
 
 def _between(data: bytes, offset: int) -> Iterator[Piece]:
-    """Yield what lies before a member: zeros, and global headers."""
+    """Yield what precedes a member: zeros, and global headers."""
     front = _zeros_at_start(data)
     back = max(front, -(-len(data.rstrip(b"\0")) // BLOCK) * BLOCK)
     if front:
@@ -175,18 +175,18 @@ def _between(data: bytes, offset: int) -> Iterator[Piece]:
 
 
 def _zeros_at_start(data: bytes) -> int:
-    """Return how many bytes the blocks of zeros at the beginning of *data* are."""
+    """Return the size, in bytes, of the blocks of zeros at the beginning of *data*."""
     return (len(data) - len(data.lstrip(b"\0"))) // BLOCK * BLOCK
 
 
 def _resume(file: PlainFile, bad: int) -> int:
-    """Return where sound members, or the end, follow after the block at *bad*, which is no header."""
+    """Return the offset of the next sound member, or of the end, after the block at *bad*, which is not a header."""
     block = file.read(bad, BLOCK)
     places = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
     places = [place for place in places if place == file.size or _is_sound(file, place)]
     for place in places[1:]:
         if place - places[0] <= LONGEST and _is_archive(file, places[0], place):
-            return place  # the member's data is a tar itself, and what comes before is of that
+            return place  # the member's data is a tar, to which the earlier places belong
     if places:
         return places[0]
     for place in _search(file, bad):
@@ -197,7 +197,7 @@ def _resume(file: PlainFile, bad: int) -> int:
 
 
 def sizes_in(block: bytes) -> Iterator[int]:
-    """Yield what the size in a damaged header may be: as it stands, and with one digit as the checksum demands it."""
+    """Yield possible sizes from a damaged header: as it is, and with one digit corrected by the checksum."""
     digits = block[124:135]
     wrong = checksum_error(block) or 0
     with suppress(ValueError):
@@ -209,7 +209,7 @@ def sizes_in(block: bytes) -> Iterator[int]:
 
 
 def checksum_error(block: bytes) -> int | None:
-    """Return by how much a header's bytes sum up to less than its checksum says; None where it says nothing."""
+    """Return the checksum of a header minus the sum of its bytes; None if the checksum is not a number."""
     try:
         return int(block[148:156].strip(b" \0"), 8) - sum(block[:148]) - 8 * 0x20 - sum(block[156:])
     except ValueError:
@@ -217,7 +217,7 @@ def checksum_error(block: bytes) -> int | None:
 
 
 def _is_archive(file: PlainFile, start: int, end: int) -> bool:
-    """Say whether *start* begins an archive that ends in zeros before *end*, where a member of another one begins."""
+    """Say whether an archive begins at *start* and ends in zeros at *end*, where a member of another one begins."""
     if file.read(end - len(END), len(END)) != END or _member_at(file, end) is None:
         return False
     data = file.read(start, end - start)
@@ -231,9 +231,9 @@ def _is_archive(file: PlainFile, start: int, end: int) -> bool:
 
 
 def _search(file: PlainFile, bad: int) -> Iterator[int]:
-    """Yield the places after *bad* of blocks that are headers by their checksum.
+    """Yield the offsets after *bad* of blocks that are headers by their checksum.
 
-    They stand at a multiple of 512 bytes from *bad*, or where bytes were lost anywhere, as the word ustar tells.
+    These are multiples of 512 bytes from *bad*, or, if bytes were lost, any offsets that the word ustar indicates.
     """
     for base in range(bad, file.size, WINDOW):
         window = file.read(base, WINDOW + BLOCK)
@@ -258,9 +258,9 @@ def _is_damaged_header(block: bytes) -> bool:
 
 
 def _is_sound(file: PlainFile, place: int) -> bool:
-    """Say whether at *place* stands a member that another one follows, even a damaged one, or the end of the shard.
+    """Say whether there is a member at *place* followed by another, even a damaged one, or by the end of the shard.
 
-    A header alone may be any block of data that happens to be one.
+    A single header is not enough: a block of data may happen to look like one.
     """
     member = _member_at(file, place)
     if member is None:
@@ -275,7 +275,7 @@ def _is_sound(file: PlainFile, place: int) -> bool:
 
 
 def _member_at(file: PlainFile, place: int) -> ScannedMember | None:
-    """Return the member whose header is at *place*, counted from there; None where there is none."""
+    """Return the member whose header is at *place*, with offsets relative to it; None if there is none."""
     length = LEAST
     while True:
         buffer = file.read(place, length)
@@ -290,7 +290,7 @@ def _member_at(file: PlainFile, place: int) -> ScannedMember | None:
 
 
 def _after_zeros(file: PlainFile, place: int) -> int:
-    """Return where the blocks of zeros that stand at *place* end."""
+    """Return the offset where the blocks of zeros at *place* end."""
     while data := file.read(place, MOST):
         zeros = len(data) - len(data.lstrip(b"\0"))
         if zeros < len(data):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 OnSurvey = Callable[["PlainFile", "Survey"], object]
 
-FORMS = 1000  # sets of fields that are told apart
-NOT_ADJACENT = "members of this key are not adjacent, or the sample comes twice"
+FORMS = 1000  # at most this many sets of fields are distinguished
+NOT_ADJACENT = "members of this key are not adjacent, or the sample occurs twice"
 
 
 def check_shards(
@@ -138,7 +138,7 @@ class _Check:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
 
     def _sizes_of(self, field_: str) -> FieldSizes | None:
-        """Return where the sizes of a field are counted; None where there are too many fields to tell apart."""
+        """Return the counts of a field; None if there are too many fields."""
         if field_ not in self.report.fields and len(self.report.fields) < FORMS:
             self.report.fields[field_] = FieldSizes()
         return self.report.fields.get(field_)
@@ -165,7 +165,7 @@ class _Check:
             missing = report.samples - report.fields[name].samples
             if missing:
                 first = next((place for fields, place in self.forms.items() if name not in fields), ())
-                reason = f"no {name}, as {missing} of {report.samples} samples"
+                reason = f"{missing} of {report.samples} samples have no {name}"
                 report.add(Finding("warning", "missing field", reason, *first))
         for odd, (count, *place) in self.odd_names.items():
             report.add(Finding("warning", "DALI", f"DALI's own reader misreads {odd}; {count} samples", *place))  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ class _Check:
                 report.add(Finding("warning", "skipped", f"{count} members are in no sample: {reason}"))
         without = [name for name, indexed in self.indexed.items() if not indexed]
         if without and len(without) < len(self.indexed):
-            reason = f"no index, as {len(without)} of {len(self.indexed)} shards; tarindex makes them"
+            reason = f"{len(without)} of {len(self.indexed)} shards have no index; create it with `tarindex`"
             report.add(Finding("warning", "index", reason, without[0]))
         return report
 
@@ -184,9 +184,9 @@ class _Check:
             yield pair
 
     def _tell_duplicate(self, key: str, places: list[tuple[int, int]]) -> None:
-        """Say of a key that was counted where it stands."""
+        """Report the places of a duplicate key that was counted."""
         (first, begin), (shard, offset) = places[:2]
         more = f", and in {len(places) - 2} more places" if len(places) > 2 else ""
-        reason = NOT_ADJACENT if first == shard else "this key is in another shard too"
+        reason = NOT_ADJACENT if first == shard else "this key is also in another shard"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))

@@ -1,4 +1,4 @@
-"""Keys that come more than once, among more of them than fit into memory."""
+"""Duplicate keys, among more keys than fit into memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Place = tuple[int, int]
 
 
 class KeyPlaces:
-    """Every key with the places where it stands, pairs of a shard's number and an offset.
+    """Every key with its places, pairs of a shard's number and an offset.
 
-    The first HELD keys are held in memory. All are spread by a hash over temporary files without a name when there are
-    more, and one of these at a time is looked through: about 200 bytes for every 64th key.
+    Up to HELD keys are held in memory. If there are more, all are distributed by a hash over unnamed temporary files,
+    which are searched one at a time: this takes about 200 bytes for every 64th key.
 
     >>> with KeyPlaces() as keys:
     ...     for number, key in enumerate("abca"):
@@ -32,13 +32,13 @@ class KeyPlaces:
         self._files: list[IO[bytes]] = []
 
     def add(self, key: str, place: Place) -> None:
-        """Note that *key* stands at *place*."""
+        """Add a key and its place."""
         self._keys.append((key, place))
         if len(self._keys) >= self._held:
             self._spill()
 
     def extend(self, keys: Iterable[tuple[str, Place]]) -> None:
-        """Note many keys, each with where it stands."""
+        """Add many keys, each with its place."""
         rest = iter(keys)
         while batch := list(islice(rest, self._held - len(self._keys))):
             self._keys += batch
@@ -59,7 +59,7 @@ class KeyPlaces:
         self._keys = []
 
     def duplicates(self) -> Iterator[tuple[str, list[Place]]]:
-        """Yield each key that stands in several places, with all of them, in no order of the keys."""
+        """Yield each key with several places, and the places; the keys are in no order."""
         if self._files:
             self._spill()
         for part in map(_load, self._files) if self._files else [iter([self._keys])]:
@@ -72,7 +72,7 @@ class KeyPlaces:
             yield from again.items()
 
     def close(self) -> None:
-        """Drop the temporary files."""
+        """Delete the temporary files."""
         for file in self._files:
             file.close()
 

@@ -1,4 +1,4 @@
-"""The headers of a plain shard, all in one call: what a check counts of its samples."""
+"""The headers of a plain shard, scanned in one call: what a check counts of its samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tarshards.storage.plain import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
 
 LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
-NO_FIELDS = {"__key__", "__url__"}  # which have a meaning of their own in a sample
+NO_FIELDS = {"__key__", "__url__"}  # reserved in a sample
 
 
 class ScannedShard(NamedTuple):
@@ -40,10 +40,10 @@ class ScannedShard(NamedTuple):
 
 
 def scan_headers(file: PlainFile) -> ScannedShard | None:
-    """Return what the headers of a plain shard tell; None for any other, which has more to be told.
+    """Scan the headers of a plain shard; return None for any other shard, which needs a closer look.
 
-    A plain shard is sound, not overly large, and its samples and one end of an archive are all that it holds: no other
-    members, no extended headers, and no names that some reader takes for others.
+    A plain shard is sound and not too large. It holds only samples and one end of archive: no other members, no
+    extended headers, and no names that some reader misreads.
     """
     if file.size > LARGEST:
         return None
@@ -55,12 +55,12 @@ def scan_headers(file: PlainFile) -> ScannedShard | None:
         return None
     count = len(arrays[0]) // 4
     samples, places, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
-    # Members overlap nowhere, so that nothing stands between them where they add up to where the last one ends.
+    # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
     lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
     end = offsets[-1] - BLOCK + lengths[-1]
     if sum(lengths) != end or not is_end(Zeros(end, file.size), 0, file.size):
         return None
-    if any(file.read(end, file.size - end)):  # other members, behind the last one
+    if any(file.read(end, file.size - end)):  # other members after the last one
         return None
     starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
     forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
