@@ -41,10 +41,10 @@ def hash_of(*numbers: int) -> NDArray[np.uint64]:
 
 
 def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDArray[np.uint64]:
-    """Row k is a permutation of range(sizes[k]) by keys[k]; what follows in its *width* places is not less than that.
+    """Return rows of *width* numbers: row k begins with a permutation of range(sizes[k]) by keys[k].
 
-    It sorts i by the i-th output of splitmix64 begun at the key, whose lowest bits, as many as width - 1 has, make room
-    for i itself: no ties, and no sorting of two arrays.
+    It sorts i by the i-th output of splitmix64 begun at the key. The lowest bits, as many as width - 1 has, are
+    replaced by i itself: there are no ties, and one array is sorted instead of two.
     """
     i = np.arange(width, dtype=np.uint64)
     mask = np.uint64((1 << (width - 1).bit_length()) - 1)

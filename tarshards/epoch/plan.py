@@ -23,11 +23,13 @@ LANES = 192
 POOL = 2**18
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
-CHUNK = 2**16  # positions, and 4 times as many places of windows, that are worked out at once
+CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many places
 
 
 def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
-    """Samples a block, by the samples and bytes of every shard: about 1 MiB, 1 to 16; more past 10 million blocks.
+    """Return the samples of a block for shards of *counts* samples and *sizes* bytes: about 1 MiB, from 1 to 16.
+
+    Larger blocks are chosen where there would be more than 10 million.
 
     >>> block_size([1000, 1000], [80e6, 80e6]), block_size([1000, 1000])
     (13, 16)
@@ -41,7 +43,7 @@ def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
 
 
 class Stage(NamedTuple):
-    """A stretch of the epoch that ran in so many lanes, up to a position of theirs."""
+    """A stretch of the epoch: how many lanes it ran in, and the position that it reached in them."""
 
     lanes: int
     position: int
@@ -127,11 +129,11 @@ class Order:
 
 
 class Windows:
-    """The windows at hand: of every lane those of an even and of an odd number that were used last."""
+    """A cache of windows: for every lane, the even and the odd window that were used last."""
 
     def __init__(self, order: Order, lanes: int):
         self.order = order
-        self.process = os.getpid()  # a child gets a cache of its own: the lock may be held while its parent forks
+        self.process = os.getpid()  # a forked child needs its own cache: the lock may be held during the fork
         self.lock = threading.Lock()
         self.ways = 2 if order.window < order.lanes.length(0) else 1
         self.tags = np.full(self.ways * lanes, -1)
@@ -267,7 +269,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         self._stand((stage,), ranks, tail)
 
     def _stand(self, stages: tuple[Stage, ...], ranks: int, tail: Tail) -> None:
-        """Begin after *stages*, of which the last is not over."""
+        """Begin after *stages*; the last one is still under way."""
         self._stages, self.ranks, self.tail = stages, ranks, check_tail(tail)
         self.lanes, self._begin = stages[-1]
         self._recuts = []
@@ -321,7 +323,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return found[:, 0], found[:, 1]
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> EpochPlan:
-        """The rest, from 0, of this plan of which all ranks together took *position* places, for so many *ranks*.
+        """Return the rest of this plan for *ranks* ranks, after all of them together took *position* positions.
 
         Raises ValueError if *position* is not between 0 and the length.
         """
@@ -344,7 +346,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return self._begin + min(operator.index(taken), self.total)
 
     def state(self, taken: int) -> dict[str, Any]:
-        """Where the epoch stands after *taken* places of this plan, for JSON; ``restore`` makes the rest from it."""
+        """Return the state after *taken* positions of this plan, for JSON; ``restore`` makes the rest from it."""
         return {
             "seed": self.seed,
             "epoch": self.epoch,
@@ -358,7 +360,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
 
     @classmethod
     def restore(cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail) -> EpochPlan:
-        """The rest of the epoch that *state* tells of, for so many *ranks*; raises StateError if it does not fit."""
+        """Return the rest of the epoch after *state*, for *ranks* ranks; raise StateError if the state does not fit."""
         counts = _check_counts(counts)
         stages = _check_state(state, int(counts.sum(dtype=np.int64)))
         plan = cls(

@@ -1,4 +1,4 @@
-"""Which source comes next, so that at every moment each source has had its share to within one."""
+"""Which source comes next, so that each source has had its share to within one sample at every moment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Literal
 
 from tarshards.errors import StateError
+
+Until = Literal["first", "last"] | int  # when a mixture ends: see check_until
 
 
 class Mixture(Iterator[int]):
@@ -33,7 +35,7 @@ class Mixture(Iterator[int]):
         total, start = sum(whole), [0] * len(whole) if counts is None else list(counts)
         if len(start) != len(whole) or any(type(count) is not int for count in start):
             raise StateError(f"counts {start} are not of {len(whole)} sources")
-        self.period = total  # after so many choices all have had exactly their shares, and all begins again
+        self.period = total  # choices after which every source has had exactly its share, and the sequence repeats
         self._step = sum(start)
         if any(abs(weight * self._step - total * count) >= total for weight, count in zip(whole, start)):
             raise StateError(f"counts {start} are not of a mixture by weights {list(weights)}")
@@ -74,6 +76,17 @@ class Mixture(Iterator[int]):
             chosen.append(source)
         self._step += count
         return chosen
+
+
+def check_until(until: Any) -> Until:
+    """Return *until*; raise ValueError for what does not say when a mixture ends.
+
+    It ends before the first source would begin again ("first"), when the last has been read once ("last"), or after
+    that number of samples.
+    """
+    if until not in ("first", "last") and not (type(until) is int and until >= 0):
+        raise ValueError(f'until= is "first", "last" or a number of samples, not {until!r}')
+    return until
 
 
 def _whole(weights: Sequence[Any]) -> list[int]:

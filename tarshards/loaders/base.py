@@ -35,8 +35,8 @@ class Pass:
 class Passes:
     """The passes of one loader over the batches of *maker*.
 
-    Of a planned stream a state holds on any number of ranks and workers; of another it is replayed, where *topology*
-    (what else the order of the batches depends on) is the same.
+    The state of a planned stream holds on any number of ranks and workers. That of another is replayed, which requires
+    the same *topology*: what else the order of the batches depends on.
     """
 
     def __init__(self, maker: BatchMaker, **topology: int):
@@ -72,7 +72,7 @@ class Passes:
         return len(self.maker.shares(plan, world.rank))
 
     def state_dict(self) -> dict[str, Any]:
-        """Say, for JSON, what has been delivered of the epoch; of planned ones it is the same on every rank."""
+        """Return, for JSON, what has been delivered of the epoch; for planned ones it is the same on every rank."""
         if self._resumed is not None:
             return dict(self._resumed)
         this = self._current
@@ -87,7 +87,7 @@ class Passes:
         return state | self._place(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass be what *state* says is left of its epoch; raise StateError if it does not fit."""
+        """Let the next pass deliver what is left of the epoch after *state*; raise StateError if it does not fit."""
         check_state(state, self.stream.source.digest, ("epoch",))
         world = self.stream.world
         if self.maker.plan(0, world.world_size, state) is None:
@@ -126,9 +126,9 @@ class ResumableLoader:
         return True  # without a length too
 
     def state_dict(self) -> dict[str, Any]:
-        """Say, for JSON, what has been delivered of the epoch; of indexed shards it is the same on every rank."""
+        """Return, for JSON, what has been delivered of the epoch; for indexed shards it is the same on every rank."""
         return self.passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration be what *state* says is left of its epoch; raise StateError if it does not fit."""
+        """Let the next iteration deliver what is left after *state*; raise StateError if it does not fit."""
         self.passes.load_state_dict(state)

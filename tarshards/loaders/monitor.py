@@ -1,4 +1,4 @@
-"""Where the time of a running loader goes: who waits for whom, and what the limit is."""
+"""Where a running loader spends its time: who waits for whom, and what limits the rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BUSY = 0.8  # the part of the time from which on the consumer is the limit
 
 @dataclass
 class Monitor:
-    """The account of a loader since the iteration began, up to the batch that was taken last; all times in seconds.
+    """Where a loader spent its time since the iteration began, up to the last batch taken; all times in seconds.
 
     *waited*: the consumer for batches; *consumed*: between taking one and asking for the next. *reading* and
     *decoding* are those of all *threads* together; what a mapped shard has not in memory yet is read while decoding.

@@ -1,4 +1,4 @@
-"""Several datasets as one, in proportions that hold at every moment, with one order and one state."""
+"""Several datasets mixed into one, in proportions that hold at every moment, with one order and one state."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch
-from tarshards.epoch.proportions import Mixture
+from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
 from tarshards.samples.ledger import Ledger
@@ -24,8 +24,8 @@ from tarshards.stream.stream import Stream
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
 
-MOST_PARTS = 1 << 20  # of a mixture; its choices are repeated from there, and held
-PASS = 1 << 32  # what is added to the epoch for each time that a dataset begins again within one of the mixture
+MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, which are held in memory
+PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
 
@@ -35,17 +35,16 @@ def mix(
     *,
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
-    until: Literal["first", "last"] | int = "first",
+    until: Until = "first",
     tail: Tail | None = None,
     on_error: Callable[[Exception], Any] | None = None,
 ) -> S:
     """Return one dataset that takes from several by *weights*, by default as many samples of each.
 
-    At every moment, over all ranks together, each has had its share to within one sample. *seed* says who is first
-    among equals; each dataset keeps its order, its fields and its ops, and its samples get ``__dataset__``, its name.
-    An epoch ends before the first dataset would begin again (*until* "first"), when the last has been read once
-    ("last"), or after so many samples; datasets that end earlier begin again, in another order. *tail* and *on_error*
-    are as for a dataset.
+    At every moment, over all ranks together, each has had its share to within one sample; *seed* decides ties. Each
+    dataset keeps its order, its fields and its ops; its samples get its name as ``__dataset__``. An epoch ends before
+    the first dataset would begin again (*until* "first"), when the last has been read once ("last"), or after *until*
+    samples; datasets that end earlier begin again, in another order. *tail* and *on_error* are as for a dataset.
 
     All datasets need an index. Raises ValueError for weights whose ratios are not those of whole numbers that add up to
     2**20 or less, and TypeError for ops that hold or count samples.
@@ -61,9 +60,8 @@ def mix(
         for op in dataset.ops:
             if not op.traits.per_sample:
                 raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
-    if until not in ("first", "last") and not (type(until) is int and until >= 0):
-        raise ValueError(f'until= is "first", "last" or a number of samples, not {until!r}')
-    source = MixedSource(datasets, [weights[name] for name in datasets], seed, until, tail, on_error)
+    shares = [weights[name] for name in datasets]
+    source = MixedSource(datasets, shares, seed, check_until(until), tail, on_error)
     return next(iter(datasets.values()))._over(source)
 
 
@@ -77,7 +75,7 @@ class MixedSource(PlannedSource):
         datasets: Mapping[str, Stream],
         weights: Sequence[float],
         seed: int,
-        until: Literal["first", "last"] | int,
+        until: Until,
         tail: Tail | None,
         on_error: Callable[[Exception], Any] | None,
     ):
@@ -113,12 +111,12 @@ class MixedSource(PlannedSource):
 
 
 class Choices:
-    """Which dataset each position is of, and how many of it came before; after a period both begin again.
+    """The dataset of each position, and how many of its samples came before; choices repeat after a period.
 
     *total* is the length of an epoch over datasets of these *sizes*.
     """
 
-    def __init__(self, weights: list[str], seed: int, sizes: list[int], until: Literal["first", "last"] | int):
+    def __init__(self, weights: list[str], seed: int, sizes: list[int], until: Until):
         mixture = Mixture(weights, seed)
         if mixture.period > MOST_PARTS:
             raise ValueError(f"weights {', '.join(weights)} have no ratios of whole numbers up to {MOST_PARTS} in all")
@@ -182,12 +180,12 @@ class MixedPlan(PlannedEpoch):
         return plan
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> MixedPlan:
-        """The rest, from 0, of this plan of which all ranks together took *position* places."""
+        """Return what is left, for *ranks*, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
         return MixedPlan(self.source, self.epoch, begin, ranks, tail or self.tail)
 
     def state(self, taken: int) -> dict[str, Any]:
-        """Where the epoch stands after *taken* places of this plan, for JSON."""
+        """Return, for JSON, the state after *taken* positions."""
         return {"epoch": self.epoch, "position": self.begin + min(taken, self.total)}
 
 

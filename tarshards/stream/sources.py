@@ -61,12 +61,12 @@ class ShardSource:
 
     @property
     def digest(self) -> str:
-        """What tells this dataset from others in a state."""
+        """Identifies the dataset in a state."""
         return _digest(self.urls)
 
     @property
     def order(self) -> list[Any]:
-        """What the order of its samples follows from, beside the epoch."""
+        """The settings that determine the order of the samples, besides the epoch."""
         return [self.options.seed, self.options.shuffle]
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
@@ -87,7 +87,7 @@ class ShardSource:
         if len(self.urls) < world.world_size:
             raise WorldError(
                 f"{len(self.urls)} shards for {world.world_size} ranks: every rank needs at least one shard; "
-                "write more and smaller shards, or index them with tarindex"
+                "write more and smaller shards, or index them with `tarindex`"
             )
         urls = list(self.urls)
         if self.options.shuffle:
@@ -113,7 +113,7 @@ class PlannedSource:
 
     @property
     def order(self) -> list[Any]:
-        """What the order of its samples follows from, beside the epoch."""
+        """The settings that determine the order of the samples, besides the epoch."""
         return [self.seed, self.options.shuffle, self.block, self.pool, self.options.tail]
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
@@ -185,7 +185,7 @@ class IterableSource:
 
     @property
     def digest(self) -> str:
-        """What tells it from others in a state: nothing is known of it."""
+        """Identifies the dataset in a state; nothing is known about an iterable."""
         return _digest([])
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
@@ -219,9 +219,9 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:
     """Raise StateError unless *state* is of our version and of the dataset of *digest*, and has these *entries*."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
-        raise StateError(f"not a state of version {VERSION}, which this tarshards knows")
+        raise StateError(f"not a state of version {VERSION}, the only one that can be loaded")
     if state.get("digest") != digest:
-        raise StateError("the state is of another dataset: of other shards, or of other numbers of samples in them")
+        raise StateError("the state is of another dataset: its shards have other names or other numbers of samples")
     for name in entries:
         if name not in state:
             raise StateError(f"the state has no {name}")
@@ -230,10 +230,12 @@ def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...])
 def check_order(state: Mapping[str, Any], order: Sequence[Any]) -> None:
     """Raise StateError unless the samples of *state* came in an *order* like ours."""
     if list(state.get("order", ())) != list(order):
-        raise StateError("the state is of another order: seed=, shuffle=, pool= and tail= are to be as they were")
+        raise StateError(
+            "the state is of another order; use the seed=, shuffle=, pool= and tail= that it was saved with"
+        )
 
 
 def _digest(urls: Sequence[str], counts: bytes = b"") -> str:
-    """Hash what a dataset is made of: the names of its shards, wherever they lie, and their counts."""
+    """Hash what a dataset consists of: the names of its shards, without their folders, and their counts."""
     names = "\0".join(Location.of(url).identity for url in urls)
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -157,7 +157,7 @@ class Stream:
         self.epochs.set(epoch)
 
     def __len__(self) -> int:
-        """How many samples an epoch delivers to this rank; TypeError where the shards or the ops do not say it."""
+        """Return the samples that an epoch delivers to this rank; raise TypeError if shards or ops leave it open."""
         if not isinstance(self.source, PlannedSource):
             raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
         for op in (*self.source.ops, *self.ops):
@@ -171,7 +171,7 @@ class Stream:
         return True  # without a length too
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the iteration begun last stands, for ``load_state_dict`` in the same rank and worker."""
+        """Return the position of the iteration that began last, for ``load_state_dict`` in the same rank and worker."""
         if self._resumed is not None:
             return dict(self._resumed)
         progress = self._progress or Progress(self.epochs.next, self.world)
@@ -182,9 +182,10 @@ class Stream:
         return state | taken | {"world": place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where *state* says; raise StateError for the state of another dataset.
+        """Let the next iteration resume at *state*; raise StateError for the state of another dataset.
 
-        Indexed shards are read on from there, if no op holds samples back; else what was delivered is passed over.
+        Indexed shards are read from there if no op holds samples back; otherwise the iteration begins anew and skips
+        what was delivered.
         """
         check_state(state, self.source.digest, ("epoch", "world"))
         check_order(state, self.source.order)
@@ -249,8 +250,8 @@ class Stream:
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
         """Add to each sample the *fields* (by default all) of the sample of its key in parallel shards.
 
-        There are as many shards as of this stream, the nth belongs to the nth, and both have indexes (TypeError). A
-        sample without partner, and a field that is there twice, are SampleErrors. It comes before the ops.
+        Both streams need indexes (TypeError) and equally many shards; the nth belongs to the nth. A sample without a
+        partner and a field that both have raise SampleError. Join before applying ops.
         """
         if not isinstance(self.source, PlannedSource):
             raise TypeError("join requires indexed shards; run `tarindex` first")
@@ -278,7 +279,7 @@ class Stream:
 
 
 class _Upstream:
-    """What an op is given to iterate over; each iteration of it is one epoch further."""
+    """What an op iterates over; each iteration of it is one epoch further."""
 
     def __init__(self, stream: Stream, depth: int, progress: Progress):
         self.stream, self.depth, self.progress = stream, depth, progress

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
-from tarshards.epoch.proportions import Mixture
+from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import located
@@ -91,7 +91,7 @@ def mix_streams(
     sources: Sequence[Source],
     *,
     seed: int = 0,
-    until: Literal["first", "last"] | int = "first",
+    until: Until = "first",
     on_error: Callable[[Exception], Any] | None = None,
     allow_pipe: bool = False,
 ) -> Iterator[Sample]:
@@ -104,8 +104,7 @@ def mix_streams(
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
     invalid weights; other errors are as in ``read_samples``.
     """
-    if isinstance(until, int) and until < 0:
-        raise ValueError(f"until= must be a number of samples, not {until}")
+    check_until(until)
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
     streams = [_Stream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
@@ -114,7 +113,7 @@ def mix_streams(
     return _mix(streams, mixture, until)
 
 
-def _mix(streams: list[_Stream], mixture: Mixture, until: Literal["first", "last"] | int) -> Iterator[Sample]:
+def _mix(streams: list[_Stream], mixture: Mixture, until: Until) -> Iterator[Sample]:
     unread = {number for number, stream in enumerate(streams) if Fraction(str(stream.source.weight))}
     try:
         for taken, number in enumerate(mixture):

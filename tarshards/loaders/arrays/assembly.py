@@ -153,9 +153,9 @@ class Assembler:
 
 
 class Memory:
-    """The arrays of *size* rows that batches are made in, *kept* a column, each used again when nobody else holds it.
+    """The buffers of *size* rows for batches, *kept* for each column; one is reused when nothing else refers to it.
 
-    Of a *ring* they are used in turn, whoever holds them.
+    In a *ring* they are reused in turn, whatever refers to them.
     """
 
     def __init__(self, columns: int, size: int, kept: int, ring: bool):

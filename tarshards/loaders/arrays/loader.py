@@ -122,14 +122,14 @@ class ArrayBatchMaker(BatchMaker):
 class ArrayLoader(ResumableLoader):
     """Batches ``{field: array, ..., "__key__": [...]}`` of a stream of shards, in its order, made by threads.
 
-    *fields* says what becomes of which field: a ``tarshards.readers`` reader, or any function of bytes; a name may be
-    ``image:jpg;png``, the first of the two that a sample has, as image. *transforms*, functions ``(batch, rng)``, run
+    *fields* gives each field its reader, one of ``tarshards.readers`` or any function of bytes; ``image:jpg;png`` names
+    the first of the two that a sample has, as image. *transforms*, functions ``(batch, rng)``, run
     on the batch: see ``tarshards.augment``. What is random is drawn from (seed, epoch, sample), so that batches are
     the same for any number of *threads*: by default one a core, or the caller's own (0) where batches are but copied.
 
     *dataset* is a ``ShardDataset`` or ``Stream.from_shards(...)`` without ops; order, tail, seed and ledger are its
-    own. Batches are numpy's, or torch's on *device*; they are yours to keep, and memory that you have let go of is
-    used again. With *reuse* it is used again in turn, and a batch stays as it is until the next but one is asked for.
+    own. Batches are numpy's, or torch's on *device*; you may keep them, and buffers that you have released are reused.
+    With *reuse* buffers are reused in turn: a batch is valid until the next but one is asked for.
     *prefetch* batches are made ahead by threads, besides those under way. ``state_dict()`` tells where the loop
     stands, as of ``ShardLoader``; ``monitor`` where the time goes.
 

@@ -39,11 +39,11 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
     are read, the ops of *dataset* run on them, *collate_fn* (by default ``collate``: numpy arrays and lists) makes the
     batch. A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as
-    many steps as ``len`` says. At the end of an epoch the account is checked over the workers (AuditError).
+    many steps as ``len`` says. At the end of an epoch the counts of all workers are audited (AuditError).
 
-    ``state_dict()`` tells where the loop over the loader stands, whatever the workers have made ahead. *options* are
-    the DataLoader's. Where there is no index, workers batch their own shards, and a state is replayed, on as many of
-    them.
+    ``state_dict()`` is the position of the loop over the loader, whatever the workers have made ahead. *options* are
+    the DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on equally many
+    workers.
 
     Raises TypeError for ops that hold or count samples across batches.
     """
