@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import Sample, read_shard
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
+from tarshards.tar import read
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 FIRST = 1 << 8  # positions that are looked up together at the beginning of an iteration
 VERSION = 1  # of the states
+
+log = logging.getLogger("tarshards")
 
 
 @dataclass
@@ -205,6 +209,8 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
     Raises ShardIndexError, which names one, if a shard has no index and needs it.
     """
+    if not read.COMPILED:
+        _log_missing_kernels()
     shards = expand_shards(urls)
     if opening.uses_index(shards):
         from tarshards.index.access import IndexedShards
@@ -214,6 +220,15 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
         name = Location.of(shards[0].url).name
         raise ShardIndexError("tail= and pool= require indexed shards; run `tarindex` first", url=name)
     return ShardSource([shard.url for shard in shards], opening, options)
+
+
+@cache
+def _log_missing_kernels() -> None:
+    """Log, once a process, that the kernels are missing and what that costs."""
+    log.warning(
+        "the native kernels are not compiled, so small samples are read about 4 times more slowly; "
+        "reinstall tarshards where a C compiler is found (python -m tarshards lists the kernels)"
+    )
 
 
 def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:

@@ -18,6 +18,9 @@ except ImportError:
     from tarshards.tar._tar_py import cut, plain_header, scan
     from tarshards.tar._tar_py import walk as walk
 
+#: Whether the native parser is in use rather than its twin in Python.
+COMPILED = scan.__module__ == "tarshards.tar._tar"
+
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste

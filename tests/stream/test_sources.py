@@ -16,6 +16,7 @@ from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError
 from tarshards.index.access import IndexedShards
 from tarshards.index.options import Opening
+from tarshards.stream import sources
 from tarshards.stream.sources import PlannedSource, ShardSource
 from tarshards.stream.sources import open_shards as open_source
 
@@ -292,3 +293,13 @@ def test_errors_of_a_shard_are_not_kept_for_the_next_epoch(make_shards, tmp_path
     Path(f"{path}.away").rename(path)
     assert len(list(dataset)) == 10
     ledger.check()
+
+
+def test_missing_kernels_are_logged_once(make_shards, monkeypatch, caplog):
+    monkeypatch.setattr("tarshards.tar.read.COMPILED", False)
+    sources._log_missing_kernels.cache_clear()
+    urls = make_shards(1)
+    for _ in range(2):
+        assert len(list(Stream.from_shards(urls))) == 3
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "about 4 times more slowly; reinstall" in record.message
