@@ -94,17 +94,20 @@ class Part:
         names = reader.names
         due = [names[shard] for shard in self.shards.tolist()]
         came: list[str] = []
-        note, reserved = came.append, reader.reserved
-        for result in reader.read_all(self.shards, self.numbers):
-            self.taken += 1
-            if isinstance(result, dict):
-                self.members += len(result) - reserved
-                note(result["__url__"])
-                yield result
-            else:
-                self.lost += 1
-                note(due[len(came)])
-                on_error(result)
+        note, entries = came.append, 0
+        try:
+            for result in reader.read_all(self.shards, self.numbers):
+                self.taken += 1
+                if isinstance(result, dict):
+                    entries += len(result)
+                    note(result["__url__"])
+                    yield result
+                else:
+                    self.lost += 1
+                    note(due[len(came)])
+                    on_error(result)
+        finally:
+            self.members = entries - reader.reserved * (self.taken - self.lost)
         if came != due and (missed := Counter(due) - Counter(came)):
             words = ", ".join(f"{name} ({count})" for name, count in missed.items())
             raise AuditError(f"samples were to be read and did not come: {words}")
