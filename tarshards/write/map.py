@@ -69,7 +69,7 @@ def map_shards(
     """
     urls = expand_urls(inputs)
     names = output_names(outputs, len(urls))
-    work = _Work(function, per_sample, on_error is not None, resume, _name_of(function))
+    work = _ShardTask(function, per_sample, on_error is not None, resume, _name_of(function))
     ledger = Ledger.of(on_error)
     reports: dict[int, ShardReport] = {}
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def map_shards(
                 elif left:
                     todo.append((number, (url, name)))
                 else:
-                    failure = located(error, url)
+                    failure = at_shard(error, url)
                     reports[number] = ShardReport(url, name, error=str(failure))
                     ledger(failure)
     rows = [reports[number] for number in sorted(reports)]
@@ -120,7 +120,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ShardTask:
     """The work on one pair of shards, called in another process or on another machine."""
 
     function: Callable[[Any], Any]
@@ -214,10 +214,10 @@ def run_all(
     function: Callable[[Any], Any], items: Iterable[Any], executor: Executor
 ) -> Iterator[tuple[Any, Any, BaseException | None]]:
     """Yield every item as it is done, with the result of *function* or the error."""
-    return bounded_map(function, items, executor=_Outcomes(executor), window=AHEAD, ordered=False)
+    return bounded_map(function, items, executor=_SettlingExecutor(executor), window=AHEAD, ordered=False)
 
 
-class _Outcome(Future[Any]):
+class _SettledCall(Future[Any]):
     """What became of a call; giving it up gives the call up."""
 
     call: Future[Any]
@@ -227,7 +227,7 @@ class _Outcome(Future[Any]):
         return super().cancel()
 
 
-class _Outcomes(Executor):
+class _SettlingExecutor(Executor):
     """An executor whose futures never fail: they hold the item, its result and its error."""
 
     def __init__(self, executor: Executor):
@@ -235,7 +235,7 @@ class _Outcomes(Executor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         (item,) = args
-        outcome = _Outcome()
+        outcome = _SettledCall()
         outcome.call = self.executor.submit(function, item)
 
         def done(call: Future[Any]) -> None:
@@ -247,7 +247,7 @@ class _Outcomes(Executor):
         return outcome
 
 
-def located(error: BaseException, url: str) -> Exception:
+def at_shard(error: BaseException, url: str) -> Exception:
     """Return *error* as an error that names the shard *url*, with *error* as its cause."""
     if isinstance(error, TarshardsError) and error.url is not None:
         return error

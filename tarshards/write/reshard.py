@@ -27,7 +27,7 @@ from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.stream import ops
 from tarshards.tar.read import END
-from tarshards.write.map import located, run_all
+from tarshards.write.map import at_shard, run_all
 from tarshards.write.shards import TarWriter, pack_sample, shard_name
 
 MAX_BYTES = 10**9
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Resharding:
     """The parameters of both passes."""
 
     inputs: list[str]
@@ -111,7 +111,7 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Plan(urls, output_pattern, folder, buckets, seed if shuffle else None, rekey)
+    plan = _Resharding(urls, output_pattern, folder, buckets, seed if shuffle else None, rekey)
     _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut))
 
     with ExitStack() as stack:
@@ -166,7 +166,7 @@ def _run(
     outcomes = run_all(work, items, executor)
     for item, result, error in ops.progress(outcomes, total=len(items)) if progress else outcomes:
         if error is not None:
-            raise located(error, name(item)) from error
+            raise at_shard(error, name(item)) from error
         results[item] = result
     return results
 
@@ -175,7 +175,7 @@ def _run(
 class _Scatter:
     """The first pass over one input: write its samples, in pieces sorted by bucket."""
 
-    plan: _Plan
+    plan: _Resharding
 
     def __call__(self, shard: int) -> None:
         import numpy as np
@@ -216,7 +216,7 @@ class _Scatter:
         yield piece
 
 
-def _tables(plan: _Plan) -> list[Any]:
+def _tables(plan: _Resharding) -> list[Any]:
     import numpy as np
 
     return [np.load(plan.scattered(shard, "npy"), mmap_mode="r") for shard in range(len(plan.inputs))]
@@ -239,7 +239,7 @@ def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:
     return entries[order], inputs[order]
 
 
-def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
+def _ends(plan: _Resharding, cut: Cut) -> tuple[list[int], list[int]]:
     """Return the number of samples in every bucket, and the positions in the new order where shards end."""
     import numpy as np
 
@@ -277,7 +277,7 @@ def _ends(plan: _Plan, cut: Cut) -> tuple[list[int], list[int]]:
 class _Gather:
     """The second pass: write one new shard from the positions *low* to *high* of the new order."""
 
-    plan: _Plan
+    plan: _Resharding
     starts: list[int]  # the position where each bucket starts
 
     def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:

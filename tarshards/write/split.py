@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from itertools import accumulate
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
-from tarshards.parallel import ChildGroup, ending
 from tarshards.samples.fields import place
 from tarshards.samples.read import Sample
 from tarshards.storage.location import Location
-from tarshards.storage.pipe import start
 from tarshards.write.shards import ShardWriter, TarWriter
+
+if TYPE_CHECKING:
+    from tarshards.parallel import ChildGroup
 
 MAX_SERIES = 500  # each keeps a file open
 
@@ -181,12 +182,16 @@ class ShardCommand:
     def __call__(self, shard: str) -> None:
         while len(self._running) >= self.jobs:
             self._wait()
+        from tarshards.storage.pipe import start
+
         command = self.command.replace("{}", quote(shard))
         environment = {**os.environ, "TAR_SHARD": shard}
         group = start(command, f"pipe:{command}", environment=environment, stdin=os.devnull, stdout=2)
         self._running.append((shard, group))
 
     def _wait(self) -> None:
+        from tarshards.parallel import ending
+
         shard, group = self._running[0]
         status = group.reap()
         del self._running[0]
