@@ -1,4 +1,4 @@
-"""Concatenate shards, several of which are read at once."""
+"""Concatenate shards, reading several at once."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Rows(Reader):
 
 
 class Array(Reader):
-    """Arrays of which the first says what is not given."""
+    """Arrays; the first one determines what was not given."""
 
     def __init__(self, dtype: Any = None, shape: tuple[int, ...] | None = None):
         self.dtype = None if dtype is None else np.dtype(dtype)

@@ -22,7 +22,7 @@ class Reader:
     is_quick = False  # whether reading a batch is a few copies, for which threads are not worth it; it has no draws
 
     def open(self, field: str, payload: memoryview) -> Reader:
-        """Return the reader for the field of this name, of which *payload* is the first; DecodeError if none fits."""
+        """Return the reader for the *field* whose first payload is given; raise DecodeError if none fits."""
         return self
 
     def make(self, count: int) -> Batch:

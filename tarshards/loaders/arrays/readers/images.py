@@ -197,7 +197,7 @@ def _size_of(payload: memoryview) -> tuple[int, int]:
 
 def _header(payload: memoryview) -> tuple[int, int]:
     if jpeg := _simplejpeg(payload):
-        with suppress(ValueError):  # of which Pillow shall say what it is
+        with suppress(ValueError):  # Pillow reports what is wrong with it
             height, width, _, _ = jpeg.decode_jpeg_header(payload)
             return height, width
     from PIL import Image, UnidentifiedImageError
