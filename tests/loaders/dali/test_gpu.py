@@ -10,7 +10,7 @@ from nvidia.dali import fn
 
 from tarshards import dali
 
-pytestmark = [pytest.mark.gpu, needs_gpu]
+pytestmark = [pytest.mark.interop, pytest.mark.gpu, needs_gpu]
 
 
 def decode(jpg, cls):
