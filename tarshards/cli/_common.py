@@ -18,7 +18,7 @@ import click
 from tarshards.errors import TarshardsError
 
 if TYPE_CHECKING:
-    from tarshards.samples.read import Sample
+    from tarshards.samples.keys import Sample
     from tarshards.write.shards import TarWriter
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {

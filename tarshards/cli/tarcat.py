@@ -21,7 +21,8 @@ from tarshards.cli._common import (
     usage_errors,
 )
 from tarshards.errors import SampleError
-from tarshards.samples.read import Sample, read_samples
+from tarshards.samples.keys import Sample
+from tarshards.samples.read import read_samples
 from tarshards.stream.ops import add_source, rekey, shuffle, skip
 from tarshards.verbs.cat import interleave
 from tarshards.write.shards import DUPLICATE_KEY, write_samples

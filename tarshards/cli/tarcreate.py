@@ -17,7 +17,7 @@ from tarshards.cli._common import (
     say,
     tool,
 )
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.samples.tree import MISSING, list_classes, read_tree
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress

@@ -20,7 +20,7 @@ from tarshards.cli._common import (
     usage_errors,
 )
 from tarshards.samples.conditions import Condition
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.grep import KeyFilter, Pattern, matching, read_keys
 from tarshards.verbs.table import escape

@@ -10,7 +10,7 @@ import click
 
 from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, tool
 from tarshards.cli.tarcat import arranges_samples, write
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.verbs.cat import read_parallel
 
 

@@ -14,8 +14,8 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
 from tarshards.index.access import SampleReader
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
-from tarshards.samples.read import Sample
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.options import field_names
 from tarshards.parallel import bounded_map
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 

@@ -12,7 +12,7 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
-from tarshards.samples.codecs.npy import Header, parse_header
+from tarshards.samples.codecs.npy import ArrayHeader, parse_header
 from tarshards.storage.ranges import Ranges
 
 
@@ -141,7 +141,7 @@ class Column:
             raise SampleError(f"no field {self._field}", url=shard.name, key=index.keys[missing])
         return shard, index.offset[members].astype(np.int64), index.size[members].astype(np.int64)
 
-    def _first(self) -> Header:
+    def _first(self) -> ArrayHeader:
         place = self._places[0]
         number = int(np.searchsorted(self._ends, place, "right"))
         shard, offsets, sizes = self._members(number)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tarshards.errors import SampleError, UrlError
 from tarshards.index.access import IndexedShards, SampleReader
-from tarshards.samples.keys import is_reserved
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample, is_reserved
 
 
 class JoinedShards(SampleReader):

@@ -12,7 +12,7 @@ import numpy as np
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges

@@ -11,10 +11,8 @@ from typing import Any
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import place
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
-
-Sample = dict[str, Any]
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
 METHODS = {

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError
-from tarshards.samples.keys import is_reserved
-
-Sample = dict[str, Any]
+from tarshards.samples.keys import Sample, is_reserved
 
 
 class Term(NamedTuple):

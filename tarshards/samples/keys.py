@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tarshards.errors import SampleError
+
+#: ``__key__``, ``__url__``, and one entry for each field.
+Sample = dict[str, Any]
+
+#: How a member's name splits into key and field; None for a name without a key.
+KeyRule = Callable[[str], tuple[str, str] | None]
 
 
 def split_name(name: str) -> tuple[str, str] | None:

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import AuditError
 
+#: What decides about an error: it returns to go on, or raises.
+OnError = Callable[[Exception], Any]
+
 
 class Quarantined(NamedTuple):
     """A shard, sample or field left out for an error; *key*, *field* and *offset* (bytes) are None if unknown."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
-from tarshards.samples.keys import is_reserved, join_name
+from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-
-Sample = dict[str, Any]
 
 
 def visible(text: str) -> str:

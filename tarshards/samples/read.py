@@ -8,15 +8,12 @@ from typing import Any, Literal
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.keys import is_reserved, join_name, split_name
+from tarshards.samples.keys import KeyRule, Sample, is_reserved, join_name, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.tar.read import Member, read_members
-
-Sample = dict[str, Any]
-KeyRule = Callable[[str], tuple[str, str] | None]
 
 
 def read_samples(

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from tarshards.errors import OpenError, SampleError
 from tarshards.samples.fields import split_fields
-from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.samples.lines import checked
-from tarshards.samples.read import Sample
 
 MISSING = "fail", "skip", "ignore"
 

@@ -15,8 +15,8 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import Sample
 from tarshards.stream.op import run_ops
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream

@@ -19,15 +19,13 @@ from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.ledger import OnError
 from tarshards.stream.collate import collate
 from tarshards.stream.op import op
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-Sample = dict[str, Any]
-OnError = Callable[[Exception], Any]
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))

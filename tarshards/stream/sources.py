@@ -15,9 +15,9 @@ from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.tar import read

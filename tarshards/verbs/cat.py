@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarshards.errors import TarshardsError
-from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import Ledger, OnError
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_urls
 
 if TYPE_CHECKING:
     from tarshards.storage.pipe import PipeInput
 
 T = TypeVar("T")
-OnError = Callable[[Exception], Any]
 
 PATIENCE = 2.0  # seconds that readers have to end, when nobody takes their samples any more
 
@@ -82,7 +82,7 @@ def _read_parallel(
     urls: list[str], readers: int, memory: int, ordered: bool, ledger: Ledger, allow_pipe: bool
 ) -> Generator[Sample, None, None]:
     waiting = _Waiting(urls, memory, ordered)
-    threads = [_Reader(waiting, allow_pipe) for _ in range(min(readers, len(urls)))]
+    threads = [_ShardThread(waiting, allow_pipe) for _ in range(min(readers, len(urls)))]
     try:
         for thread in threads:
             thread.start()
@@ -172,7 +172,7 @@ class _ReaderLedger(Ledger):
         self.error = error
 
 
-class _Reader(Thread):
+class _ShardThread(Thread):
     """A thread that reads shard after shard."""
 
     def __init__(self, waiting: _Waiting, allow_pipe: bool):
@@ -198,7 +198,7 @@ class _Reader(Thread):
             self.waiting.put(number, _End(self.ledger.error), 0)
 
 
-def _end(readers: list[_Reader]) -> None:
+def _end(readers: list[_ShardThread]) -> None:
     """Wait for readers, and kill the commands that they wait for; those that wait for a network end by themselves."""
     from tarshards.parallel import TICK
 

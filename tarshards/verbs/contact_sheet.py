@@ -8,7 +8,7 @@ from html import escape
 from io import BytesIO
 
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.storage.opening import open_url
 from tarshards.verbs.show import fields_of, is_image, on_white, preview, visible
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Template
-from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.samples.lines import checked, located, numbered_lines
-from tarshards.samples.read import Sample
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location

@@ -11,10 +11,10 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import located, numbered_lines
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.verbs.table import escape, unescape
 

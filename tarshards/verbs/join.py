@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.samples.fields import place
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
 

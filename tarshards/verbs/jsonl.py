@@ -16,9 +16,8 @@ from typing import Any
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.fields import parse_selection, place, select
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import checked, located, numbered_lines
-from tarshards.samples.read import Sample
 
 JSON = {"json", "jsn"}
 INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}

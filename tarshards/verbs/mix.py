@@ -10,9 +10,10 @@ from typing import Any
 
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import located
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.stream.ops import rename_fields, shuffle
@@ -107,13 +108,13 @@ def mix_streams(
     check_until(until)
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
-    streams = [_Stream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
+    streams = [_SourceStream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
     if sum(stream.urls.count("-") for stream in streams) > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
     return _mix(streams, mixture, until)
 
 
-def _mix(streams: list[_Stream], mixture: Mixture, until: Until) -> Iterator[Sample]:
+def _mix(streams: list[_SourceStream], mixture: Mixture, until: Until) -> Iterator[Sample]:
     unread = {number for number, stream in enumerate(streams) if Fraction(str(stream.source.weight))}
     try:
         for taken, number in enumerate(mixture):
@@ -130,7 +131,7 @@ def _mix(streams: list[_Stream], mixture: Mixture, until: Until) -> Iterator[Sam
             stream.close()
 
 
-class _Stream:
+class _SourceStream:
     """The samples of one source, pass after pass; it knows whether a pass has ended."""
 
     def __init__(self, source: Source, seed: int, ledger: Ledger, allow_pipe: bool):

@@ -11,9 +11,8 @@ from typing import Any
 
 from tarshards.samples.codecs import decode_field, image
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import visible
-from tarshards.samples.read import Sample
 from tarshards.verbs.contents import Contents, FieldSizes, align
 
 TEXTS = frozenset(["txt", "text", "transcript"])

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.fields import pick_field, place
-from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.keys import KeyRule, Sample, is_reserved, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import KeyRule, Sample
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard

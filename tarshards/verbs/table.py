@@ -13,8 +13,7 @@ from typing import Any
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import Term, parse_selection, pick_field, place
-from tarshards.samples.keys import is_reserved
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample, is_reserved
 
 _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}

@@ -12,8 +12,8 @@ from typing import Any
 
 from tarshards.errors import EncodeError, OpError, SampleError
 from tarshards.parallel import bounded_map
-from tarshards.samples.keys import is_reserved
-from tarshards.samples.read import Sample, sample_members
+from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.read import sample_members
 from tarshards.samples.tree import read_tree
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of, read_marker, write_marker

@@ -13,8 +13,9 @@ from typing import Any
 
 from tarshards.errors import OpError, TarshardsError
 from tarshards.parallel import bounded_map
-from tarshards.samples.ledger import Ledger, Quarantined
-from tarshards.samples.read import Sample, read_shard, sample_members
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import Ledger, OnError, Quarantined
+from tarshards.samples.read import read_shard, sample_members
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_urls
 from tarshards.storage.location import Location
@@ -25,8 +26,6 @@ from tarshards.tar.read import END
 from tarshards.write.shards import TarWriter, pack_members, shard_name
 
 AHEAD = 1000  # shards submitted to the executor at a time
-
-OnError = Callable[[Exception], Any]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import Sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError
-from tarshards.samples.read import Sample, sample_members
+from tarshards.samples.keys import Sample
+from tarshards.samples.read import sample_members
 from tarshards.storage.compression import compressed
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
 from tarshards.samples.fields import place
-from tarshards.samples.read import Sample
+from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.write.shards import ShardWriter, TarWriter
 

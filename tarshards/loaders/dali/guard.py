@@ -13,7 +13,8 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image
 from tarshards.samples.codecs.image_headers import read_header
-from tarshards.samples.fields import Sample, parse_selection, pick_field
+from tarshards.samples.fields import parse_selection, pick_field
+from tarshards.samples.keys import Sample
 
 BadImagePolicy = Literal["drop", "mask"]
 ImageCheck = Literal["header", "full"]

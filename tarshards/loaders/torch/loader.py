@@ -65,7 +65,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         this = self.passes.begin()
-        self._batches.begin(_Order(this.epoch, this.state))
+        self._batches.begin(_PassOrder(this.epoch, this.state))
         return self._run(this, super().__iter__())
 
     def _run(self, this: Pass, batches: Iterator[Any]) -> Iterator[Any]:
@@ -103,7 +103,7 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-class _Order(NamedTuple):
+class _PassOrder(NamedTuple):
     """What a pass over the loader is to deliver: an epoch, or what a state says is left of it."""
 
     epoch: int
@@ -127,11 +127,11 @@ class _Batches(IterableDataset[Any]):
 
     def __init__(self, maker: CollatedBatchMaker, persistent: bool):
         self.maker, self.stream = maker, maker.stream
-        self._order = _Order(0, None)
+        self._order = _PassOrder(0, None)
         # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
-    def begin(self, order: _Order) -> None:
+    def begin(self, order: _PassOrder) -> None:
         """Say what the next iteration delivers, in workers too."""
         self._order = order
         if self._mailbox is not None:
@@ -141,9 +141,9 @@ class _Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return self._run(self._order)
 
-    def _run(self, order: _Order) -> Iterator[Any]:
+    def _run(self, order: _PassOrder) -> Iterator[Any]:
         if self._mailbox is not None:
-            order = _Order(*json.loads(self._mailbox.numpy().tobytes()))
+            order = _PassOrder(*json.loads(self._mailbox.numpy().tobytes()))
         world = self.stream.world
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:

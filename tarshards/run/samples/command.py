@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 from tarshards.errors import OpError, TarshardsError
 from tarshards.run.samples.dispatch import Dispatcher, QueuedSample
-from tarshards.run.samples.folder import Sample
 from tarshards.run.samples.journal import Joblog, Journal, SampleResult, identity
 from tarshards.run.samples.runners import Work
 from tarshards.run.samples.scratch import Scratch, encoded_fields
 from tarshards.run.samples.slot import Reply, reason
-from tarshards.samples.keys import join_name
+from tarshards.samples.keys import Sample, join_name
 
 LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
 SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued

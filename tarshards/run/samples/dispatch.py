@@ -18,11 +18,11 @@ from typing import Any
 
 from tarshards.errors import OpError
 from tarshards.parallel import GRACE, PIPE, TICK, ChildGroup, ending
-from tarshards.run.samples.folder import Sample
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work
 from tarshards.run.samples.scratch import Scratch
 from tarshards.run.samples.slot import Frames, Reply
+from tarshards.samples.keys import Sample
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
 SENT_AHEAD = 0.030  # seconds of work that a slot is sent ahead, at most

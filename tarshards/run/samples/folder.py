@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.samples.keys import join_name, split_name
-
-Sample = dict[str, Any]
+from tarshards.samples.keys import Sample, join_name, split_name
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

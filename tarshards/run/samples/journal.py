@@ -9,7 +9,8 @@ import zlib
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError
-from tarshards.run.samples.folder import Sample, write_all
+from tarshards.run.samples.folder import write_all
+from tarshards.samples.keys import Sample
 from tarshards.storage.streams import failure
 
 COLUMNS = ["Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command", "Shard", "Key"]

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.parallel import GRACE, PIPE, ChildGroup, ending, wait_for
-from tarshards.run.samples.folder import Sample, pack, remove, unpack, write_all
+from tarshards.run.samples.folder import pack, remove, unpack, write_all
+from tarshards.samples.keys import Sample
 
 STDERR = 2
 PIPE_BUF = select.PIPE_BUF  # bytes that a pipe takes at once when poll says that it is writable

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from tarshards.errors import OpenError, SampleError
 from tarshards.run.samples import guard
-from tarshards.run.samples.folder import Sample, remove
+from tarshards.run.samples.folder import remove
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.keys import is_reserved
+from tarshards.samples.keys import Sample, is_reserved
 
 MIN_FREE = 1 << 30  # bytes that must be free in /dev/shm for it to be used
 

@@ -16,7 +16,7 @@ ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 START_OF_SCAN, END_OF_IMAGE = 0xDA, b"\xff\xd9"
 
 
-class Header(NamedTuple):
+class ImageHeader(NamedTuple):
     """The format of an image, "jpeg" or "png", and its size in pixels."""
 
     kind: str
@@ -24,13 +24,13 @@ class Header(NamedTuple):
     width: int
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> ImageHeader | None:
     """Return the header of a JPEG or PNG image, or None for any other bytes.
 
     Raises DecodeError if the header is incomplete or the end of the image is missing.
 
     >>> read_header(PNG + b"\\0\\0\\0\\rIHDR\\0\\0\\0\\x02\\0\\0\\0\\x03" + 9 * b"\\0" + PNG_END)
-    Header(kind='png', height=3, width=2)
+    ImageHeader(kind='png', height=3, width=2)
     """
     if data[:3] == b"\xff\xd8\xff":
         return _read_jpeg(data)
@@ -39,7 +39,7 @@ def read_header(data: bytes) -> Header | None:
     return None
 
 
-def _read_jpeg(data: bytes) -> Header:
+def _read_jpeg(data: bytes) -> ImageHeader:
     header, place, end = None, 2, len(data)
     while place + 4 <= end and data[place] == 0xFF:
         marker = data[place + 1]
@@ -65,7 +65,7 @@ def _read_jpeg(data: bytes) -> Header:
     return header
 
 
-def _read_png(data: bytes) -> Header:
+def _read_png(data: bytes) -> ImageHeader:
     if data[12:16] != b"IHDR" or len(data) < 33:
         raise DecodeError("a PNG truncated in its header")
     if data.rfind(PNG_END) < 0:
@@ -73,7 +73,7 @@ def _read_png(data: bytes) -> Header:
     return _sized("png", int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))
 
 
-def _sized(kind: str, height: int, width: int) -> Header:
+def _sized(kind: str, height: int, width: int) -> ImageHeader:
     if not height or not width:
         raise DecodeError(f"a {kind.upper()} of {width} x {height} pixels")
-    return Header(kind, height, width)
+    return ImageHeader(kind, height, width)

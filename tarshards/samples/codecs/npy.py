@@ -12,7 +12,7 @@ from tarshards.errors import DecodeError
 MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """The dtype and shape of an array, and the bytes before its elements, which follow in C order."""
 
     dtype: np.dtype
@@ -20,7 +20,7 @@ class Header(NamedTuple):
     prefix: bytes
 
 
-def parse_header(payload: memoryview) -> Header:
+def parse_header(payload: memoryview) -> ArrayHeader:
     """Read the header of a .npy file (numpy.lib.format); raise DecodeError if there is none or the order is not C's."""
     from numpy.lib import format
 
@@ -35,4 +35,4 @@ def parse_header(payload: memoryview) -> Header:
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
-    return Header(dtype, shape, bytes(payload[: stream.tell()]))
+    return ArrayHeader(dtype, shape, bytes(payload[: stream.tell()]))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tarshards.samples.keys import is_reserved, split_name
+from tarshards.samples.keys import KeyRule, is_reserved, split_name
 from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros
 from tarshards.tar.read import BLOCK, padding
 
-KeyRule = Callable[[str], tuple[str, str] | None]
 SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
 
 

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
-from tarshards.samples.keys import split_name
+from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.resync.grouping import FoundSample, KeyRule
+from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap
 from tarshards.storage.plain import PlainFile, open_plain

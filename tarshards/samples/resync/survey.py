@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tarshards.errors import TarshardsError
-from tarshards.samples.keys import split_name
-from tarshards.samples.resync.grouping import FoundSample, KeyRule, group_found
+from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
 from tarshards.storage.plain import PlainFile, open_plain
