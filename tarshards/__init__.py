@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tarshards.index.access import IndexedShards
     from tarshards.index.build import build_index
     from tarshards.index.sidecar import Index
-    from tarshards.loaders import dali
+    from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment, readers
     from tarshards.loaders.arrays.loader import ArrayLoader
     from tarshards.loaders.torch.dataset import ShardDataset
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: The modules that are namespaces of their own.
+#: The modules that are namespaces of their own; dali needs an extra, so `import *` leaves it out.
 _NAMESPACES = {
     "augment": "loaders.arrays.augment",
     "dali": "loaders.dali",
@@ -130,7 +130,6 @@ __all__ = [
     "WorldError",
     "augment",
     "build_index",
-    "dali",
     "decoder",
     "encoder",
     "expand_urls",
@@ -161,4 +160,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULE_OF, *_NAMESPACES})
