@@ -266,6 +266,7 @@ class ChildGroup:
                 os.environ if environment is None else environment,
                 file_actions=[_redirect(*end) for end in enumerate((stdin, stdout, stderr)) if end[1] is not None],
                 setpgroup=0,
+                setsigmask=(),
                 setsigdef=IGNORED_BY_PYTHON,
             )
         except BaseException:

@@ -53,13 +53,13 @@ def open_writer(path: str, name: str) -> OutputStream:
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return OutputStream(name, file.write, commit=file.close, discard=file.raw.close)
-    with _undisturbed():
+    with defer_signals():
         return _open_temporary(os.path.realpath(path), name)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold back signals, so that none comes between creating a file and the code that removes it."""
+def defer_signals() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM, so that none comes between a resource and the code that releases it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

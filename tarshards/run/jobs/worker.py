@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import StateError
 from tarshards.parallel import PIPE, TICK, ChildGroup, ending
 from tarshards.run.jobs.job_plan import Item, JobPlan
+from tarshards.storage.local import defer_signals
 from tarshards.storage.location import Location
 from tarshards.storage.markers import Record, read_marker, write_marker
 
@@ -82,17 +83,20 @@ class Worker:
     def _execute(self, arguments: list[str], log: Any) -> tuple[int | None, str]:
         """Run a command; return its status, None if it was stopped, and the last line of its output if it failed."""
         output = PIPE if log is None else log.fileno()
+        group: ChildGroup | None = None
         try:
-            group = ChildGroup(arguments, stdin=os.devnull, stdout=output, stderr=STDOUT)
-        except (OSError, ValueError) as error:
-            return 127, f"cannot run {arguments[0]}: {error}"
-        copy = _Copy(os.fdopen(group.stdout, "rb")) if log is None else None
-        try:
+            try:
+                with defer_signals():
+                    group = ChildGroup(arguments, stdin=os.devnull, stdout=output, stderr=STDOUT)
+            except (OSError, ValueError) as error:
+                return 127, f"cannot run {arguments[0]}: {error}"
+            copy = _Copy(os.fdopen(group.stdout, "rb")) if log is None else None
             while not (self.stopped or group.wait(TICK)):
                 pass
             status = group.end(GRACE if self.stopped else 0)
         except BaseException:
-            group.end(GRACE)
+            if group is not None:
+                group.end(GRACE)
             raise
         if copy is not None:
             copy.finish()
