@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r tarshards pyproject.toml "$work"
 mkdir "$work/tests/loaders"
-cp -r tests/tar tests/conftest.py "$work/tests"
+cp -r tests/tar tests/conftest.py tests/soak.py "$work/tests"
 cp -r tests/loaders/readers "$work/tests/loaders"
 rm -f "$work"/tarshards/*/*.so
 cd "$work"
