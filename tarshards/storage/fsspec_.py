@@ -9,7 +9,7 @@ from typing import Any
 from tarshards.errors import OpenError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.streams import InputStream, OutputStream, failure, is_missing, spooled
+from tarshards.storage.streams import InputStream, OutputStream, failure, spooled
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -41,14 +41,8 @@ class Store(Transport):
     def ranges(self, location: Location) -> Ranges:
         return StoreRanges(location)
 
-    def exists(self, location: Location) -> bool:
-        try:
-            self.size(location)
-        except OpenError as error:
-            if is_missing(error):
-                return False
-            raise
-        return True
+    def probe(self, location: Location) -> None:
+        self.size(location)
 
     def size(self, location: Location) -> int | None:
         store, path = find_store(location)

@@ -321,13 +321,17 @@ class Transport:
 
     def exists(self, location: Location) -> bool:
         try:
-            with location.open() as stream:
-                stream.read(1)
+            self.probe(location)
         except OpenError as error:
             if is_missing(error):
                 return False
             raise
         return True
+
+    def probe(self, location: Location) -> None:
+        """Raise OpenError unless something can be read there."""
+        with location.open() as stream:
+            stream.read(1)
 
     def size(self, location: Location) -> int | None:
         return None
