@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import has_index
+from tarshards.samples.keys import KeyRule, Sample, split_name
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import OnDamage, check_reading, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
+from tarshards.tar.read import ArchiveEnd
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
 
@@ -27,17 +31,35 @@ class Opening:
     - *on_error*: called with the error of a sample or a shard that cannot be read, which is then left out; None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
 
-    Raises ValueError for another *index*.
+    The others are for shards that are read as streams; an index knows where the members lie:
+
+    - *on_damage*: "end" ends a damaged shard at the damage; "resync" continues at the next sound header and requires
+      *on_error*, which receives every gap and every sample that is not known to be complete. This reads the headers of
+      a shard first, and copies anything but a plain local file to a temporary file
+    - *split*: the rule that splits the names of members into keys and fields; another than ``split_name`` requires
+      index=False or "auto", which then streams, since indexes are made with ``split_name``
+    - *end*: "required" where a shard must end in at least one block of zeros; "optional" accepts one that was cut
+      between two members
+    - *concatenated*: whether shards may be concatenated archives, which are read as one
+
+    Raises ValueError for other values, and for combinations that are excluded here.
     """
 
     index: bool | Literal["auto"] = "auto"
     fields: frozenset[str] | None = None
     on_error: Callable[[Exception], Any] | None = None
     allow_pipe: bool = False
+    on_damage: OnDamage = "end"
+    split: KeyRule = split_name
+    end: ArchiveEnd = "required"
+    concatenated: bool = False
 
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
             raise ValueError(f'index must be True, False or "auto", not {self.index!r}')
+        if self.index is True and self.split is not split_name:
+            raise ValueError("split= requires index=False: indexes are made with split_name")
+        check_reading(self.on_error, self.on_damage, self.end)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
         """Return whether *shards* are read through their indexes.
@@ -46,6 +68,8 @@ class Opening:
         """
         if self.index != "auto":
             return self.index
+        if self.split is not split_name:
+            return False
         probed = shards[:: -(-len(shards) // PROBED)]
         found = has_index([shard.url for shard in probed])
         if all(found):
@@ -60,6 +84,18 @@ class Opening:
             Location.of(shards[0].url).name,
         )
         return False
+
+    def read(self, url: str, ledger: Ledger) -> Iterator[Sample]:
+        """Yield the samples of one shard, read as a stream, with all their fields; *ledger* receives the errors."""
+        return read_shard(
+            url,
+            ledger=ledger,
+            allow_pipe=self.allow_pipe,
+            on_damage=self.on_damage,
+            split=self.split,
+            end=self.end,
+            concatenated=self.concatenated,
+        )
 
 
 def field_names(fields: str | Iterable[str] | None) -> frozenset[str] | None:

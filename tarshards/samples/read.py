@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeAlias, get_args
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
@@ -13,50 +13,80 @@ from tarshards.samples.ledger import Ledger
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.tar.read import Member, read_members
+from tarshards.tar.read import ArchiveEnd, Member, read_members
+
+#: What reading does at damage: end the shard, or continue at the next sound header.
+OnDamage: TypeAlias = Literal["end", "resync"]
 
 
 def read_samples(
     urls: Any,
     *,
     on_error: Callable[[Exception], Any] | None = None,
-    on_damage: Literal["end", "resync"] = "end",
+    on_damage: OnDamage = "end",
     allow_pipe: bool = False,
     split: KeyRule = split_name,
+    end: ArchiveEnd = "required",
+    concatenated: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
 
-    The first error of a shard is raised, or passed to *on_error*; if that returns, reading continues with the next
-    shard.
-
-    With *on_damage* "resync", reading continues after the damage, and *on_error* is required: it receives every gap and
-    every sample that is not known to be complete. This reads the headers of a shard first, and copies anything but a
-    plain local file to a temporary file.
+    The options are those of ``Opening``. The first error of a shard is raised, or passed to *on_error*; if that
+    returns, reading continues with the next shard, or after the damage if *on_damage* is "resync".
     """
-    if on_damage not in ("end", "resync"):
+    check_reading(on_error, on_damage, end)
+    read = partial(
+        read_shard,
+        ledger=Ledger.of(on_error),
+        allow_pipe=allow_pipe,
+        on_damage=on_damage,
+        split=split,
+        end=end,
+        concatenated=concatenated,
+    )
+    return _read_shards(urls, read)
+
+
+def _read_shards(urls: Any, read: Callable[[str], Iterator[Sample]]) -> Iterator[Sample]:
+    for url in expand_urls(urls):
+        yield from read(url)
+
+
+def check_reading(on_error: Callable[[Exception], Any] | None, on_damage: str, end: str) -> None:
+    """Raise ValueError for words that *on_damage* or *end* do not know, and for "resync" without *on_error*."""
+    if on_damage not in get_args(OnDamage):
         raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
     if on_damage == "resync" and on_error is None:
         raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
-    return _read_shards(urls, Ledger.of(on_error), on_damage, allow_pipe, split)
+    if end not in get_args(ArchiveEnd):
+        raise ValueError(f'end is "required" or "optional", not {end!r}')
 
 
-def _read_shards(urls: Any, ledger: Ledger, on_damage: str, allow_pipe: bool, split: KeyRule) -> Iterator[Sample]:
+def read_shard(
+    url: str,
+    *,
+    ledger: Ledger,
+    allow_pipe: bool = False,
+    on_damage: OnDamage = "end",
+    split: KeyRule = split_name,
+    end: ArchiveEnd = "required",
+    concatenated: bool = False,
+) -> Iterator[Sample]:
+    """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the shard.
+
+    The other options are those of ``Opening``.
+    """
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
-        read = read_resyncing
-    else:
-        read = read_shard
-    for url in expand_urls(urls):
-        yield from read(url, ledger=ledger, allow_pipe=allow_pipe, split=split)
-
-
-def read_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name) -> Iterator[Sample]:
-    """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the shard."""
+        yield from read_resyncing(
+            url, ledger=ledger, allow_pipe=allow_pipe, split=split, end=end, concatenated=concatenated
+        )
+        return
     name = Location.of(url).name
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
-            members = read_members(stream, url=name, ledger=ledger)
+            members = read_members(stream, url=name, end=end, ledger=ledger)
             yield from group_members(members, url=name, ledger=ledger, split=split)
         ledger.count(shards=1)
     except TarshardsError as error:

@@ -17,7 +17,6 @@ from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.tar import read
@@ -76,7 +75,7 @@ class ShardSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard."""
         for url in self.share(progress.epoch, progress.world):
-            samples = read_shard(url, ledger=self.ledger, allow_pipe=self.opening.allow_pipe)
+            samples = self.opening.read(url, self.ledger)
             if (fields := self.opening.fields) is None:
                 yield from samples
             else:

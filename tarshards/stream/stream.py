@@ -13,7 +13,9 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError
 from tarshards.index.options import Opening, field_names
+from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import OnDamage
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.op import BoundOp, run_ops
@@ -26,6 +28,7 @@ from tarshards.stream.sources import (
     check_state,
     open_shards,
 )
+from tarshards.tar.read import ArchiveEnd
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
@@ -100,21 +103,25 @@ class Stream:
         pool: int | None = None,
         fields: str | Iterable[str] | None = None,
         on_error: Callable[[Exception], Any] | None = None,
-        world: World | None = None,
+        on_damage: OnDamage = "end",
+        split: KeyRule = split_name,
+        end: ArchiveEnd = "required",
+        concatenated: bool = False,
         allow_pipe: bool = False,
+        world: World | None = None,
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.
 
-        Shards are opened as ``Opening`` says of *index*, *fields*, *on_error*, which is also for the ops that take it,
-        and *allow_pipe*. Through indexes the epoch is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*,
-        *seed*, *tail* and *pool*. Without, shards are read one after the other. *world* picks the part of one rank and
-        worker (by default all).
+        ``Opening`` documents how shards are opened: *index*, *fields*, *on_error*, which is also for the ops that take
+        it, *on_damage*, *split*, *end*, *concatenated* and *allow_pipe*. Through indexes the epoch is planned: see
+        ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail* and *pool*. Without, shards are read one after
+        the other. *world* picks the part of one rank and worker (by default all).
 
         Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
         that other shards have, is missing.
         """
         stream = Stream(())
-        opening = Opening(index, field_names(fields), on_error, allow_pipe)
+        opening = Opening(index, field_names(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
         stream._world = world or World()
         return stream

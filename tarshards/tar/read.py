@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from io import RawIOBase
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias
 
 from tarshards.errors import TarError
 
@@ -26,6 +26,9 @@ CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cac
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of an archive that we write
+
+#: Whether zeros must end an archive, or it may also be cut between two members.
+ArchiveEnd: TypeAlias = Literal["required", "optional"]
 
 NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end of the archive
 
@@ -50,7 +53,7 @@ def read_members(
     *,
     url: str | None = None,
     select: Callable[[str], bool] | None = None,
-    end: Literal["required", "optional"] = "required",
+    end: ArchiveEnd = "required",
     limit: int = MEMBER_LIMIT,
     ledger: SkipCounter | None = None,
 ) -> Iterator[Member]:

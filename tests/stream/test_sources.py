@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from range_server import serving
+from torch.utils.data import DataLoader
 
-from tarshards import Ledger, ShardDataset, Stream, World
+from tarshards import Ledger, ShardDataset, Stream, World, read_samples
 from tarshards.epoch.loop import Part
 from tarshards.epoch.options import EpochOptions
-from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError
+from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError, TarError
 from tarshards.index.access import IndexedShards
 from tarshards.index.options import Opening
+from tarshards.samples.keys import split_name
 from tarshards.stream import sources
 from tarshards.stream.sources import PlannedSource, ShardSource
 from tarshards.stream.sources import open_shards as open_source
@@ -293,6 +295,76 @@ def test_errors_of_a_shard_are_not_kept_for_the_next_epoch(make_shards, tmp_path
     Path(f"{path}.away").rename(path)
     assert len(list(dataset)) == 10
     ledger.check()
+
+
+READERS = [read_samples, Stream.from_shards, ShardDataset]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_resumes_after_damage(make_shards, tmp_path, reader):
+    urls = make_shards(2, 100)
+    shard = tmp_path / "set-0000.tar"
+    data = bytearray(shard.read_bytes())
+    data[50 * 2048] ^= 1  # the first header of the 51st sample
+    shard.write_bytes(data)
+    ends, resyncs = Ledger(max_errors=1), Ledger(max_errors=3)
+    assert len(list(reader(urls, on_error=ends))) == 149  # the 50th sample may lack a member
+    assert len(list(reader(urls, on_error=resyncs, on_damage="resync"))) == 199
+    assert resyncs.samples == 199
+    with pytest.raises(ValueError, match='on_damage="resync" needs an on_error='):
+        reader(urls, on_damage="resync")
+    with pytest.raises(ValueError, match='on_damage is "end" or "resync", not \'repair\''):
+        reader(urls, on_error=ends, on_damage="repair")
+
+
+@pytest.mark.parametrize("on_damage", ["end", "resync"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_accepts_archives_that_were_cut(make_shards, tmp_path, reader, on_damage):
+    urls = make_shards(2)
+    for shard in tmp_path.glob("*.tar"):
+        shard.write_bytes(shard.read_bytes().rstrip(b"\0").ljust(3 * 2048, b"\0"))
+    ledger = Ledger()
+    read = reader(urls, on_error=ledger, on_damage=on_damage, end="optional")
+    assert [sample["__key__"] for sample in read] == [f"{i:06d}" for i in range(6)]
+    assert (ledger.shards, ledger.samples, ledger.members, ledger.quarantined) == (2, 6, 12, [])
+    with pytest.raises(TarError, match=r"set-0000\.tar: offset 6144: truncated: no block of zeros"):
+        list(reader(urls, on_error=Ledger(), on_damage=on_damage))
+    with pytest.raises(ValueError, match='end is "required" or "optional", not \'maybe\''):
+        reader(urls, end="maybe")
+
+
+def by_first_letter(name: str) -> tuple[str, str]:
+    return name[:5], name[5:]
+
+
+@pytest.mark.parametrize("on_damage", ["end", "resync"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_takes_a_key_rule(make_shards, reader, on_damage):
+    read = list(reader(make_shards(1, 12), on_error=Ledger(), on_damage=on_damage, split=by_first_letter))
+    assert [(sample["__key__"], len(sample) - 2) for sample in read] == [("00000", 20), ("00001", 4)]
+
+
+@pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset])
+def test_indexes_have_one_key_rule(make_shards, kind):
+    urls = make_shards(1, 12, index=True)
+    assert len(list(kind(urls, split=by_first_letter))) == 2
+    with pytest.raises(ValueError, match="split= requires index=False"):
+        kind(urls, index=True, split=by_first_letter)
+    assert len(list(kind(urls, index=True, split=split_name))) == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_resume_after_damage(make_shards, tmp_path, workers):
+    urls = make_shards(2, 100)
+    shard = tmp_path / "set-0001.tar"
+    data = bytearray(shard.read_bytes())
+    data[50 * 2048] ^= 1
+    shard.write_bytes(data)
+    ledger = Ledger(max_errors=3)
+    dataset = ShardDataset(urls, on_error=ledger, on_damage="resync")
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert sorted(int(sample["cls"]) for sample in loader) == [i for i in range(200) if i != 150]
+    assert ledger.samples == 199
 
 
 def test_missing_kernels_are_logged_once(make_shards, monkeypatch, caplog):

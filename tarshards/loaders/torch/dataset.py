@@ -17,18 +17,22 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError
 from tarshards.index.options import Opening, field_names
+from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.read import OnDamage
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
 from tarshards.stream.stream import EpochCounter, Stream
+from tarshards.tar.read import ArchiveEnd
 
 
 class ShardDataset(Stream, IterableDataset):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error* and
-    *allow_pipe*, ``EpochOptions`` *shuffle*, *seed*, *tail* and *pool*. Through indexes the epoch is planned: ``len``
-    is exact, and there may be more ranks and workers than shards. Without, whole shards are shared out.
+    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error*,
+    *on_damage*, *split*, *end*, *concatenated* and *allow_pipe*, ``EpochOptions`` *shuffle*, *seed*, *tail* and *pool*.
+    Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
+    Without, whole shards are shared out.
 
     Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* also gets the errors of
     ops; see ``Ledger``, and ``ledger`` for the counts over all workers. *world* replaces what ``World.detect()`` says
@@ -50,10 +54,14 @@ class ShardDataset(Stream, IterableDataset):
         pool: int | None = None,
         fields: str | Iterable[str] | None = None,
         on_error: Callable[[Exception], Any] | None = None,
-        world: World | None = None,
+        on_damage: OnDamage = "end",
+        split: KeyRule = split_name,
+        end: ArchiveEnd = "required",
+        concatenated: bool = False,
         allow_pipe: bool = False,
+        world: World | None = None,
     ):
-        opening = Opening(index, field_names(fields), on_error, allow_pipe)
+        opening = Opening(index, field_names(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
         self.source.ledger.share()
         self.ops = ()

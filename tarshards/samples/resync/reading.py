@@ -13,10 +13,17 @@ from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap
 from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.tar.read import ArchiveEnd
 
 
 def read_resyncing(
-    url: str, *, ledger: Ledger, allow_pipe: bool = False, split: KeyRule = split_name
+    url: str,
+    *,
+    ledger: Ledger,
+    allow_pipe: bool = False,
+    split: KeyRule = split_name,
+    end: ArchiveEnd = "required",
+    concatenated: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield the whole samples of one shard, in order; *ledger* gets an error for every gap and every other sample."""
     with ExitStack() as stack:
@@ -28,7 +35,7 @@ def read_resyncing(
             return
         delivered = fields = 0
         try:
-            found = survey_file(file, split=split)
+            found = survey_file(file, split=split, end=end)
             for reason in found.skipped.elements():
                 ledger.skip(reason)
             items: list[Gap | FoundSample] = [*found.gaps, *found.samples]

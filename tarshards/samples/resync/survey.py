@@ -12,7 +12,7 @@ from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
 from tarshards.storage.plain import PlainFile, open_plain
-from tarshards.tar.read import padding
+from tarshards.tar.read import ArchiveEnd, padding
 
 
 @dataclass
@@ -75,9 +75,9 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     return found
 
 
-def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
+def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
     """Survey an open shard, as ``survey_shard`` does."""
-    found = group_file(file, split=split)
+    found = group_file(file, split=split, pieces=walk(file, end=end))
     judge(found.samples, found.gaps, file)
     return found
 

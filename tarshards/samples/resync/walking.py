@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tarshards.storage.plain import PlainFile
-from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, padding, scan
+from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, ArchiveEnd, padding, scan
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -47,15 +47,16 @@ def after(member: ScannedMember) -> int:
     return end + padding(end - start)
 
 
-def walk(file: PlainFile) -> Iterator[Piece]:
+def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
-    another header or by the end. Zeros without the length of an archive's end are a gap.
+    another header or by the end. Zeros without the length of an archive's end are a gap; so are no zeros at the end,
+    unless *end* is "optional".
     """
     begin = 0
     run: list[Zeros | Gap] = []
-    for piece in _pieces(file):
+    for piece in _pieces(file, end):
         if isinstance(piece, Zeros) and run and isinstance(run[-1], Zeros):
             run[-1] = Zeros(run[-1].start, piece.end)
             continue
@@ -100,7 +101,7 @@ def is_end(zeros: Zeros, begin: int, size: int) -> bool:
     return any(len(END) <= length < len(END) + record and (zeros.end - begin) % record == 0 for record in records)
 
 
-def _pieces(file: PlainFile) -> Iterator[Piece]:
+def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
     size = file.size
     position = ended = 0
     ahead = LEAST
@@ -142,10 +143,10 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
         if position + need > size:
             break
         ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, MOST))
-    yield from _end(file, position, ended)
+    yield from _end(file, position, ended, archive_end)
 
 
-def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
+def _end(file: PlainFile, position: int, ended: int, archive_end: ArchiveEnd) -> Iterator[Piece]:
     """Yield the last pieces of a shard, after the last whole one; what ``read_members`` refuses is a gap."""
     rest = file.read(position, BLOCK) if ended else b""
     if not file.size:
@@ -157,7 +158,8 @@ def _end(file: PlainFile, position: int, ended: int) -> Iterator[Piece]:
     elif ended and rest:
         yield Zeros(position, file.size)
     elif not ended and position == file.size:
-        yield Gap(file.size, file.size, "truncated: no block of zeros at the end of the archive")
+        if archive_end == "required":
+            yield Gap(file.size, file.size, "truncated: no block of zeros at the end of the archive")
     elif not ended:
         yield Gap(min(position, file.size), file.size, "truncated in a header or its padding")
 
