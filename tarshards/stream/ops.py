@@ -280,7 +280,10 @@ def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
 
 @op(instead="iterate over the loader again: each iteration is the next epoch")
 def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
-    """Yield the samples *times* times over, or for ever; in a stream each time is an epoch of its own.
+    """Yield the samples *times* times over, or for ever.
+
+    In a stream every pass has an order of its own: pass p of epoch e has that of epoch e x *times* + p without
+    ``repeat``, where *times* counts as 2**64 for a stream that repeats for ever.
 
     >>> list(repeat("ab", 2))
     ['a', 'b', 'a', 'b']

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
 
 
+ENDLESS = 1 << 64  # passes of an epoch that repeats for ever: more than any iteration, or ``mix``, reaches
+
+
 class EpochCounter:
     """Counts the epochs of one stream."""
 
@@ -250,8 +253,8 @@ class Stream:
             return self.source.iterate(progress)
         op = self.ops[depth - 1]
         if op.function is ops.repeat:
-            times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times") or 1
-            progress = Progress(progress.epoch * times, progress.world)
+            times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times")
+            progress = Progress(progress.epoch * (ENDLESS if times is None else times), progress.world)
         return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self.source.ledger))
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:

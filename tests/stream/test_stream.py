@@ -6,11 +6,11 @@ import gc
 import inspect
 import pickle
 import threading
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 
-from tarshards import Ledger, Stream, World
+from tarshards import Ledger, Stream, World, mix
 from tarshards.errors import DecodeError, UrlError, WorldError
 from tarshards.stream import ops
 
@@ -77,6 +77,58 @@ def test_repeat_gives_each_time_an_epoch_of_its_own():
     assert all(sorted(order) == list(range(30)) for order in orders)
     assert len(set(orders)) == 4
     assert len(Stream(range(3)).repeat().take(10).collect()) == 10
+
+
+REPEATED = {
+    "endless": lambda stream: stream.repeat().take(4 * 20),
+    "endless within endless": lambda stream: stream.repeat().take(2 * 20).repeat().take(4 * 20),
+    "n within n": lambda stream: stream.repeat(2).repeat(2),
+    "n within endless": lambda stream: stream.repeat(2).repeat().take(4 * 20),
+    "endless within n": lambda stream: stream.repeat().take(2 * 20).repeat(2),
+}
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("repeated", REPEATED)
+def test_every_pass_of_every_epoch_has_an_order_of_its_own(make_uneven, repeated, planned):
+    if planned:
+        source = Stream.from_shards(make_uneven([1] * 20), shuffle=True, seed=1).map(lambda sample: int(sample["cls"]))
+    else:
+        source = Stream(range(20)).shuffle(20)
+    stream = REPEATED[repeated](source)
+    delivered = [value for _ in range(3) for value in stream]
+    passes = [tuple(delivered[begin : begin + 20]) for begin in range(0, len(delivered), 20)]
+    assert len(passes) == 12
+    assert all(sorted(order) == list(range(20)) for order in passes)
+    assert len(set(passes)) == 12
+    stream.set_epoch(0)
+    assert [value for _ in range(3) for value in stream] == delivered
+
+
+def test_passes_of_a_mixture_are_not_its_later_epochs(make_uneven):
+    parts = {"a": Stream.from_shards(make_uneven([1] * 20, "a"), shuffle=True)}
+    parts["b"] = Stream.from_shards(make_uneven([1] * 60, "b"), shuffle=True)
+    stream = mix(parts, until="last").filter(lambda sample: sample["__dataset__"] == "a").repeat().take(2 * 60)
+    keys = [sample["__key__"] for _ in range(2) for sample in stream]
+    orders = [tuple(keys[begin : begin + 20]) for begin in range(0, len(keys), 20)]
+    assert len(orders) == len(set(orders)) == 12
+
+
+@pytest.mark.parametrize("repeated", REPEATED)
+@pytest.mark.parametrize("stop", [1, 20, 33, 79])
+def test_repeated_streams_resume_exactly(make_uneven, repeated, stop):
+    urls = make_uneven([1] * 20)
+
+    def fresh() -> Stream:
+        return REPEATED[repeated](Stream.from_shards(urls, shuffle=True, seed=1)).map(lambda sample: sample["__key__"])
+
+    stream, resumed = fresh(), fresh()
+    stream.set_epoch(2)
+    expected = stream.collect()
+    stream.set_epoch(2)
+    delivered = list(islice(stream, stop))
+    resumed.load_state_dict(stream.state_dict())
+    assert delivered + resumed.collect() == expected
 
 
 def test_from_shards(make_shards):
