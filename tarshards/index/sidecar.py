@@ -147,20 +147,33 @@ class Index:
                 index.check(ranges, url=location.name)
         return index
 
-    def difference(self, other: Index) -> str:
-        """Describe the first difference from *other*, a later index of the same shard."""
+    def difference(self, other: Index) -> str | None:
+        """Describe the first difference between the members and those of *other*, an index of the shard as it is now.
+
+        None means that there is none. Checksums are compared where both have them, fingerprints are not.
+        """
+        common = [name for name in FORMATS if name in self.arrays and name in other.arrays]
+        if (self.keys, self.fields) == (other.keys, other.fields) and all(
+            self.arrays[name] == other.arrays[name] for name in common
+        ):
+            return None
+        columns = [name for name in common if name not in ("sample", "field")]
         for sample, (key, other_key) in enumerate(zip(self.keys, other.keys)):
-            mine, theirs = self._members(sample), other._members(sample)
+            mine, theirs = self._members(sample, columns), other._members(sample, columns)
             if (key, mine) != (other_key, theirs):
                 field = next((field for field in mine if mine[field] != theirs.get(field)), None)
                 return f"{key if field is None else f'{key}.{field}'} has changed since the shard was indexed"
+        if len(self) == len(other):
+            return None  # only the numbers of the fields differ
         return f"the shard has {len(other)} samples, but had {len(self)} when it was indexed"
 
-    def _members(self, sample: int) -> dict[str, list[int]]:
-        """Return where the members of a sample lie, and their checksums, by their fields."""
-        columns = [self.offset, self.size, self.offset if self.crc32 is None else self.crc32]
+    def _members(self, sample: int, columns: list[str]) -> dict[str, list[int]]:
+        """Return *columns* of the members of a sample by their fields."""
         members = range(self.first[sample], self.first[sample + 1])
-        return {self.fields[self.field[member]]: [int(column[member]) for column in columns] for member in members}
+        return {
+            self.fields[self.field[member]]: [int(getattr(self, column)[member]) for column in columns]
+            for member in members
+        }
 
     def save(self, shard_url: str) -> None:
         """Write the sidecar of *shard_url*, whole or not at all."""

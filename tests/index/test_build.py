@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
-from tarshards.index.build import build_index
+from tarshards.index.build import build_index, compare_headers
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
+from tarshards.tar.read import pack_header
 
 
 @pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
@@ -337,3 +338,23 @@ def test_arrays_have_the_types_of_the_format(shard):
     kinds = {name: getattr(index, name).dtype for name in ("sample", "field", "offset", "size", "crc32")}
     assert kinds == {"sample": "<u4", "field": "<u2", "offset": "<u8", "size": "<u8", "crc32": "<u4"}
     assert isinstance(index.first, np.ndarray)
+
+
+def test_all_headers_are_compared_with_an_index(tmp_path):
+    url = str(tmp_path / "a.tar")
+    samples = [{"__key__": f"{i}", "cls": i, "txt": "t"} for i in range(20)]
+    write_samples(samples, url)
+    index = build_index(url, crc=True)
+    assert compare_headers(index, url) is None, "though only one of the two has checksums"
+    data = bytearray(Path(url).read_bytes())
+    os.utime(url, ns=(0, 0))
+    assert compare_headers(index, url) is None
+    cut = int(index.offset[18])
+    data[cut - 512 : cut] = pack_header("9.cls", 2)
+    data[cut : cut + 2] = b"10"
+    Path(url).write_bytes(data)
+    assert compare_headers(index, url) == "9.cls has changed since the shard was indexed"
+    write_samples(samples[:7], url)
+    assert compare_headers(index, url) == "the shard has 7 samples, but had 20 when it was indexed"
+    write_samples([samples[1], samples[0]], url)
+    assert compare_headers(index, url) == "0 has changed since the shard was indexed"
