@@ -1,12 +1,14 @@
 """Ordered, bounded work over any executor, and child processes that are ended reliably.
 
-``bounded_map`` keeps a window of calls running; ``ProcessPool`` runs calls in processes, and a process that dies fails
-only its own call; ``ChildGroup`` is a program and all that it starts, ended as one. The processes of ``run.samples``
-import this module, so it loads ``multiprocessing`` only when a pool starts.
+``bounded_map`` keeps a window of calls running, and so does ``settled_map``, which yields failures too; ``EventLoop``
+runs coroutines; ``ProcessPool`` runs calls in processes, and a process that dies fails only its own call;
+``ChildGroup`` is a program and all that it starts, ended as one. The processes of ``run.samples`` import this module,
+so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a loop starts.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -58,6 +60,118 @@ def _take(pending: list[Future[Any]], ordered: bool) -> Any:
     future = done[0]
     pending.remove(future)
     return future.result()
+
+
+def settled_map(
+    function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
+) -> Iterator[tuple[Any, Any, BaseException | None]]:
+    """Yield every item with the result of *function*, or with what it raised; the rest is as in ``bounded_map``.
+
+    Raises CancelledError for a call that someone else cancelled.
+    """
+    return bounded_map(function, items, executor=_SettlingExecutor(executor), window=window, ordered=ordered)
+
+
+class _SettledCall(Future[Any]):
+    """What became of a call; giving it up gives the call up."""
+
+    call: Future[Any]
+
+    def cancel(self) -> bool:
+        self.call.cancel()
+        return super().cancel()
+
+
+class _SettlingExecutor(Executor):
+    """An executor whose futures never fail: they hold the item, its result and its error."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        (item,) = args
+        outcome = _SettledCall()
+        outcome.call = self.executor.submit(function, item)
+
+        def done(call: Future[Any]) -> None:
+            if call.cancelled():
+                Future.cancel(outcome)
+            elif outcome.set_running_or_notify_cancel():
+                error = call.exception()
+                outcome.set_result((item, None if error else call.result(), error))
+
+        outcome.call.add_done_callback(done)
+        return outcome
+
+
+class EventLoop(Executor):
+    """An executor of coroutine functions, at most *workers* at once, on an event loop in a thread of its own.
+
+    Shutting it down cancels what is under way, and waits for that to end.
+
+    >>> async def double(number):
+    ...     return 2 * number
+    >>> with EventLoop(2) as loop:
+    ...     list(loop.map(double, [1, 2]))
+    [2, 4]
+    """
+
+    def __init__(self, workers: int):
+        import asyncio
+
+        begun: Future[Any] = Future()
+        self._free, self._end = asyncio.Semaphore(workers), asyncio.Event()
+        self._thread = Thread(target=asyncio.run, args=(self._serve(begun),), name="tarshards-loop", daemon=True)
+        self._thread.start()
+        self._loop = begun.result()
+        atexit.register(self.shutdown)  # else tasks that are pending at exit are reported as destroyed
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        from asyncio import run_coroutine_threadsafe
+
+        return run_coroutine_threadsafe(self._call(function, args, options), self._loop)
+
+    async def _call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        async with self._free:
+            return await function(*args, **options)
+
+    async def _serve(self, begun: Future[Any]) -> None:
+        import asyncio
+
+        begun.set_result(asyncio.get_running_loop())
+        await self._end.wait()
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                if not task.cancelling():  # a second cancellation would break off its cleaning up
+                    task.cancel()
+            await asyncio.wait(left)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        atexit.unregister(self.shutdown)
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._end.set)
+        if wait:
+            self._thread.join()
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Say whether calling *function* gives a coroutine: an ``async def``, an object with one, a partial of either.
+
+    >>> is_coroutine_function(str)
+    False
+    """
+    from functools import partial
+    from inspect import iscoroutinefunction
+
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or (callable(function) and iscoroutinefunction(type(function).__call__))
+
+
+def refuse_async(function: Any, caller: str) -> None:
+    """Raise TypeError, which names *caller*, for a function whose coroutines nobody would await."""
+    if is_coroutine_function(function):
+        raise TypeError(f"{caller} does not await the async function {function!r}; async_map() does")
 
 
 class _Call(Future[Any]):

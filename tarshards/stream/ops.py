@@ -10,12 +10,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
+from inspect import isasyncgenfunction, iscoroutine
 from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.parallel import EventLoop, is_coroutine_function, refuse_async, settled_map
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
@@ -38,6 +41,7 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
     >>> list(map([1, 2], str))
     ['1', '2']
     """
+    refuse_async(function, "map")
     handle = _raise_cause if on_error is None else on_error
     for sample in samples:
         try:
@@ -57,6 +61,7 @@ def filter(
     >>> list(filter(range(5), lambda x: x % 2))
     [1, 3]
     """
+    refuse_async(predicate, "filter")
     pairs = map(samples, lambda sample: (sample, predicate(sample)), on_error=on_error)
     return (sample for sample, wanted in pairs if wanted)
 
@@ -70,6 +75,8 @@ def map_fields(
     >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
     [{'x': '1', 'y': 2}]
     """
+    for function in functions.values():
+        refuse_async(function, "map_fields")
     return map(samples, partial(_map_fields, functions), on_error=on_error)
 
 
@@ -200,6 +207,7 @@ def batched(
     """
     if size < 1:
         raise ValueError(f"a batch holds at least 1 sample, not {size}")
+    refuse_async(collate, "batched")
     return _batched(samples, size, collate, partial)
 
 
@@ -307,7 +315,7 @@ def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, 
     return builtins.enumerate(samples, start)
 
 
-@op(per_sample=True, one_for_one=True)
+@op(per_sample=True, one_for_one=True, context=("on_error",))
 def async_map(
     samples: Iterable[Any],
     function: Callable[[Any], Any],
@@ -315,31 +323,58 @@ def async_map(
     workers: int = 4,
     executor: Executor | None = None,
     ordered: bool = True,
+    on_error: OnError | None = None,
 ) -> Iterator[Any]:
     """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless told otherwise.
 
-    At most 2 x *workers* samples are under way. Breaking off cancels what has not begun.
+    An ``async def`` runs on an event loop in a thread of its own, *workers* coroutines at once; each iteration, and in
+    a ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are under way. Breaking off cancels
+    what has not begun, and coroutines. Failures are as in ``map``.
 
     >>> list(async_map([3, 1, 2], str, workers=2))
     ['3', '1', '2']
     """
     if workers < 1:
         raise ValueError(f"async_map needs at least 1 worker, not {workers}")
-    return _async_map(samples, function, workers, executor, ordered)
+    if isasyncgenfunction(function):
+        raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
+    if executor is not None and is_coroutine_function(function):
+        raise TypeError("an async function runs on an event loop of its own; leave out executor=")
+    return _async_map(samples, function, workers, executor, ordered, _raise_cause if on_error is None else on_error)
 
 
 def _async_map(
-    samples: Iterable[Any], function: Callable[[Any], Any], workers: int, executor: Executor | None, ordered: bool
+    samples: Iterable[Any],
+    function: Callable[[Any], Any],
+    workers: int,
+    executor: Executor | None,
+    ordered: bool,
+    handle: OnError,
 ) -> Iterator[Any]:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
-    from tarshards.parallel import bounded_map
+    with ExitStack() as stack:
+        if is_coroutine_function(function):
+            executor = stack.enter_context(EventLoop(workers))
+        else:
+            function = partial(_call, function)
+            executor = executor or stack.enter_context(ThreadPoolExecutor(workers, "tarshards-map"))
+        outcomes: Any = settled_map(function, samples, executor=executor, window=2 * workers, ordered=ordered)
+        for sample, result, error in stack.enter_context(closing(outcomes)):
+            if error is None:
+                yield result
+            elif isinstance(error, Exception) and not isinstance(error, BrokenExecutor):
+                handle(_op_error(error, sample))
+            else:
+                raise error
 
-    if executor is not None:
-        yield from bounded_map(function, samples, executor=executor, window=2 * workers, ordered=ordered)
-        return
-    with ThreadPoolExecutor(workers, "tarshards-map") as pool:
-        yield from bounded_map(function, samples, executor=pool, window=2 * workers, ordered=ordered)
+
+def _call(function: Callable[[Any], Any], sample: Any) -> Any:
+    result = function(sample)
+    if iscoroutine(result):  # of a function that is not async itself
+        result.close()
+        raise TypeError(f"{function!r} returned a coroutine; give async_map the async function itself")
+    return result
 
 
 @op(resumable=True, one_for_one=True, instead="tqdm(loader) shows the progress")
@@ -367,6 +402,7 @@ class Rate(NamedTuple):
 @op(resumable=True, one_for_one=True, instead="measure the loop over the loader")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
+    refuse_async(callback, "monitor")
     begun = last = time.perf_counter()
     number = size = last_number = last_size = 0
     for sample in samples:

@@ -6,13 +6,13 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tarshards.errors import OpError, TarshardsError
-from tarshards.parallel import bounded_map
+from tarshards.parallel import refuse_async, settled_map
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, OnError, Quarantined
 from tarshards.samples.read import read_shard, sample_members
@@ -66,6 +66,7 @@ def map_shards(
     skips outputs with this marker. The manifest of the outputs and the report ``NAME.report.jsonl`` (lines of JSON) are
     written last. Raises ValueError unless every input has an output of its own.
     """
+    refuse_async(function, "map_shards")
     urls = expand_urls(inputs)
     names = output_names(outputs, len(urls))
     work = _ShardTask(function, per_sample, on_error is not None, resume, _name_of(function))
@@ -213,37 +214,7 @@ def run_all(
     function: Callable[[Any], Any], items: Iterable[Any], executor: Executor
 ) -> Iterator[tuple[Any, Any, BaseException | None]]:
     """Yield every item as it is done, with the result of *function* or the error."""
-    return bounded_map(function, items, executor=_SettlingExecutor(executor), window=AHEAD, ordered=False)
-
-
-class _SettledCall(Future[Any]):
-    """What became of a call; giving it up gives the call up."""
-
-    call: Future[Any]
-
-    def cancel(self) -> bool:
-        self.call.cancel()
-        return super().cancel()
-
-
-class _SettlingExecutor(Executor):
-    """An executor whose futures never fail: they hold the item, its result and its error."""
-
-    def __init__(self, executor: Executor):
-        self.executor = executor
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
-        (item,) = args
-        outcome = _SettledCall()
-        outcome.call = self.executor.submit(function, item)
-
-        def done(call: Future[Any]) -> None:
-            if not call.cancelled() and outcome.set_running_or_notify_cancel():
-                error = call.exception()
-                outcome.set_result((item, None if error else call.result(), error))
-
-        outcome.call.add_done_callback(done)
-        return outcome
+    return settled_map(function, items, executor=executor, window=AHEAD, ordered=False)
 
 
 def at_shard(error: BaseException, url: str) -> Exception:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import gc
+import pickle
+import subprocess
+import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarshards import Ledger
+from tarshards import Ledger, ShardDataset, ShardLoader, readers
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
@@ -253,3 +259,173 @@ def test_monitor_counts_samples_and_bytes():
 
 def test_builtins_are_not_hidden_by_the_ops_own_names():
     assert builtins.map is not ops.map
+
+
+async def _slow_cube(x: int) -> int:
+    await asyncio.sleep(0.02 if x % 3 == 0 else 0)
+    return x**3
+
+
+class Cube:
+    async def __call__(self, x: int) -> int:
+        return await _slow_cube(x)
+
+    async def method(self, x: int) -> int:
+        return await _slow_cube(x)
+
+
+async def _power(x: int, *, exponent: int) -> int:
+    return x**exponent
+
+
+COROUTINE_FUNCTIONS = {
+    "async def": _slow_cube,
+    "object": Cube(),
+    "method": Cube().method,
+    "partial": partial(_power, exponent=3),
+    "partial of a partial": partial(partial(_power), exponent=3),
+    "partial of an object": partial(Cube()),
+}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("function", COROUTINE_FUNCTIONS)
+def test_async_map_awaits_coroutines(function, ordered):
+    threads = threading.active_count()
+    results = list(ops.async_map(range(20), COROUTINE_FUNCTIONS[function], workers=3, ordered=ordered))
+    assert (results if ordered else sorted(results)) == [x**3 for x in range(20)]
+    assert threading.active_count() == threads
+
+
+def test_async_map_runs_as_many_coroutines_at_once_as_it_has_workers():
+    under_way, most, taken = 0, 0, []
+
+    async def function(x: int) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        under_way -= 1
+        return x
+
+    def source():
+        for i in range(100):
+            taken.append(i)
+            yield i
+
+    results = ops.async_map(source(), function, workers=4)
+    assert next(results) == 0
+    assert len(taken) <= 8
+    assert list(results) == list(range(1, 100))
+    assert most == 4
+
+
+def test_leaving_async_map_early_cancels_its_coroutines(caplog):
+    begun, ended = [], []
+
+    async def function(x: int) -> int:
+        begun.append(x)
+        try:
+            await asyncio.sleep(100 if x else 0)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(x)
+        return x
+
+    threads = threading.active_count()
+    for workers in 1, 4:
+        results = ops.async_map(range(1000), function, workers=workers)
+        assert next(results) == 0
+        results.close()
+        assert threading.active_count() == threads
+        assert sorted(begun) == sorted(ended), "what began has cleaned up"
+        begun.clear(), ended.clear()
+    gc.collect()  # a coroutine that was never awaited would warn, a pending task would log
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_failures_of_async_map_are_those_of_map(is_async):
+    def fail(sample):
+        return {**sample, "x": 1 // (sample["x"] - 2)}
+
+    async def fail_later(sample):
+        return fail(sample)
+
+    samples = [{"__key__": str(i), "__url__": "u.tar", "x": i} for i in range(6)]
+    function = fail_later if is_async else fail
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(ops.async_map(samples, function))
+    assert caught.value.__notes__ == ["u.tar: 2: ZeroDivisionError: integer division or modulo by zero"]
+    ledger = Ledger(max_errors=1)
+    left = list(ops.async_map(samples, function, on_error=ledger))
+    assert left == list(ops.map(samples, fail, on_error=lambda error: None))
+    assert [(entry.shard, entry.key) for entry in ledger.quarantined] == [("u.tar", "2")]
+
+
+def test_async_map_says_what_it_cannot_run():
+    async def generator(x):
+        yield x
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TypeError, match="leave out executor="):
+        ops.async_map(range(3), _slow_cube, executor=pool)
+    with pytest.raises(TypeError, match="async generator"):
+        ops.async_map(range(3), generator)
+    with pytest.raises(TypeError, match="returned a coroutine; give async_map the async function itself"):
+        list(ops.async_map(range(3), lambda x: _slow_cube(x)))
+
+
+def test_an_executor_that_cancels_its_calls_does_not_hang():
+    with ThreadPoolExecutor(1) as pool:
+        results = ops.async_map(range(100), _slow_square, executor=pool)
+        next(results)
+        pool.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises((CancelledError, RuntimeError)):
+            list(results)
+
+
+@pytest.mark.parametrize("function", COROUTINE_FUNCTIONS)
+def test_what_does_not_await_refuses_async_functions(make_shards, function):
+    shards = make_shards(2)
+    function = COROUTINE_FUNCTIONS[function]
+    calls = {
+        "map": lambda: ops.map([1], function),
+        "filter": lambda: ops.filter([1], function),
+        "map_fields": lambda: ops.map_fields([{"x": 1}], {"x": function}),
+        "batched": lambda: ops.batched([1], 1, collate=function),
+        "monitor": lambda: ops.monitor([1], function),
+        "a reader": lambda: readers.using(function),
+        "ShardLoader": lambda: ShardLoader(ShardDataset(shards), 2, collate_fn=function),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{name} .*async_map\(\)"):
+            list(call())
+
+
+async def _label(sample):
+    await asyncio.sleep(0)
+    return {"cls": int(sample["cls"])}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("index", [True, False])
+def test_coroutines_run_in_the_workers_of_loaders(make_shards, workers, index):
+    dataset = ShardDataset(make_shards(4, index=index)).async_map(_label)
+    assert pickle.loads(pickle.dumps(dataset)).collect() == [{"cls": i} for i in range(12)]
+    batches = list(ShardLoader(dataset, 2, num_workers=workers))
+    assert sorted(int(label) for batch in batches for label in batch["cls"]) == list(range(12))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert sorted(sample["cls"] for sample in loader) == list(range(12))
+
+
+def test_an_abandoned_async_map_lets_the_interpreter_exit():
+    program = """
+import asyncio
+from tarshards.stream import ops
+async def forever(x):
+    await asyncio.sleep(100 if x else 0)
+results = ops.async_map(range(100), forever)
+next(results)
+"""
+    run = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

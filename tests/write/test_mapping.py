@@ -180,3 +180,12 @@ def test_outputs_that_make_no_sense(shards):
         map_shards(upper, shards, "out-{0..6}.tar")
     with pytest.raises(ValueError, match=r"2 shards would write a\.tar"):
         output_names("{a,a}.tar", 2)
+
+
+def test_an_async_function_is_refused(shards):
+    async def function(samples):
+        return samples
+
+    for each in function, partial(function):
+        with pytest.raises(TypeError, match=r"^map_shards does not await .*async_map\(\)"):
+            map_shards(each, shards, "out-%d.tar")

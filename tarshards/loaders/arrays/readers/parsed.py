@@ -11,6 +11,7 @@ from tarshards.errors import DecodeError
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
+from tarshards.parallel import refuse_async
 from tarshards.samples.codecs import decode_field
 
 
@@ -43,6 +44,7 @@ class Function(Reader):
     """A function of the bytes of one sample."""
 
     def __init__(self, function: Callable[[bytes], Any], pad: Any = None):
+        refuse_async(function, "a reader")
         self.function, self.pad = function, pad
 
     def decode(self, payload: memoryview) -> Any:
