@@ -38,7 +38,7 @@ def serving(folder: Path) -> Iterator[Site]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
-            path = site.folder / self.path.lstrip("/")
+            path = site.folder / self.path.lstrip("/").partition("?")[0]
             data = path.read_bytes() if path.is_file() else None
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
             status, part = 404 if data is None else 200, data or b""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.location import Location
+from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import SUFFIX, Shard, parse_manifest
 
 #: A shard expression, or any nesting of them.
 Spec = str | os.PathLike[str] | Iterable["Spec"]
 
-# The address in http://[::1]:8000/a.tar holds no separator.
-_SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
+# Schemes that read files of this machine, fsspec's too.
+_LOCAL = ("", "file", "local", "asynclocal")
 # Files beside shards that are not shards: globs leave them out.
 _BESIDE = (".index", ".idx", SUFFIX.lstrip("."))
 
@@ -28,7 +27,8 @@ def expand_urls(spec: Spec) -> list[str]:
     - `{000..012}`, `{a,b}`: braces as in bash, also inside `pipe:` commands; `\{` is a literal brace,
       and in a spec with braces `\\` is a backslash.
     - `one::two`: several specs. A `pipe:` command runs to the end of its string, `::` included: put it last,
-      or give a list of specs.
+      or give a list of specs. A chain of fsspec is one spec: `simplecache::http://host/a.tar`, `zip://a.tar::all.zip`;
+      what follows its caches and archives belongs to it.
     - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence.
@@ -83,17 +83,20 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
 
 
 def _split(spec: str) -> Iterator[str]:
-    """Yield the parts of *spec* between `::`.
+    """Yield the parts of *spec* between `::`, of which a chain of fsspec is one.
 
-    >>> list(_split("a.tar::pipe:ssh host 'std::cat'"))
-    ['a.tar', "pipe:ssh host 'std::cat'"]
+    >>> list(_split("a.tar::simplecache::http://host/b.tar::pipe:ssh host 'std::cat'"))
+    ['a.tar', 'simplecache::http://host/b.tar', "pipe:ssh host 'std::cat'"]
     """
-    start = 0
-    for separator in _SEPARATOR.finditer(spec):
+    start = link = 0
+    for separator in SEPARATOR.finditer(spec):
         if spec.startswith("pipe:", start):
             break
-        yield spec[start : separator.start()]
-        start = separator.end()
+        scheme = spec[link : separator.start()].partition("://")[0]
+        link = separator.end()
+        if scheme not in CHAINED:
+            yield spec[start : separator.start()]
+            start = link
     yield spec[start:]
 
 
@@ -146,11 +149,12 @@ def _read_manifest(location: Location) -> Iterator[Shard]:
 def _resolve(manifest: Location, name: str) -> Location:
     """Return the location of the shard that *manifest* calls *name*."""
     shard = Location.of(name)
-    is_local = os.path.isabs(name) or shard.scheme == "file"
-    if shard.is_stream or (is_local and manifest.is_remote):
+    is_whole = os.path.isabs(name) or bool(shard.scheme)
+    links = [Location(link) for link in shard.links if link not in CHAINED] if is_whole else []
+    if any(link.is_stream or (link.scheme in _LOCAL and manifest.is_remote) for link in links):
         # A manifest is data, often someone else's: it may neither run commands nor read local files.
         raise UrlError(f"a manifest may not name {shard.name!r}", url=manifest.name)
-    return shard if is_local or shard.scheme else manifest.beside(name)
+    return shard if is_whole else manifest.beside(name)
 
 
 def common_name(urls: list[str]) -> str:

@@ -47,7 +47,7 @@ class Store(Transport):
     def size(self, location: Location) -> int | None:
         store, path = find_store(location)
         try:
-            size = store.info(path).get("size")
+            size = find_info(store, path).get("size")
         except Exception as exc:
             raise failure(exc, location.name) from exc
         return None if size is None else int(size)
@@ -58,18 +58,41 @@ TRANSPORT = Store()
 
 def find_store(location: Location) -> tuple[Any, str]:
     """Return fsspec's file system of *location*, and the path that it has there."""
-    scheme, rest = location.scheme, location.url.partition(":")[2]
-    address = f"{scheme}:{rest}" if rest.startswith("//") or scheme == "data" else f"{scheme}://{rest}"
+    links = [Location(link) for link in location.links]
+    for link in links:
+        if link.is_stream:
+            raise OpenError(f"fsspec cannot read {link.name!r}", url=location.name)
     try:
         import fsspec
 
-        store, path = fsspec.core.url_to_fs(address)
+        store, path = fsspec.core.url_to_fs("::".join(map(_address, links)))
     except ImportError as exc:
-        need = f"pip install 'tarshards[{EXTRAS[scheme]}]'" if scheme in EXTRAS else str(exc)
+        scheme, extra = next(((link.scheme, EXTRAS[link.scheme]) for link in links if link.scheme in EXTRAS), ("", ""))
+        need = f"pip install 'tarshards[{extra}]'" if extra else str(exc)
+        scheme = scheme or location.scheme
         raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=location.name) from exc
     except Exception as exc:
         raise failure(exc, location.name) from exc
     return store, path
+
+
+def _address(link: Location) -> str:
+    """Return the URL of a link as fsspec wants it: `memory://a.tar` for `MEMORY:a.tar`."""
+    scheme, rest = link.scheme, link.url.partition(":")[2]
+    if not scheme or rest.startswith("//") or scheme == "data":
+        return f"{scheme}:{rest}" if scheme else link.url
+    return f"{scheme}://{rest}"
+
+
+def find_info(store: Any, path: str) -> dict[str, Any]:
+    """Return what *store* says of a file now; what it has listed before may be old."""
+    from fsspec.implementations.cached import CachingFileSystem
+
+    while isinstance(store, CachingFileSystem):  # which looks for it in a listing, and web servers have none
+        store = store.fs
+    store.invalidate_cache(path)
+    info: dict[str, Any] = store.info(path)
+    return info
 
 
 class StoreInput(InputStream):
@@ -118,7 +141,7 @@ class StoreRanges(Ranges):
         self._process = os.getpid()
         self._store, self._path = find_store(location)
         try:
-            self.size = int(self._store.size(self._path))
+            self.size = int(find_info(self._store, self._path)["size"])
         except Exception as exc:
             raise failure(exc, self.name) from exc
 

@@ -30,9 +30,16 @@ FAMILIES = {
     "gcs": "fsspec_",
 }
 
+#: The schemes of fsspec that read what the rest of their URL names: caches and archives. They begin a chain, such as
+#: `simplecache::s3://bucket/a.tar` or `zip://a.tar::http://host/all.zip`.
+CHAINED = ("blockcache", "cached", "dir", "filecache", "libarchive", "simplecache", "tar", "zip")
+
 LOOKUPS = 32  # at once, where the locations are remote
 
 T = TypeVar("T")
+
+#: What stands between specs, and between the links of a chain; the address in http://[::1]:8000/a.tar holds none.
+SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
 
 # Patterns; what is not needed for local names is compiled at first use.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):"
@@ -102,6 +109,23 @@ class Location:
         hint = f", did you mean {close[0]!r}?" if close else "."
         raise UrlError(f"unknown scheme {self.scheme!r}{hint} Known: {' '.join(sorted(known))}", url=self.name)
 
+    @cached_property
+    def links(self) -> list[str]:
+        """The parts of a chain of fsspec, of which each reads what the next one names; else just the URL.
+
+        >>> Location("zip://a.tar::simplecache::s3://bucket/all.zip").links
+        ['zip://a.tar', 'simplecache', 's3://bucket/all.zip']
+        """
+        return SEPARATOR.split(self.url) if self.scheme in CHAINED else [self.url]
+
+    @cached_property
+    def _around(self) -> tuple[str, Location, str]:
+        """What is before the link that names the file, that link, and what is after it: together they are the URL."""
+        number = next((i for i, link in enumerate(self.links) if link not in CHAINED), 0)
+        before = "".join(f"{link}::" for link in self.links[:number])
+        after = "".join(f"::{link}" for link in self.links[number + 1 :])
+        return before, Location(self.links[number]) if before or after else self, after
+
     @property
     def is_local(self) -> bool:
         """Whether it names a file of this machine."""
@@ -142,6 +166,8 @@ class Location:
         >>> Location("http://me:secret@host/a.tar?expires=60&signature=abc").name
         'http://host/a.tar?expires=...&signature=...'
         """
+        if len(self.links) > 1:
+            return "::".join(Location(link).name for link in self.links)
         url = self.url
         if "@" in url:
             url = without_userinfo(url)
@@ -157,10 +183,14 @@ class Location:
     @property
     def identity(self) -> str:
         """The last part of the name up to any `?`, the same wherever a dataset lies; digests in states depend on it."""
-        return self.name.partition("?")[0].rpartition("/")[2]
+        return self._around[1].name.partition("?")[0].rpartition("/")[2]
 
     @cached_property
     def _parts(self) -> tuple[str, str, str]:
+        before, named, after = self._around
+        if named is not self:
+            folder, base, query = named._parts
+            return before + folder, base, query + after
         end = re.search(r"[?#]", self.url) if FAMILIES.get(self.scheme) == "http" else None
         path, query = (self.url[: end.start()], self.url[end.start() :]) if end else (self.url, "")
         split = path.rfind("/") + 1 or (len(self.scheme) + 1 if self.scheme not in ("", "-") else 0)
@@ -178,7 +208,10 @@ class Location:
 
     @property
     def query(self) -> str:
-        """The query of an http URL, with its question mark; never to be shown."""
+        """What follows the base: the query of an http URL, with its question mark, and the rest of a chain.
+
+        Never to be shown.
+        """
         return self._parts[2]
 
     @property
@@ -209,7 +242,7 @@ class Location:
         >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
         ('d/b 1.tar', 'http://h/d/b%201.tar?key')
         """
-        if FAMILIES.get(self.scheme) == "http" or self._file_prefix == "file://":
+        if FAMILIES.get(self._around[1].scheme) == "http" or self._file_prefix == "file://":
             from urllib.parse import quote
 
             name = quote(name)
@@ -231,7 +264,7 @@ class Location:
             return other.url
         else:
             name = (other.folder + other.base)[len(self.folder) :]
-            if self.family == "http":
+            if self._around[1].family == "http":
                 from urllib.parse import unquote
 
                 name = unquote(name)

@@ -21,6 +21,7 @@ secrets = words.map("s3cr3t".__add__)
 encoded = st.text(max_size=8).map(lambda text: quote(f"s3cr3t{text}", safe="s3cr3t"))
 schemes = st.sampled_from(["http", "HTTPS", "s3", "gs", "ftp", "memory", "hf"])
 EXAMPLES = ["a.tar", "d/a b.tar", "file:d/a.tar", "file:///d/a%20b.tar", "http://h/d/a.tar?x=1&y=2", "HTTPS://h:1/a#f"]
+CHAINS = ["simplecache::http://h/d/a.tar?x=1", "zip://d/a.tar::memory://b.zip", "filecache::tar://a.tar::/d/b.tar"]
 EXAMPLES += ["s3://b/d/a.tar", "memory:a.tar", "-", "pipe:cat d/a.tar", "http://h", "12:30.tar", "what?.tar"]
 
 
@@ -130,6 +131,9 @@ def test_the_form_of_a_query(query, shown):
         ("http://me:se/cret@host/a.tar", "http://..."),
         ("http://me:se#cret@host/a.tar", "http://..."),
         ("zip://a.tar::http://me:secret@host/b.zip?x=1", "zip://a.tar::http://host/b.zip?x=..."),
+        ("simplecache::http://me:secret@host/a.tar?x=1", "simplecache::http://host/a.tar?x=..."),
+        ("simplecache::http://me:se/cret@host/a.tar", "simplecache::http://..."),
+        ("tar://a.tar::simplecache::s3://me:pw@b/c.tar?x=1", "tar://a.tar::simplecache::s3://b/c.tar?x=..."),
         ("pipe:cat a?.tar | grep x=1", "pipe:cat a?.tar | grep x=1"),
         ("pipe:curl 'http://me:pw@h/a?sig=1&y=2' | zcat", "pipe:curl 'http://h/a?sig=...&y=...' | zcat"),
         (
@@ -150,7 +154,7 @@ def test_errors_show_names():
         assert "secret" not in f"{caught.value} {caught.value!r}"
 
 
-@pytest.mark.parametrize("url", EXAMPLES)
+@pytest.mark.parametrize("url", EXAMPLES + CHAINS)
 def test_parts_make_the_url(url):
     location = Location.of(url)
     assert location.folder + location.base + location.query == url
@@ -166,6 +170,10 @@ def test_parts_make_the_url(url):
         ("HTTPS://h/a.tar?x=/b.tar", "HTTPS://h/a.tar.index?x=/b.tar"),
         ("http://h/a.tar#f?x", "http://h/a.tar.index#f?x"),
         ("s3://b/a.tar?versionId=1", "s3://b/a.tar?versionId=1.index"),
+        ("simplecache::http://h/a.tar?x=/b.tar", "simplecache::http://h/a.tar.index?x=/b.tar"),
+        ("blockcache::memory:a.tar", "blockcache::memory:a.tar.index"),
+        ("zip://d/a.tar::http://h/b.zip?x=1", "zip://d/a.tar.index::http://h/b.zip?x=1"),
+        ("filecache::tar://a.tar::/d/b.tar", "filecache::tar://a.tar.index::/d/b.tar"),
     ],
 )
 def test_siblings(url, sibling):
@@ -178,7 +186,7 @@ def test_streams_have_nothing_beside_them(url):
         Location.of(url).sibling(".done")
 
 
-@pytest.mark.parametrize("url", [url for url in EXAMPLES if not Location.of(url).is_stream])
+@pytest.mark.parametrize("url", [url for url in EXAMPLES + CHAINS if not Location.of(url).is_stream])
 @pytest.mark.parametrize("name", ["b.tar", "b 1.tar", "e/b.tar", "12:30.tar"])
 def test_relative_names_are_those_that_beside_takes(url, name):
     location = Location.of(url)
@@ -194,6 +202,15 @@ def test_relative_names_are_those_that_beside_takes(url, name):
 def test_the_identity_is_the_end_of_the_name_without_a_query(urls):
     # As states have it since their first version: the URL without user, up to the first "?", after the last "/".
     assert [Location.of(url).identity for url in urls] == [url.partition("?")[0].rpartition("/")[2] for url in urls]
+
+
+@pytest.mark.parametrize("url", CHAINS)
+def test_a_chain_is_a_remote_file_of_the_name_that_it_reads(url):
+    location = Location.of(url)
+    assert (location.family, location.path, location.identity, location.base) == ("fsspec_", None, "a.tar", "a.tar")
+    assert location.is_remote
+    assert location.glob() == [location]
+    assert location.expanduser() == location
 
 
 def test_globs(tmp_path, monkeypatch):

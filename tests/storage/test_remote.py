@@ -6,9 +6,12 @@ import sys
 import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from range_server import serving
 
+from tarshards import ShardWriter, Stream
 from tarshards.errors import OpenError
 from tarshards.storage import fsspec_ as remote
+from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 
@@ -103,6 +106,65 @@ def test_a_member_of_an_archive(tmp_path):
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("a.tar", DATA)
     assert read(f"zip://a.tar::{tmp_path}/all.zip") == DATA
+
+
+OVER_HTTP = [pytest.param(f"{cache}::http:", marks=pytest.mark.interop) for cache in ("simplecache", "filecache")]
+
+
+@pytest.fixture(params=["simplecache::path", "filecache::file:", "simplecache::memory:", "zip:", *OVER_HTTP])
+def chained(request, tmp_path, memory):
+    """The expression of two shards of three samples each, read through a chain."""
+    cache = request.param.partition("::")[0]
+    with ShardWriter(str(tmp_path / "a-%d.tar"), max_samples=3, index=True) as writer:
+        for i in range(6):
+            writer.write({"__key__": f"{i}", "cls": i})
+    if request.param == "zip:":
+        import zipfile
+
+        with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+            for path in tmp_path.glob("a-*"):
+                archive.write(path, path.name)
+        yield f"zip://a-{{0..1}}.tar::simplecache::{tmp_path}/all.zip"
+    elif request.param.endswith("http:"):
+        pytest.importorskip("aiohttp")
+        with serving(tmp_path) as site:
+            yield f"{cache}::{site.url}/a-{{0..1}}.tar?token=1"
+            assert site.asked("tar?token=1")
+    elif request.param.endswith("memory:"):
+        for path in tmp_path.glob("a-*"):
+            memory.pipe_file(f"/{path.name}", path.read_bytes())
+        yield f"{cache}::memory://a-{{0..1}}.tar"
+    else:
+        name = f"file://{tmp_path}" if "file:" in request.param else tmp_path
+        yield f"{cache}::{name}/a-{{0..1}}.tar"
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_chains_are_read_streamed_and_in_any_order(chained, index):
+    stream = Stream.from_shards(chained, index=index, shuffle=index).decode()
+    assert sorted(sample["cls"] for sample in stream) == list(range(6))
+    assert stream.ledger.shards == (0 if index else 2), "read one after the other"
+    (first, _), data = expand_urls(chained), open_url(expand_urls(chained)[0]).read()
+    assert Location.of(first).size() == len(data)
+    assert Location.of(first).exists()
+    assert not Location.of(first).sibling(".nobody").exists()
+    with Location.of(first).ranges() as ranges:
+        assert (ranges.size, ranges.read(512, 1000)) == (len(data), data[512:1512])
+
+
+def test_chains_are_written(memory, tmp_path):
+    for url in "simplecache::memory://b.tar", f"simplecache::{tmp_path}/b.tar":
+        write(url, DATA, b"end")
+        assert read(url) == read(url.removeprefix("simplecache::")) == DATA + b"end"
+        with pytest.raises(KeyError):
+            write_and_fail(url.replace("b.tar", "c.tar"))
+        assert not Location.of(url.replace("b.tar", "c.tar")).exists()
+
+
+@pytest.mark.parametrize("url", ["simplecache::pipe:echo x", "simplecache::-", "zip://a.tar::pipe:cat b.zip"])
+def test_a_chain_runs_no_command(url):
+    with pytest.raises(OpenError, match="fsspec cannot read"):
+        open_url(url, allow_pipe=True)
 
 
 class Bucket(AbstractFileSystem):

@@ -48,6 +48,15 @@ def here(tmp_path, monkeypatch):
         ("a.tar::pipe:ssh ::1 'cat *.tar'", ["a.tar", "pipe:ssh ::1 'cat *.tar'"]),
         (r"pipe:tr '\n' ' ' < a.tar", [r"pipe:tr '\n' ' ' < a.tar"]),
         (r"pipe:awk '\{print $1,$2\}' {a,b}", ["pipe:awk '{print $1,$2}' a", "pipe:awk '{print $1,$2}' b"]),
+        ("simplecache::http://h/{0..1}.tar", ["simplecache::http://h/0.tar", "simplecache::http://h/1.tar"]),
+        ("a.tar::filecache::s3://b/a.tar::b.tar", ["a.tar", "filecache::s3://b/a.tar", "b.tar"]),
+        (
+            "zip://{a,b}.tar::blockcache::http://[::1]:80/{0..1}.zip::c.tar",
+            [f"zip://{a}.tar::blockcache::http://[::1]:80/{n}.zip" for a in "ab" for n in "01"] + ["c.tar"],
+        ),
+        ("tar://a.tar::b.tar::tar://a.tar::c.tar", ["tar://a.tar::b.tar", "tar://a.tar::c.tar"]),
+        ("memory://a.tar::zip.tar::simplecache", ["memory://a.tar", "zip.tar", "simplecache"]),
+        ("cached::memory:a.tar::pipe:ssh ::1 cat", ["cached::memory:a.tar", "pipe:ssh ::1 cat"]),
         (["b.tar", "a-{0..1}.tar", ["c.tar"]], ["b.tar", "a-0.tar", "a-1.tar", "c.tar"]),
         (Path("data/a-{0..1}.tar"), ["data/a-0.tar", "data/a-1.tar"]),
         (("a.tar", Path("b.tar")), ["a.tar", "b.tar"]),
@@ -230,6 +239,8 @@ def test_remote_manifests():
 
     fsspec.filesystem("memory").pipe("/set/a.shards.json", dump_manifest([Shard("x.tar", 3, 9)]).encode())
     assert expand_shards("memory://set/a.shards.json") == [Shard("memory://set/x.tar", 3, 9)]
+    chained = "simplecache::memory://set"
+    assert expand_shards(f"{chained}/a.shards.json") == [Shard(f"{chained}/x.tar", 3, 9)]
     fsspec.filesystem("memory").rm("/set", recursive=True)
 
 
@@ -253,7 +264,19 @@ def test_a_manifest_runs_no_commands(here, name):
         expand_urls("a.json")
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd", "pipe:id"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "pipe:id",
+        "simplecache::/etc/passwd",
+        "simplecache::file:///etc/passwd",
+        "zip://a.tar::local:///b.zip",
+        "zip://a.tar::b.zip",
+        "simplecache::pipe:id",
+    ],
+)
 def test_a_remote_manifest_names_no_local_files(name):
     import fsspec
 
