@@ -1,7 +1,12 @@
-"""Every scheme of fsspec: object stores, archives, memory."""
+"""Every scheme of fsspec: object stores, archives, memory.
+
+What is read of a file belongs to one version of it. s3fs asks for that version with each range (If-Match); other
+stores are asked, after each range or block, whether the file is still the one that was opened.
+"""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from typing import Any
@@ -17,14 +22,24 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 #: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
 STREAMED = {"s3", "s3a", "gs", "gcs"}
 
+#: Stores whose open files ask for their own version with each range.
+PINNED = {"s3", "s3a"}
+
+#: What stores tell of a file that identifies its version, the best first. An ETag of gcs changes with its metadata.
+VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "CRC", "blob_id"]
+VALIDATORS += ["sha", "hex", "version_id", "LastModified", "Last-Modified", "last_modified", "updated", "modified"]
+VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
+
+CHANGED = "changed while it was read"
+
 
 class Store(Transport):
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+        if mode == "rb":
+            return StoreInput(location)
         name = location.name
         store, path = find_store(location)
         try:
-            if mode == "rb":
-                return StoreInput(store, store.open(path, "rb"), name)
             if location.scheme in STREAMED:
                 return _streamed(store.open(path, "wb", autocommit=False), name)
         except Exception as exc:
@@ -95,24 +110,84 @@ def find_info(store: Any, path: str) -> dict[str, Any]:
     return info
 
 
-class StoreInput(InputStream):
-    """A file of a store, whose size is checked at its end."""
+class Opened:
+    """A file of a store and its version, which everything that is read of it must be of."""
 
-    def __init__(self, store: Any, file: Any, name: str):
-        # An archive closes its files when it is garbage-collected.
-        self._store = store
+    def __init__(self, location: Location):
+        self.name = location.name
+        self.store, self.path = find_store(location)
+        try:
+            info = find_info(self.store, self.path)
+        except Exception as exc:
+            raise failure(exc, self.name) from exc
+        self.size, self.version = info.get("size"), version_of(info)
+        self.is_pinned = location.scheme in PINNED and "ETag" in self.version
+
+    def open(self, **options: Any) -> Any:
+        """Return fsspec's file; reading it raises if a block comes of another version."""
+        file = self.store.open(self.path, "rb", **options)
+        if self.is_pinned and version_of(file.details) != self.version:
+            raise OpenError(CHANGED)
+        cache: Any = getattr(file, "cache", None)
+        if not self.is_pinned and hasattr(cache, "fetcher"):
+            fetcher = cache.fetcher
+            cache.fetcher = lambda start, end: self.check(fetcher(start, end))
+        return file
+
+    def fetch(self, start: int, end: int) -> Any:
+        """Return the bytes from *start* to *end*; raise if they are of another version."""
+        return self.check(self.store.cat_file(self.path, start=start, end=end))
+
+    def check(self, data: Any = b"") -> Any:
+        """Return *data*, which was read before, if the file is still of this version."""
+        if version_of(find_info(self.store, self.path)) != self.version:
+            raise OpenError(CHANGED)
+        return data
+
+
+def version_of(info: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what identifies the version of a file: its size, and the best of VALIDATORS that its store tells.
+
+    >>> version_of({"size": 3, "mtime": 1.5, "ETag": "v1"})
+    (3, 'ETag', 'v1')
+    """
+    best = next((name for name in VALIDATORS if info.get(name)), "")
+    return info.get("size"), best, info.get(best)
+
+
+def failed(exc: Exception, name: str, offset: int | None = None) -> OpenError:
+    """Return the OpenError that says what *exc* means for the file *name*."""
+    if isinstance(exc, OpenError):
+        return OpenError(exc.reason, url=name, offset=offset)
+    if isinstance(exc, OSError) and exc.errno == errno.EBUSY:  # FileExpired of s3fs
+        return OpenError(CHANGED, url=name, offset=offset)
+    return failure(exc, name, offset)
+
+
+class StoreInput(InputStream):
+    """A file of a store, whose size and version are checked."""
+
+    def __init__(self, location: Location):
+        self.name = location.name
+        self._opened = Opened(location)  # which keeps the store: an archive closes its files when it is collected
+        try:
+            file = self._opened.open()
+        except Exception as exc:
+            raise failed(exc, self.name) from exc
         # memory: gives every reader the same object, and so the same position.
         self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
         self._size = getattr(file, "size", None)
-        self.name = name
 
     def read_some(self, size: int) -> bytes:
+        offset = self._file.tell()
         try:
             data: bytes = self._file.read(size)
+            if not data and self._size is not None and offset < self._size:
+                raise OpenError(f"ended before its {self._size} bytes")
+            if not data and not hasattr(self._file, "cache") and not isinstance(self._file, io.BytesIO):
+                self._opened.check()  # its blocks are not
         except Exception as exc:
-            raise failure(exc, self.name, self._file.tell()) from exc
-        if not data and self._size is not None and self._file.tell() < self._size:
-            raise OpenError(f"ended before its {self._size} bytes", url=self.name, offset=self._file.tell())
+            raise failed(exc, self.name, offset) from exc
         return data
 
     def seekable(self) -> bool:
@@ -128,7 +203,7 @@ class StoreInput(InputStream):
         return position
 
     def close(self) -> None:
-        if not self.closed:
+        if not self.closed and hasattr(self, "_file"):
             self._file.close()
         super().close()
 
@@ -138,23 +213,30 @@ class StoreRanges(Ranges):
 
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
-        self._process = os.getpid()
-        self._store, self._path = find_store(location)
+        self._version: tuple[Any, ...] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        opened = Opened(self._location)
         try:
-            self.size = int(find_info(self._store, self._path)["size"])
+            if opened.size is None:
+                raise OpenError("the store tells no size, which random access requires")
+            if self._version not in (None, opened.version):
+                raise OpenError(CHANGED)
+            self._fetch = opened.open(cache_type="none")._fetch_range if opened.is_pinned else opened.fetch
         except Exception as exc:
-            raise failure(exc, self.name) from exc
+            raise failed(exc, self.name) from exc
+        self.size, self._version, self._process = int(opened.size), opened.version, os.getpid()
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
-        if self._process != os.getpid():  # stores have threads, which a fork does not copy
-            self._store, self._path = find_store(self._location)
-            self._process = os.getpid()
         try:
-            data: Any = self._store.cat_file(self._path, start=offset, end=offset + size) if size else b""
+            if self._process != os.getpid():  # stores have threads, which a fork does not copy
+                self._open()
+            data = self._fetch(offset, offset + size) if size else b""
         except Exception as exc:
-            raise failure(exc, self.name, offset) from exc
+            raise failed(exc, self.name, offset) from exc
         if len(data) != size:
             raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
         return bytes(data)

@@ -2,14 +2,17 @@
 
 import io
 import sys
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
 
 import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from range_server import serving
 
-from tarshards import ShardWriter, Stream
+from tarshards import ShardWriter, Stream, TarWriter
 from tarshards.errors import OpenError
+from tarshards.index.build import build_index
 from tarshards.storage import fsspec_ as remote
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
@@ -173,13 +176,14 @@ class Bucket(AbstractFileSystem):
     protocol = "bucket"
     cachable = False
     objects: dict[str, bytes] = {}  # noqa: RUF012
+    versions: dict[str, dict] = {}  # noqa: RUF012
     discarded: list[str] = []  # noqa: RUF012
     lost = 0
 
     def info(self, path, **options):
         if path not in self.objects:
             raise FileNotFoundError(path)
-        return {"name": path, "size": len(self.objects[path]), "type": "file"}
+        return {"name": path, "size": len(self.objects[path]), "type": "file", **self.versions.get(path, {})}
 
     def _open(self, path, mode="rb", block_size=None, autocommit=True, **options):
         return BucketFile(self, path, mode, block_size=1000, autocommit=autocommit, cache_type="none")
@@ -213,6 +217,7 @@ def bucket(monkeypatch):
     fsspec.register_implementation("bucket", Bucket, clobber=True)
     monkeypatch.setattr(remote, "STREAMED", {"bucket"})
     monkeypatch.setattr(Bucket, "objects", {})
+    monkeypatch.setattr(Bucket, "versions", defaultdict(dict))
     monkeypatch.setattr(Bucket, "discarded", [])
     return Bucket
 
@@ -286,3 +291,121 @@ def test_readers_are_buffered_as_io_wants(memory):
     write("memory://a.tar", DATA)
     with io.BufferedReader(open_url("memory://a.tar")) as stream:
         assert stream.read(10) == DATA[:10]
+
+
+VALIDATORS = [
+    {"generation": 7},
+    {"ETag": '"v1"'},
+    {"etag": 'W/"v1"', "mtime": 5},
+    {"LastModified": datetime(2026, 11, 22, tzinfo=UTC)},
+    {"mtime": 1763769600.25},
+    {"created": datetime(2026, 11, 22, tzinfo=UTC)},
+]
+
+
+def renew(bucket, data: bytes = DATA[::-1], name: str = "a.tar") -> None:
+    """Replace an object by another version."""
+    bucket.objects[name] = data
+    bucket.versions[name] = {key: _next(value) for key, value in bucket.versions[name].items()}
+
+
+def _next(value):
+    if isinstance(value, str):
+        return value.replace("v1", "v2")
+    return value + (timedelta(seconds=1) if isinstance(value, datetime) else 1)
+
+
+@pytest.mark.parametrize("validators", VALIDATORS, ids=str)
+def test_ranges_belong_to_one_version(bucket, validators):
+    bucket.objects["a.tar"], bucket.versions["a.tar"] = DATA, validators
+    with Location.of("bucket://a.tar").ranges() as ranges:
+        assert ranges.read(100, 1000) == DATA[100:1100]
+        ranges._process = -1  # as in a forked process, which connects anew
+        assert ranges.read(200, 1000) == DATA[200:1200]
+        renew(bucket)
+        for process in ranges._process, -1:
+            ranges._process = process
+            with pytest.raises(OpenError, match=r"^bucket://a\.tar: offset 300: changed while it was read$"):
+                ranges.read(300, 1000)
+    with Location.of("bucket://a.tar").ranges() as ranges:
+        assert ranges.read(300, 1000) == DATA[::-1][300:1300]
+
+
+def test_a_version_that_comes_while_a_range_is_read(bucket, monkeypatch):
+    bucket.objects["a.tar"], bucket.versions["a.tar"] = DATA, {"etag": "v1"}
+    fetch = BucketFile._fetch_range
+
+    def fetch_slowly(file, start, end):
+        half = fetch(file, start, (start + end) // 2)
+        renew(bucket)
+        return half + fetch(file, (start + end) // 2, end)
+
+    monkeypatch.setattr(BucketFile, "_fetch_range", fetch_slowly)
+    with Location.of("bucket://a.tar").ranges() as ranges, open_url("bucket://a.tar") as stream:
+        with pytest.raises(OpenError, match="changed while it was read"):
+            ranges.read(0, 1000)
+        bucket.versions["a.tar"] = {"etag": "v1"}
+        with pytest.raises(OpenError, match="offset 0: changed while it was read"):
+            stream.read(1000)
+
+
+def test_a_store_that_tells_no_version_tells_a_size(bucket):
+    bucket.objects["a.tar"] = DATA
+    with Location.of("bucket://a.tar").ranges() as ranges:
+        renew(bucket, DATA + b"more")
+        with pytest.raises(OpenError, match="changed while it was read"):
+            ranges.read(300, 1000)
+
+
+@pytest.mark.parametrize("validators", VALIDATORS, ids=str)
+@pytest.mark.parametrize("read_first", [0, 1, 5_000, len(DATA) - 1])
+def test_a_stream_is_one_version(bucket, validators, read_first):
+    bucket.objects["a.tar"], bucket.versions["a.tar"] = DATA, validators
+    came = []
+
+    def consume(stream):
+        while sum(map(len, came)) < read_first:
+            came.append(stream.read(read_first - sum(map(len, came))))
+        renew(bucket)
+        came.extend(iter(lambda: stream.read(1000), b""))
+
+    with open_url("bucket://a.tar") as stream, pytest.raises(OpenError, match="changed while it was read") as caught:
+        consume(stream)
+    assert b"".join(came) == DATA[: sum(map(len, came))]
+    assert caught.value.url == "bucket://a.tar"
+    assert str(caught.value).count("bucket://a.tar") == 1
+
+
+def test_a_changed_object_of_memory(memory):
+    write("memory://a.tar", DATA)
+    with Location.of("memory://a.tar").ranges() as ranges:
+        assert ranges.read(0, 10) == DATA[:10]
+        write("memory://a.tar", DATA[::-1])
+        with pytest.raises(OpenError, match="changed while it was read"):
+            ranges.read(0, 10)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_replaced_while_it_is_streamed(bucket, tmp_path, index):
+    """The new shard has other contents under headers that are equal."""
+    for name, value in ("a.tar", 0), ("b.tar", 1):
+        with TarWriter(str(tmp_path / name)) as writer:
+            for i in range(1000):
+                writer.write({"__key__": f"{i:03d}", "cls": value})
+        build_index(str(tmp_path / name)).save(str(tmp_path / name))
+    for path in tmp_path.iterdir():
+        bucket.objects[path.name] = path.read_bytes()
+    bucket.versions["a.tar"] = {"etag": "v1"}
+    stream = Stream.from_shards("bucket://a.tar", index=index).decode()
+    came = []
+
+    def consume():
+        for sample in stream:
+            came.append(sample["cls"])
+            if len(came) == 10:
+                renew(bucket, bucket.objects["b.tar"])
+
+    with pytest.raises(OpenError, match=r"bucket://a\.tar: .*changed while it was read"):
+        consume()
+    assert 10 <= len(came) < 1000
+    assert set(came) == {0}

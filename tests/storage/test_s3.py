@@ -1,0 +1,129 @@
+"""Objects of s3, read through s3fs from moto's server."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tarshards import Stream, TarWriter
+from tarshards.errors import OpenError
+from tarshards.index.build import build_index
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_shard, open_url
+
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+DATA = bytes(range(256)) * 1000
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def store(server, monkeypatch):
+    """An empty bucket `s3://bucket`, as s3fs sees it."""
+    s3fs, fsspec = pytest.importorskip("s3fs"), pytest.importorskip("fsspec")
+    options = {"key": "me", "secret": "s3cret", "endpoint_url": server}
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    store = s3fs.S3FileSystem(**options)
+    if store.exists("bucket"):
+        store.rm("bucket", recursive=True)
+    store.mkdir("bucket")
+    return store
+
+
+@pytest.fixture
+def shard(store, tmp_path):
+    """`s3://bucket/a.tar`, an indexed shard of 1,000 samples of class 0; b.tar has class 1 under equal headers."""
+    for name, value in ("a.tar", 0), ("b.tar", 1):
+        with TarWriter(str(tmp_path / name)) as writer:
+            for i in range(1000):
+                writer.write({"__key__": f"{i:03d}", "cls": value})
+        build_index(str(tmp_path / name)).save(str(tmp_path / name))
+    for path in tmp_path.iterdir():
+        store.put_file(str(path), f"bucket/{path.name}")
+    return "s3://bucket/a.tar"
+
+
+def test_ranges_belong_to_one_version(store):
+    store.pipe_file("bucket/a.tar", DATA)
+    with Location.of("s3://bucket/a.tar").ranges() as ranges:
+        assert (ranges.size, ranges.read(100, 1000), ranges.read(5, 0)) == (len(DATA), DATA[100:1100], b"")
+        store.pipe_file("bucket/a.tar", DATA)
+        assert ranges.read(200, 1000) == DATA[200:1200], "the same bytes are the same version"
+        store.pipe_file("bucket/a.tar", DATA[::-1])
+        for process in ranges._process, -1:  # as in a forked process, which connects anew
+            ranges._process = process
+            with pytest.raises(OpenError, match=r"^s3://bucket/a\.tar: offset 300: changed while it was read$"):
+                ranges.read(300, 1000)
+    with Location.of("s3://bucket/a.tar").ranges() as ranges:
+        assert ranges.read(300, 1000) == DATA[::-1][300:1300]
+
+
+def test_a_listing_from_before_does_not_count(store):
+    store.pipe_file("bucket/a.tar", DATA)
+    store.ls("bucket")
+    import s3fs
+
+    s3fs.S3FileSystem(**store.storage_options, skip_instance_cache=True).pipe_file("bucket/a.tar", DATA[::-1] + b"x")
+    with Location.of("s3://bucket/a.tar").ranges() as ranges:
+        assert ranges.read(0, len(DATA) + 1) == DATA[::-1] + b"x"
+    assert Location.of("s3://bucket/a.tar").size() == len(DATA) + 1
+    store.ls("bucket")
+    with open_url("s3://bucket/a.tar") as stream:
+        assert stream.read() == DATA[::-1] + b"x"
+
+
+def test_a_stream_is_one_version(store, monkeypatch):
+    monkeypatch.setattr(type(store), "default_block_size", 1 << 14)
+    store.pipe_file("bucket/a.tar", DATA)
+    came = []
+    with open_url("s3://bucket/a.tar") as stream:
+        came.append(stream.read(5000))
+        store.pipe_file("bucket/a.tar", DATA[::-1])
+        with pytest.raises(OpenError, match="changed while it was read") as caught:
+            came.extend(iter(lambda: stream.read(1000), b""))
+    assert b"".join(came) == DATA[: sum(map(len, came))]
+    assert caught.value.url == "s3://bucket/a.tar"
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("prefix", ["", "simplecache::"])
+def test_shards_are_read(store, shard, index, prefix):
+    stream = Stream.from_shards(prefix + shard, index=index, shuffle=index).decode().take(100)
+    assert [sample["cls"] for sample in stream] == [0] * 100
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_replaced_while_it_is_read(store, shard, index, monkeypatch):
+    monkeypatch.setattr(type(store), "default_block_size", 1 << 14)
+    came = []
+
+    def consume():
+        for sample in Stream.from_shards(shard, index=index).decode():
+            came.append(sample["cls"])
+            if len(came) == 10:
+                store.cp_file("bucket/b.tar", "bucket/a.tar")
+
+    with pytest.raises(OpenError, match=r"s3://bucket/a\.tar: .*changed while it was read"):
+        consume()
+    assert 10 <= len(came) < 1000
+    assert set(came) == {0}
+
+
+def test_what_is_not_there_and_what_is_written(store):
+    assert not Location.of("s3://bucket/a.tar").exists()
+    with open_shard("s3://bucket/a.tar.gz", "wb") as stream:
+        stream.write(DATA)
+    with open_shard("s3://bucket/a.tar.gz") as stream:
+        assert stream.read(100) == DATA[:100]
+    for action in Location.open, Location.ranges, Location.size:
+        with pytest.raises(OpenError, match=r"s3://bucket/none\.tar: No such file") as caught:
+            action(Location.of("s3://bucket/none.tar"))
+        assert "s3cret" not in str(caught.value)
