@@ -109,7 +109,7 @@ def _braces(part: str) -> Iterator[str]:
     try:
         return iter(braceexpand(part))
     except ValueError as exc:
-        raise UrlError("unbalanced braces", url=Location(part).name) from exc
+        raise UrlError("unbalanced braces", url=Location(part).name) from Location(part).safe(exc)
 
 
 def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:

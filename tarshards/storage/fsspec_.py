@@ -14,7 +14,7 @@ from typing import Any
 from tarshards.errors import OpenError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.streams import InputStream, OutputStream, failure, spooled
+from tarshards.storage.streams import InputStream, OutputStream, spooled
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -37,21 +37,20 @@ class Store(Transport):
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
         if mode == "rb":
             return StoreInput(location)
-        name = location.name
         store, path = find_store(location)
         try:
             if location.scheme in STREAMED:
-                return _streamed(store.open(path, "wb", autocommit=False), name)
+                return _streamed(store.open(path, "wb", autocommit=False), location)
         except Exception as exc:
-            raise failure(exc, name) from exc
+            raise failed(exc, location) from location.safe(exc)
 
         def put(file: Any) -> None:
             try:
                 store.put_file(file.name, path)
             except Exception as exc:
-                raise failure(exc, name) from exc
+                raise failed(exc, location) from location.safe(exc)
 
-        return spooled(name, put)
+        return spooled(location.name, put)
 
     def ranges(self, location: Location) -> Ranges:
         return StoreRanges(location)
@@ -64,7 +63,7 @@ class Store(Transport):
         try:
             size = find_info(store, path).get("size")
         except Exception as exc:
-            raise failure(exc, location.name) from exc
+            raise failed(exc, location) from location.safe(exc)
         return None if size is None else int(size)
 
 
@@ -85,9 +84,10 @@ def find_store(location: Location) -> tuple[Any, str]:
         scheme, extra = next(((link.scheme, EXTRAS[link.scheme]) for link in links if link.scheme in EXTRAS), ("", ""))
         need = f"pip install 'tarshards[{extra}]'" if extra else str(exc)
         scheme = scheme or location.scheme
-        raise OpenError(f"{scheme} needs a package that is not installed: {need}", url=location.name) from exc
+        reason = f"{scheme} needs a package that is not installed: {need}"
+        raise OpenError(reason, url=location.name) from location.safe(exc)
     except Exception as exc:
-        raise failure(exc, location.name) from exc
+        raise failed(exc, location) from location.safe(exc)
     return store, path
 
 
@@ -114,12 +114,11 @@ class Opened:
     """A file of a store and its version, which everything that is read of it must be of."""
 
     def __init__(self, location: Location):
-        self.name = location.name
         self.store, self.path = find_store(location)
         try:
             info = find_info(self.store, self.path)
         except Exception as exc:
-            raise failure(exc, self.name) from exc
+            raise failed(exc, location) from location.safe(exc)
         self.size, self.version = info.get("size"), version_of(info)
         self.is_pinned = location.scheme in PINNED and "ETag" in self.version
 
@@ -155,25 +154,27 @@ def version_of(info: dict[str, Any]) -> tuple[Any, ...]:
     return info.get("size"), best, info.get(best)
 
 
-def failed(exc: Exception, name: str, offset: int | None = None) -> OpenError:
-    """Return the OpenError that says what *exc* means for the file *name*."""
+def failed(exc: Exception, location: Location, offset: int | None = None) -> OpenError:
+    """Return the OpenError that says what *exc* means for a file."""
     if isinstance(exc, OpenError):
-        return OpenError(exc.reason, url=name, offset=offset)
-    if isinstance(exc, OSError) and exc.errno == errno.EBUSY:  # FileExpired of s3fs
-        return OpenError(CHANGED, url=name, offset=offset)
-    return failure(exc, name, offset)
+        reason = exc.reason
+    elif isinstance(exc, OSError) and exc.errno == errno.EBUSY:  # FileExpired of s3fs
+        reason = CHANGED
+    else:
+        reason = location.words(exc)
+    return OpenError(reason, url=location.name, offset=offset)
 
 
 class StoreInput(InputStream):
     """A file of a store, whose size and version are checked."""
 
     def __init__(self, location: Location):
-        self.name = location.name
+        self.name, self._location = location.name, location
         self._opened = Opened(location)  # which keeps the store: an archive closes its files when it is collected
         try:
             file = self._opened.open()
         except Exception as exc:
-            raise failed(exc, self.name) from exc
+            raise failed(exc, self._location) from self._location.safe(exc)
         # memory: gives every reader the same object, and so the same position.
         self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
         self._size = getattr(file, "size", None)
@@ -187,7 +188,7 @@ class StoreInput(InputStream):
             if not data and not hasattr(self._file, "cache") and not isinstance(self._file, io.BytesIO):
                 self._opened.check()  # its blocks are not
         except Exception as exc:
-            raise failed(exc, self.name, offset) from exc
+            raise failed(exc, self._location, offset) from self._location.safe(exc)
         return data
 
     def seekable(self) -> bool:
@@ -225,7 +226,7 @@ class StoreRanges(Ranges):
                 raise OpenError(CHANGED)
             self._fetch = opened.open(cache_type="none")._fetch_range if opened.is_pinned else opened.fetch
         except Exception as exc:
-            raise failed(exc, self.name) from exc
+            raise failed(exc, self._location) from self._location.safe(exc)
         self.size, self._version, self._process = int(opened.size), opened.version, os.getpid()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -236,31 +237,31 @@ class StoreRanges(Ranges):
                 self._open()
             data = self._fetch(offset, offset + size) if size else b""
         except Exception as exc:
-            raise failed(exc, self.name, offset) from exc
+            raise failed(exc, self._location, offset) from self._location.safe(exc)
         if len(data) != size:
             raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
         return bytes(data)
 
 
-def _streamed(file: Any, name: str) -> OutputStream:
+def _streamed(file: Any, location: Location) -> OutputStream:
     """Return an OutputStream through fsspec's *file*, which was opened with autocommit=False."""
 
     def write(data: Any) -> None:
         try:
             file.write(data)
         except Exception as exc:
-            raise failure(exc, name) from exc
+            raise failed(exc, location) from location.safe(exc)
 
     def commit() -> None:
         try:
             file.close()
             file.commit()
         except Exception as exc:
-            raise failure(exc, name) from exc
+            raise failed(exc, location) from location.safe(exc)
 
     def discard() -> None:
         # Marked as closed first: closing it later would upload what is left.
         file.closed = True
         file.discard()
 
-    return OutputStream(name, write, commit=commit, discard=discard)
+    return OutputStream(location.name, write, commit=commit, discard=discard)

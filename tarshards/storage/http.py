@@ -16,18 +16,21 @@ from functools import cache
 from time import sleep, time
 from typing import Any, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.redaction import redacted, without_userinfo
-from tarshards.storage.streams import InputStream, OutputStream, spooled, words
+from tarshards.storage.redaction import without_userinfo
+from tarshards.storage.streams import InputStream, OutputStream, spooled
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 HEAD = 1024  # bytes of the beginning that come with the size
+
+REDIRECTS = 10  # at most, for one request
+_REDIRECTS = {301, 302, 303, 307, 308}
 
 # Statuses that may go away by themselves.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -52,7 +55,7 @@ TRANSPORT = Http()
 
 
 class Address:
-    """Where requests go: the URL and the credentials to send, and the name that messages show."""
+    """Where requests go: the URL and the credentials to send, and the location that messages show."""
 
     def __init__(self, location: Location, timeout: float):
         try:
@@ -63,48 +66,99 @@ class Address:
         if not known:
             # The URL is kept out of the message, because its password may be what is malformed.
             raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX")
-        self.name, self.timeout = location.name, timeout
+        self.location, self.name, self.timeout = location, location.name, timeout
         self._url = quote(without_userinfo(location.url), safe=string.punctuation)
-        self.authorization = None
+        self._authorization = None
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self.authorization = "Basic " + base64.b64encode(user.encode()).decode()
+            self._authorization = "Basic " + base64.b64encode(user.encode()).decode()
 
     def request(self, headers: dict[str, str], **options: Any) -> http.client.HTTPResponse:
-        """Return the response to a request after redirects; raise HTTPError for every status but 2xx."""
-        request = urllib.request.Request(self._url, headers=headers, **options)
-        request.add_header("User-Agent", "tarshards")
-        if self.authorization:
-            request.add_unredirected_header("Authorization", self.authorization)
+        """Return the response to a request after redirects; raise HTTPError for every status but 2xx.
+
+        Credentials stay with the scheme, host and port that they are for. What is raised at the target of a redirect
+        has a note that names it. Raises OpenError for a redirect to another scheme, and for too many.
+        """
+        url, authorization, visited = self._url, self._authorization, [self._url]
+        while True:
+            request = urllib.request.Request(url, headers=headers, **options)
+            request.add_header("User-Agent", "tarshards")
+            if authorization:
+                request.add_unredirected_header("Authorization", authorization)
+            try:
+                response: http.client.HTTPResponse = _opener().open(request, timeout=self.timeout)
+                return response
+            except (OSError, http.client.HTTPException) as exc:
+                failure = exc
+            if isinstance(failure, HTTPError):
+                failure.close()
+            target = self._target(url, failure) if request.get_method() == "GET" else None
+            if target is None:
+                if len(visited) > 1:
+                    failure.add_note(f"redirected to {Location(url).name}")
+                raise failure
+            if target in visited or len(visited) > REDIRECTS:
+                reason = "a loop of redirects" if target in visited else f"more than {REDIRECTS} redirects"
+                status = status_of(failure, self.location)
+                raise OpenError(f"{status}: {reason}, the last to {Location(target).name}", url=self.name)
+            visited.append(target)
+            if _origin(target) != _origin(url):
+                authorization = None
+            url = target
+
+    def _target(self, url: str, exc: Exception) -> str | None:
+        """Return the URL that an answer redirects to, if it does; OpenError for one that is not http or https."""
+        place = exc.headers.get("Location") if isinstance(exc, HTTPError) and exc.code in _REDIRECTS else None
+        if not place:
+            return None
         try:
-            response: http.client.HTTPResponse = _opener().open(request, timeout=self.timeout)
-        except HTTPError as exc:
-            exc.close()
-            raise
-        return response
+            target = urldefrag(urljoin(url, without_userinfo(place))).url
+            known = bool(_origin(target)[1])
+        except ValueError:
+            target, known = "", False
+        if not known:
+            shown = self.location.redacted(target) or "a malformed URL"
+            raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name)
+        # Headers come as Latin-1, whatever their bytes are.
+        return quote(target, encoding="iso-8859-1", safe=string.punctuation)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that keep the credentials on their own host, and ignore those in a Location header."""
+def status_of(exc: Any, location: Location) -> str:
+    """Return the status and the reason of an HTTPError, without credentials."""
+    return location.redacted(" ".join(f"{exc.code} {exc.reason}".split()))
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        request = super().redirect_request(req, fp, code, msg, headers, without_userinfo(newurl))
-        authorization = req.unredirected_hdrs.get("Authorization")
-        if request and authorization and (request.type, request.host) == (req.type, req.host):
-            request.add_unredirected_header("Authorization", authorization)
-        return request
+
+def refuse_encoded(response: http.client.HTTPResponse, name: str) -> None:
+    """Raise OpenError for a body whose bytes are not those of the file."""
+    for header, known in ("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked"):
+        for value in response.headers.get_all(header, []):
+            if value.strip().lower() not in ("", "identity", known):
+                raise OpenError(f"the server sent {header} {value}, which was not asked for", url=name)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return what credentials belong to: the scheme, host and port; no host where the scheme is not of http."""
+    parts = urlsplit(url)
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname if default else None, parts.port or default
 
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Redirects)
+    """Return what opens http and https, and follows no redirects."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+        opener.add_handler(handler())
+    opener.add_handler(urllib.request.HTTPDefaultErrorHandler())
+    opener.add_handler(urllib.request.HTTPErrorProcessor())
+    return opener
 
 
 class Patience:
     """Retries: pauses after each failure, raises after too many in a row without progress."""
 
-    def __init__(self, name: str, retries: int):
-        self.name, self.retries, self.failures = name, retries, 0
+    def __init__(self, location: Location, retries: int):
+        self.location, self.retries, self.failures = location, retries, 0
 
     def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
         """Return what *action* returns once it succeeds; *offset* gives the offset of an error."""
@@ -114,16 +168,20 @@ class Patience:
             except (OSError, http.client.HTTPException) as exc:
                 self.failures += 1
                 if not _may_pass(exc) or self.failures > self.retries:
-                    reason = words(exc)
-                    if isinstance(exc, HTTPError):
-                        reason = redacted(" ".join(f"{exc.code} {exc.reason}".split()))
-                    tried = f" (attempt {self.failures})" if self.failures > 1 else ""
-                    raise OpenError(reason + tried, url=self.name, offset=offset()) from exc
+                    raise self._failure(exc, offset()) from self.location.safe(exc)
                 pause = PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
                 sleep(min(max(pause, _retry_after(exc)), LONGEST_PAUSE))
             else:
                 self.failures = 0
                 return result
+
+    def _failure(self, exc: Exception, offset: int | None) -> OpenError:
+        reason = self.location.words(exc)
+        if isinstance(exc, HTTPError):
+            reason = status_of(exc, self.location)
+        reason = ", ".join([reason, *getattr(exc, "__notes__", [])])
+        tried = f" (attempt {self.failures})" if self.failures > 1 else ""
+        return OpenError(reason + tried, url=self.location.name, offset=offset)
 
 
 def _may_pass(exc: BaseException) -> bool:
@@ -148,11 +206,11 @@ class HttpInput(InputStream):
 
     def __init__(self, address: Address, retries: int):
         self.name = address.name
-        self._address, self._patience = address, Patience(address.name, retries)
+        self._address, self._patience = address, Patience(address.location, retries)
         self._response: http.client.HTTPResponse | None = None
         self._position = 0
         self._length: int | None = None
-        self._validator: tuple[str, str] | None = None
+        self._version: tuple[str, ...] = ()
         self._patience.attempt(self._connect)
 
     def read_some(self, size: int) -> bytes:
@@ -176,21 +234,19 @@ class HttpInput(InputStream):
     def _connect(self) -> http.client.HTTPResponse:
         headers = {"Accept-Encoding": "identity"}
         if self._position:
-            if self._validator is None:
+            if (validator := validator_of(self._version)) is None:
                 raise self._error("broke off, and cannot be resumed: the server sent no ETag and no Last-Modified")
-            headers |= {"Range": f"bytes={self._position}-", "If-Range": self._validator[1]}
+            headers |= {"Range": f"bytes={self._position}-", "If-Range": validator}
         response = self._address.request(headers)
         try:
             # http.client takes truncated headers for whole ones, but then nothing follows them.
             if response.length != 0 and not response.peek(1):
                 raise ConnectionError("the answer broke off before its first byte")
-            encoding = response.headers.get("Content-Encoding", "identity")
-            if encoding.lower() != "identity":
-                raise self._error(f"the server sent Content-Encoding {encoding}, which was not asked for")
+            refuse_encoded(response, self.name)
             if self._position:
                 self._resume(response)
             elif response.status == 200:
-                self._length, self._validator = response.length, validator(response)
+                self._length, self._version = response.length, version_of(response)
             else:
                 raise self._error(f"unexpected status {response.status}")
         except BaseException:
@@ -201,7 +257,7 @@ class HttpInput(InputStream):
 
     def _resume(self, response: http.client.HTTPResponse) -> None:
         """Advance *response* to where the last one broke off, if it is the same body."""
-        if validator(response) != self._validator:
+        if version_of(response) != self._version:
             raise self._error("changed while it was read")
         if response.status == 206:
             part = response.headers.get("Content-Range", "")
@@ -242,7 +298,7 @@ class HttpRanges(Ranges):
     def __init__(self, location: Location, *, timeout: float = 30.0, retries: int = 5):
         self._address, self._retries = Address(location, timeout), retries
         self.name = self._address.name
-        self._validator: tuple[str, str] | None = None
+        self._version: tuple[str, ...] = ()
         self.size = -1
         self._head = self._ask(0, HEAD)
 
@@ -254,10 +310,12 @@ class HttpRanges(Ranges):
         return self._ask(offset, size)
 
     def is_current(self) -> bool:
-        return self._validator is not None  # each response is compared with it
+        return validator_of(self._version) is not None  # each response is compared with it
 
     def _ask(self, offset: int, size: int) -> bytes:
-        return Patience(self.name, self._retries).attempt(lambda: self._answer(offset, size), lambda: offset)
+        return Patience(self._address.location, self._retries).attempt(
+            lambda: self._answer(offset, size), lambda: offset
+        )
 
     def _answer(self, offset: int, size: int) -> bytes:
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={offset}-{offset + size - 1}"}
@@ -265,9 +323,10 @@ class HttpRanges(Ranges):
             match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
             if response.status != 206 or not match or int(match[1]) != offset:
                 raise OpenError("the server serves no ranges, which random access requires", url=self.name)
+            refuse_encoded(response, self.name)
             if self.size < 0:
-                self.size, self._validator = int(match[3]), validator(response)
-            elif (int(match[3]), validator(response)) != (self.size, self._validator):
+                self.size, self._version = int(match[3]), version_of(response)
+            elif (int(match[3]), version_of(response)) != (self.size, self._version):
                 raise OpenError("changed while it was read", url=self.name, offset=offset)
             wanted = min(size, self.size - offset)
             data: bytes = response.read(wanted)
@@ -276,12 +335,15 @@ class HttpRanges(Ranges):
         return data
 
 
-def validator(response: http.client.HTTPResponse) -> tuple[str, str] | None:
-    """Return the header that identifies the version of a body: a strong ETag, else the time of its last change."""
+def version_of(response: http.client.HTTPResponse) -> tuple[str, ...]:
+    """Return what identifies the version of a body: a strong ETag, else a weak one and the time of its last change."""
     etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
-    if etag and not etag.startswith("W/"):
-        return "ETag", etag
-    return ("Last-Modified", modified) if modified else None
+    return (etag,) if etag and not etag.startswith("W/") else (etag, modified)
+
+
+def validator_of(version: tuple[str, ...]) -> str | None:
+    """Return the part of a version that asks for equal bytes, as If-Range does; a weak ETag only tells of a change."""
+    return version[-1] or None if version else None
 
 
 def put(address: Address, file: Any, retries: int) -> None:
@@ -293,4 +355,4 @@ def put(address: Address, file: Any, retries: int) -> None:
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         address.request(headers, data=file, method="PUT").close()
 
-    Patience(address.name, retries).attempt(action)
+    Patience(address.location, retries).attempt(action)

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.redaction import redacted, without_userinfo, without_values
-from tarshards.storage.streams import is_missing
+from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
+from tarshards.storage.streams import is_missing, says_missing, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -179,6 +179,32 @@ class Location:
             return redacted(url)
         path, mark, query = url.partition("?")
         return path + mark + without_values(query)
+
+    def redacted(self, text: str) -> str:
+        """Return *text* without the credentials of URLs in it, and without those of this one in any form."""
+        return redacted(text, self._secrets)
+
+    @cached_property
+    def _secrets(self) -> set[str]:
+        return secrets_of(self.url) if "@" in self.url or "?" in self.url else set()
+
+    def words(self, exc: BaseException) -> str:
+        """Return what *exc* says, without credentials."""
+        return self.redacted(words(exc))
+
+    def safe(self, exc: BaseException) -> BaseException:
+        """Return *exc*, or where its text or that of what caused it shows credentials, one that says it without them.
+
+        It is as missing as *exc* is: see ``is_missing``.
+        """
+        from traceback import TracebackException
+
+        text = "".join(TracebackException.from_exception(exc, limit=0).format())
+        if self.redacted(text) == text:
+            return exc
+        said = f"{type(exc).__name__}: {self.words(exc)}"
+        stand_in = FileNotFoundError(said) if says_missing(exc) else OSError(said)
+        return stand_in.with_traceback(exc.__traceback__)
 
     @property
     def identity(self) -> str:

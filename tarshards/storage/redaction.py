@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _USERINFO = r"(?<=://)[^/?#]*@"
 _USERINFO_IN_TEXT = r"(?<=://)[^\s/?#]*@"
-_QUERY_IN_TEXT = r"""(://[^\s'"?]*\?)([^\s'"|;<>()`]*)"""
+_QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
+# A token has a character that words lack: "basic authentication" is none.
+_TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
+_SHORTEST = 6  # characters of a secret that is hidden wherever it stands: shorter ones are parts of words
 
 
 def without_userinfo(url: str) -> str:
@@ -32,13 +36,35 @@ def without_values(query: str) -> str:
     return "&".join(parts)
 
 
-def redacted(text: str) -> str:
-    """Return *text*, a message or a command, with the URLs in it redacted.
+def secrets_of(url: str) -> set[str]:
+    """Return the credentials in *url*, as they are written and as they are meant: its user, password, and query values.
+
+    >>> sorted(secrets_of("http://me:pass%20word@host/a.tar?signature=abc%2Fdef&x=1"))
+    ['abc%2Fdef', 'abc/def', 'bWU6cGFzcyB3b3Jk', 'me:pass word', 'me:pass%20word', 'pass word', 'pass%20word']
+    """
+    import base64
+    from urllib.parse import unquote
+
+    found = set()
+    for userinfo in re.findall(_USERINFO, url):
+        login = userinfo[:-1]
+        found |= {login, login.partition(":")[2]}
+        found.add(base64.b64encode(unquote(login).encode()).decode())
+    for query in url.split("?")[1:]:
+        found |= {part.partition("=")[2] or part for part in re.split("[&#]|::", query)}
+    return {form for secret in found for form in (secret, unquote(secret)) if len(form) >= _SHORTEST}
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return *text*, a message or a command, with the URLs and tokens in it redacted, and *secrets* wherever they are.
 
     >>> redacted("403 for url 'https://me:secret@host/a.tar?signature=abc'")
     "403 for url 'https://host/a.tar?signature=...'"
+    >>> redacted("bad request line 'GET /a.tar?signature=abc', Authorization: Bearer abc.123456")
+    "bad request line 'GET /a.tar?signature=...', Authorization: Bearer ..."
     """
-    if "://" not in text:
-        return text
-    text = re.sub(_USERINFO_IN_TEXT, "", text)
-    return re.sub(_QUERY_IN_TEXT, lambda match: match[1] + without_values(match[2]), text)
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "...")
+    text = re.sub(_USERINFO_IN_TEXT, "", text) if "://" in text else text
+    text = re.sub(_QUERY_IN_TEXT, lambda match: match[1] + without_values(match[2]), text) if "?" in text else text
+    return re.sub(_TOKEN_IN_TEXT, r"\1 ...", text)

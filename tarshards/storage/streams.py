@@ -121,8 +121,12 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
 
 def is_missing(error: OpenError) -> bool:
     """Say whether *error* means that there is nothing at its URL, rather than that it cannot be reached."""
-    cause = error.__cause__
-    return isinstance(cause, FileNotFoundError) or getattr(cause, "code", None) in (404, 410)
+    return says_missing(error.__cause__)
+
+
+def says_missing(exc: BaseException | None) -> bool:
+    """Say whether *exc* is of a file, or of an answer of a web server, that says that there is nothing."""
+    return isinstance(exc, FileNotFoundError) or getattr(exc, "code", None) in (404, 410)
 
 
 def words(exc: BaseException) -> str:

@@ -27,15 +27,16 @@ class Answer:
     cut: int | None = None
     end: str = "close"  # or "reset", "stall"
 
-    def build(self, body: bytes, start: int | None) -> bytes:
+    def build(self, body: bytes, start: int | None, stop: int | None = None) -> bytes:
         body = body if self.body is None else self.body
         headers = [*self.headers, ("Connection", "close")]
         headers += [("ETag", self.etag)] if self.etag else []
         headers += [("Last-Modified", self.modified)] if self.modified else []
         status, part = self.status, body
         if start is not None and self.ranges and status.startswith("200"):
-            status, part = "206 Partial Content", body[start:]
-            headers += [("Content-Range", f"bytes {start + self.shift}-{len(body) - 1}/{len(body)}")]
+            status, part = "206 Partial Content", body[start:stop]
+            end = start + len(part) - 1
+            headers += [("Content-Range", f"bytes {start + self.shift}-{end}/{len(body)}")]
         if self.framing == "length":
             headers += [("Content-Length", str(len(part)))]
         elif self.framing == "chunked":
@@ -80,9 +81,10 @@ class _Handler(socketserver.StreamRequestHandler):
         body = self.rfile.read(int(headers.get("content-length", 0)))
         script.requests.append((method, path, headers, body))
         answer = script.answers.pop(0) if script.answers else script.default
-        match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         valid = headers.get("if-range") in (None, answer.etag, answer.modified)
-        raw = answer.build(script.body, int(match[1]) if match and valid else None)
+        start = int(match[1]) if match and valid else None
+        raw = answer.build(script.body, start, int(match[2]) + 1 if match and match[2] else None)
         self.request.sendall(raw if answer.cut is None else raw[: answer.cut])
         if answer.end == "stall":
             script.stopped.wait(5)

@@ -1,6 +1,7 @@
 """http: the right bytes or an OpenError, whatever the server and the network do."""
 
 import base64
+import gzip
 import random
 import time
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import http
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 
 BODY = random.Random(0).randbytes(200_000)
@@ -211,6 +213,138 @@ def test_redirects_are_followed_also_when_resuming(server):
     paths = [path for _, path, _, _ in server.requests]
     assert paths == ["/shard.tar", "/elsewhere.tar"] * 2
     assert ranges(server)[3].startswith("bytes=")
+
+
+def redirect(to: str, status: str = "302 Found") -> Answer:
+    return Answer(status=status, headers=(("Location", to),))
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["ftp://127.0.0.1:1/a.tar", "file:///etc/passwd", "gopher://h/a", "data:,x", "http://[::1/a.tar"],
+)
+@pytest.mark.parametrize("random_access", [True, False])
+def test_a_redirect_leads_to_http_and_https_only(server, target, random_access):
+    url = server.play(body=BODY, default=redirect(target))
+    with pytest.raises(OpenError, match=r"redirected to .*, which is neither http nor https") as caught:
+        Location.of(url).ranges() if random_access else fetch(url)
+    assert str(caught.value).startswith(f"{url}: redirected to {target if '[' not in target else 'a malformed URL'}")
+    assert len(server.requests) == 1
+
+
+def test_redirects_are_bounded(server):
+    hops = [redirect(f"/{number}.tar?signature=s3cret") for number in range(http.REDIRECTS)]
+    assert fetch(server.play(*hops, body=BODY)) == BODY
+    url = server.play(*hops, redirect("/last.tar?signature=s3cret"), body=BODY)
+    with pytest.raises(OpenError, match=rf"302 Found: more than {http.REDIRECTS} redirects, the last to ") as caught:
+        fetch(url)
+    assert str(caught.value).endswith("/last.tar?signature=...")
+    assert len(server.requests) == http.REDIRECTS + 1
+
+
+def test_the_body_of_a_redirect_is_not_read(server):
+    endless = Answer(
+        status="302 Found", headers=(("Location", "/a.tar"),), body=b"x" * 100, framing="none", end="stall"
+    )
+    assert fetch(server.play(endless, body=BODY), timeout=1) == BODY
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+def test_what_fails_at_the_target_of_a_redirect_names_both(server, status):
+    url = server.play(redirect("/b.tar?sig=s3cret", status), body=BODY, default=Answer(status="403 Forbidden"))
+    with pytest.raises(OpenError) as caught:
+        fetch(url)
+    assert str(caught.value) == f"{url}: 403 Forbidden, redirected to {server.url}/b.tar?sig=..."
+    server.play(body=BODY, default=redirect("http://127.0.0.1:1/b.tar?sig=s3cret", status))
+    with pytest.raises(
+        OpenError, match=r"refused, redirected to http://127\.0\.0\.1:1/b\.tar\?sig=\.\.\. \(attempt 2\)"
+    ):
+        fetch(url, retries=1)
+
+
+def test_redirects_of_what_is_written_are_not_followed(server):
+    server.play(body=b"", default=redirect("/b.tar", "307 Temporary Redirect"))
+    stream = open_url(f"{server.url}/a.tar", "wb")
+    with pytest.raises(OpenError, match="307 Temporary Redirect"):
+        stream.close()
+    assert len(server.requests) == 1
+
+
+def test_a_password_that_left_its_host_does_not_come_back(server):
+    with serving() as other:
+        url = server.play(redirect(other.url + "/b.tar"), body=BODY).replace("http://", "http://me:secret@")
+        other.play(redirect(f"{server.url}/c.tar"), body=BODY)
+        assert fetch(url) == BODY
+        assert ["authorization" in headers for _, _, headers, _ in server.requests] == [True, False]
+        assert "authorization" not in other.requests[0][2]
+
+
+def test_credentials_belong_to_scheme_host_and_port():
+    origin = http._origin("http://host/a.tar")
+    assert origin == http._origin("http://HOST:80/b?c") == http._origin("http://me:x@host")
+    for other in "https://host/a.tar", "http://host:81/a.tar", "http://host.evil/a.tar", "http://evil/host":
+        assert http._origin(other) != origin
+
+
+def read_all(url: str, size: int = 50_000) -> bytes:
+    with Location.of(url).ranges() as ranges:
+        return b"".join(ranges.read(at, min(size, ranges.size - at)) for at in range(0, ranges.size, size))
+
+
+CHANGES = [
+    (Answer(etag='W/"v1"'), Answer(etag='W/"v2"')),
+    (Answer(etag='W/"v1"'), Answer(etag='"v1"')),
+    (Answer(etag='W/"v1"'), Answer(etag=None)),
+    (Answer(etag='"v1"'), Answer(etag='W/"v1"')),
+    (Answer(etag='"v1"'), Answer(etag=None)),
+    (Answer(etag=None), Answer(etag='"v1"')),
+    (Answer(etag='W/"v1"', modified="Sat, 21 Nov 2026 08:00:00 GMT"), Answer(etag='W/"v1"', modified="later")),
+    (Answer(etag=None, modified="Sat, 21 Nov 2026 08:00:00 GMT"), Answer(etag=None, modified="later")),
+]
+
+
+@pytest.mark.parametrize(("then", "now"), CHANGES)
+def test_ranges_of_another_version_are_refused(server, then, now):
+    assert read_all(server.play(body=BODY, default=then)) == BODY
+    url = server.play(then, then, body=BODY, default=now)
+    with pytest.raises(OpenError, match=r"shard\.tar: offset 50000: changed while it was read"):
+        read_all(url)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("now", ['W/"v2"', '"v1"', None])
+def test_a_weak_etag_that_changes_is_no_resumption(server, now, ranges):
+    morning = "Sat, 21 Nov 2026 08:00:00 GMT"
+    then = Answer(etag='W/"v1"', modified=morning, cut=50_000)
+    url = server.play(then, body=BODY, default=Answer(etag=now, modified=morning, ranges=ranges))
+    with pytest.raises(OpenError, match="changed while it was read"):
+        fetch(url)
+
+
+def test_a_weak_etag_alone_resumes_nothing(server):
+    with pytest.raises(OpenError, match="cannot be resumed"):
+        fetch(server.play(Answer(etag='W/"v1"', cut=50_000), body=BODY, default=Answer(etag='W/"v1"')))
+    ranges = Location.of(server.play(body=BODY, default=Answer(etag='W/"v1"'))).ranges()
+    assert not ranges.is_current()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [("Content-Encoding", "gzip"), ("Content-Encoding", " ZSTD"), ("Transfer-Encoding", "gzip, chunked")],
+)
+@pytest.mark.parametrize("body", [BODY, gzip.compress(BODY)])
+def test_an_encoded_range_is_refused(server, header, body):
+    encoded = Answer(headers=(header,))
+    for answers in [], [Answer()], [Answer()] * 2:
+        url = server.play(*answers, body=body, default=encoded)
+        with pytest.raises(
+            OpenError, match=f"the server sent {header[0]} {header[1].strip()}, which was not asked for"
+        ):
+            read_all(url)
+        with pytest.raises(OpenError, match=f"the server sent {header[0]} {header[1].strip()}"):
+            fetch(server.play(*[Answer(cut=50_000)] * len(answers), body=body, default=encoded))
+    assert server.requests[0][2]["accept-encoding"] == "identity"
+    assert read_all(server.play(body=BODY, default=Answer(headers=(("Content-Encoding", "Identity"),)))) == BODY
 
 
 def test_redirects_in_a_circle(server):
