@@ -22,7 +22,8 @@ def native(name, *headers):
 setup(
     ext_modules=[
         native("tar/_tar", "_tar.h"),
-        native("storage/_mapped"),
+        native("storage/_mapped", "_guard.h"),
+        native("index/_headers", "../tar/_tar.h", "../storage/_guard.h"),
         native("index/_rows"),
         native("index/_pixels"),
     ],

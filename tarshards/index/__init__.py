@@ -5,6 +5,7 @@ Read in this order:
 - ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
+- ``headers``: members taken from mapped shards after their headers were compared with the index (``_headers.c``)
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)

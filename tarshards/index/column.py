@@ -13,17 +13,17 @@ from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
-from tarshards.storage.ranges import Ranges
 
 
 @dataclass
 class _Arrays:
-    """The arrays in one shard: *starts* are the offsets of their elements; *view* is all arrays, if evenly spaced.
+    """The arrays in a shard, its *members*; *starts* are the offsets of their elements.
 
-    *buffers* is None where the shard is not mapped.
+    *view* is all arrays, if evenly spaced; *buffers* is None where the shard is not mapped.
     """
 
-    ranges: Ranges
+    shard: OpenShard
+    members: np.ndarray
     starts: np.ndarray
     buffers: Buffers | None
     view: np.ndarray | None
@@ -86,7 +86,7 @@ class Column:
             if first == last and (view := self._arrays_of(first).view) is not None:
                 begin = int(self._ends[first]) - len(view)
                 low, high = sorted((places[0] - begin, places[-1] - begin))
-                self._arrays[first].ranges.verify()
+                self._arrays[first].shard.ranges.verify()
                 rows = view[low : high + 1 : abs(places.step)]
                 return rows[::-1] if places.step < 0 else rows
         rows = self._gather(np.array(places, np.int64))
@@ -111,11 +111,11 @@ class Column:
     def _payloads(self, number: int, samples: np.ndarray) -> Payloads:
         """Return the elements of the arrays of some samples of a shard."""
         arrays, size = self._arrays_of(number), self._size
-        arrays.ranges.verify()
+        arrays.shard.ranges.verify()
         if arrays.buffers is not None:
             return Payloads(arrays.buffers, 0 * samples, arrays.starts[samples], np.full(len(samples), size))
         head = len(self._header.prefix)
-        datas = [arrays.ranges.read(start - head, head + size) for start in arrays.starts[samples].tolist()]
+        datas = [arrays.shard.take(member) for member in arrays.members[samples].tolist()]
         for sample, data in zip(samples.tolist(), datas):
             if not data.startswith(self._header.prefix):
                 raise self._other(number, sample)
@@ -131,47 +131,50 @@ class Column:
             arrays = self._arrays[number] = self._find_arrays(number)
         return arrays
 
-    def _members(self, number: int) -> tuple[OpenShard, np.ndarray, np.ndarray]:
-        """Return a shard, and the offset and size of the field of each of its samples."""
+    def _members(self, number: int) -> tuple[OpenShard, np.ndarray]:
+        """Return a shard, and the member of each of its samples that is of the field."""
         shard = self._shards.open(number)
         index = shard.index
         members = index.members_of(self._field)
         if len(members) < len(index):
             missing = np.setdiff1d(np.arange(len(index)), index.sample[members])[0]
             raise SampleError(f"no field {self._field}", url=shard.name, key=index.keys[missing])
-        return shard, index.offset[members].astype(np.int64), index.size[members].astype(np.int64)
+        return shard, members
 
     def _first(self) -> ArrayHeader:
         place = self._places[0]
         number = int(np.searchsorted(self._ends, place, "right"))
-        shard, offsets, sizes = self._members(number)
+        shard, members = self._members(number)
         sample = place - int(self._ends[number] - self._shards.counts[number])
         try:
-            return parse_header(memoryview(shard.ranges.read(int(offsets[sample]), int(sizes[sample]))))
+            return parse_header(memoryview(shard.take(int(members[sample]))))
         except DecodeError as error:
             key = shard.keys[sample]
             raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
 
     def _find_arrays(self, number: int) -> _Arrays:
-        shard, offsets, sizes = self._members(number)
+        shard, members = self._members(number)
+        offsets, sizes = (array[members].astype(np.int64) for array in (shard.index.offset, shard.index.size))
         head = len(self._header.prefix)
         others = np.flatnonzero(sizes != head + self._size)
         if len(others):
             raise self._other(number, int(others[0]))
         starts = offsets + head
         if shard.buffer is None:
-            return _Arrays(shard.ranges, starts, None, None)
+            return _Arrays(shard, members, starts, None, None)
+        for error in shard.find_stale(members).values():
+            raise error
         buffers = Buffers([shard.buffer])
         other = memory.find_other(Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix)
         if other >= 0:
             raise self._other(number, other)
         strides = np.unique(np.diff(starts))
         if len(strides) > 1 or not self._size:
-            return _Arrays(shard.ranges, starts, buffers, None)
+            return _Arrays(shard, members, starts, buffers, None)
         one = np.empty(self._header.shape, self.dtype)
         shape, stride = (len(starts), *one.shape), int(strides[0]) if len(strides) else 0
         view = np.ndarray(shape, self.dtype, shard.buffer, int(starts[0]), (stride, *one.strides))
-        return _Arrays(shard.ranges, starts, buffers, view)
+        return _Arrays(shard, members, starts, buffers, view)
 
     def _other(self, number: int, sample: int) -> DecodeError:
         return DecodeError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.index import _headers_py
+from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
 from tarshards.samples.keys import Sample
@@ -27,7 +29,8 @@ class OpenShard:
     """One shard, open and verified to be the one that *index* describes.
 
     *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
-    Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale.
+    Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale. Whatever takes a member
+    has its header compared with the index first, and raises ShardIndexError where it differs.
     """
 
     def __init__(self, url: str, index: Index, fields: frozenset[str] | None = None):
@@ -36,8 +39,7 @@ class OpenShard:
         self.ranges = location.ranges()
         index.check(self.ranges, url=index_location(url).name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
-        self._fill = self.ranges.mapping.fill if isinstance(self.ranges, LocalRanges) else self._fetch
-        self._members: Any = None
+        self._fill: Any = None
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -47,41 +49,98 @@ class OpenShard:
         except TypeError:
             return None
 
+    @cached_property
+    def members(self) -> MappedMembers | None:
+        """The members of a local shard; None for a remote one."""
+        if not isinstance(self.ranges, LocalRanges):
+            return None
+        kind = _headers_py.MappedMembers if self.buffer is None else MappedMembers
+        index, arrays = self.index, self.index.arrays
+        columns = [arrays[name] for name in ("sample", "field", "offset", "size")]
+        return kind(self.ranges.mapping, index.keys, index.fields, index.first, *columns)
+
     def read(self, sample: int) -> Sample:
         """Return the sample of this number; raise OpenError, which names it, where it cannot be read."""
-        if self._members is None:
-            self._find_members()
+        if self._fill is None:  # a plain attribute because cached properties are slower to read
+            self._fill = self._fetch if self.members is None else self.members.fill
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
-            self._fill(result, self._fields, self._members, self._first[sample], self._first[sample + 1])
+            undecided = self._fill(result, self._fields, sample, 0)
+            while undecided >= 0:
+                self._decide(undecided)
+                undecided = self._fill(result, self._fields, sample, undecided + 1)
         except (OSError, OpenError) as error:
-            offset = getattr(error, "offset", None) or int(self._members[self._first[sample], 1])
+            offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
             reason = getattr(error, "reason", None) or str(error)
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample]) from error
         return result
 
-    def _find_members(self) -> None:
-        """Make the tables for ``read``; they are plain attributes because cached properties are slower to read."""
-        members = np.empty((len(self.index.sample), 3), np.int64)
-        for column, values in enumerate((self.index.field, self.index.offset, self.index.size)):
-            members[:, column] = values
-        self._first = self.index.first.data  # items of a memoryview are ints, which take less time than numpy's
-        self._members = members
+    def take(self, member: int) -> bytes:
+        """Return the data of one member."""
+        if self.members is None:
+            return self._fetch_members([member])[0]
+        if error := self.find_stale(np.array([member])).get(0):
+            raise error
+        return self.ranges.read(int(self.index.offset[member]), int(self.index.size[member]))
 
-    def _fetch(self, result: Sample, fields: list[str | None], members: np.ndarray, begin: int, end: int) -> None:
-        """Fill *result* with the members from *begin* to *end*; members close to each other share a request."""
-        wanted = [(fields[field], start, start + size) for field, start, size in members[begin:end].tolist()]
+    def find_stale(self, members: np.ndarray) -> dict[int, TarshardsError]:
+        """Compare the headers of many *members* (int64) of a local shard; return the errors by position.
+
+        A member that has matched is not compared again: it matches until the file is written to, as ``Ranges.verify``
+        finds.
+        """
+        find = find_undecided if self.buffer is not None else _headers_py.find_undecided
+        undecided = find([self.members], np.zeros(len(members), np.int64), members)
+        decided = ((place, self.decide(int(members[place]))) for place in undecided)
+        return {place: error for place, error in decided if error is not None}
+
+    def decide(self, member: int) -> TarshardsError | None:
+        """Return the error of a member of a local shard whose header does not match plainly; None if it has none."""
+        assert self.members is not None
+        try:
+            self._decide(member)
+        except TarshardsError as error:
+            return error
+        self.members.settle(member)
+        return None
+
+    def _decide(self, member: int) -> None:
+        check_header(self.ranges.read, self.index, member, url=self.name)
+
+    def _fetch(self, result: Sample, names: list[str | None], sample: int, settled: int) -> int:
+        """Fill *result* with the members of *sample* that have names; like ``MappedMembers.fill``, all are decided."""
+        members = range(self.index.first[sample], self.index.first[sample + 1])
+        fields = [names[field] for field in self.index.field[members.start : members.stop].tolist()]
+        wanted = [(name, member) for name, member in zip(fields, members) if name is not None]
+        data = self._fetch_members([member for _, member in wanted])
+        result.update((name, value) for (name, _), value in zip(wanted, data))
+        return -1
+
+    def _fetch_members(self, members: list[int]) -> list[bytes]:
+        """Return the data of members of a remote shard; those near each other, and their headers, share a request."""
+        places = [(int(self.index.offset[member]), int(self.index.size[member])) for member in members]
         parts: list[tuple[int, int]] = []
-        for name, start, stop in wanted:
-            if name is not None and parts and start - parts[-1][1] <= GAP:
+        for member, (offset, size) in zip(members, places):
+            start, stop = first_byte(self.index, member), offset + size
+            if parts and start - parts[-1][1] <= GAP:
                 parts[-1] = parts[-1][0], stop
-            elif name is not None:
+            else:
                 parts.append((start, stop))
-        data = [(start, self.ranges.read(start, stop - start)) for start, stop in parts]
-        for name, start, stop in wanted:
-            if name is not None:
-                offset, part = next(pair for pair in reversed(data) if pair[0] <= start)
-                result[name] = part[start - offset : stop - offset]
+        windows = [(start, self.ranges.read(start, stop - start)) for start, stop in parts]
+        taken = []
+        for member, (offset, size) in zip(members, places):
+            low, window = next(pair for pair in reversed(windows) if pair[0] < offset)
+            try:
+                check_header(partial(_cut, window, low), self.index, member, url=self.name, low=low)
+            except ShardIndexError:  # extended headers may begin before the window
+                self._decide(member)
+            taken.append(_cut(window, low, offset, size))
+        return taken
+
+
+def _cut(window: bytes, low: int, offset: int, size: int) -> bytes:
+    """Return the *size* bytes at *offset* of a shard, of which *window* are those from *low* on."""
+    return window[offset - low : offset - low + size]
 
 
 class OpenShards:

@@ -13,10 +13,11 @@ import numpy as np
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.headers import MappedMembers, find_undecided
 from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
 from tarshards.samples.fields import Term, pick_field
-from tarshards.storage.ranges import Ranges
 
 MOST_SHARDS = 1 << 12  # that are mapped at once
 MOST_SAMPLES = 1 << 25  # whose places are held
@@ -58,20 +59,41 @@ class BatchKeys(Sequence[str]):
         return list, (list(self),)
 
 
+class Headers(NamedTuple):
+    """The headers of the fields of samples in mapped shards; *numbers* are those of the samples over all shards."""
+
+    mapped: MappedPlaces
+    shards: np.ndarray
+    numbers: np.ndarray
+
+    def part(self, begin: int, end: int) -> Headers:
+        """Return those of the samples from *begin* to *end*."""
+        return Headers(self.mapped, self.shards[begin:end], self.numbers[begin:end])
+
+
 class Places(NamedTuple):
-    """The keys of samples, their payloads of each field, and the errors of those that lack one."""
+    """The keys of samples, their payloads of each field, and the errors of those that lack one.
+
+    Where payloads lie in mapped shards, their *headers* are not compared with the index until ``check`` is called.
+    """
 
     keys: BatchKeys
     payloads: list[Payloads]
     failures: Failures
+    headers: Headers | None = None
+
+    def check(self) -> Failures:
+        """Return the failures, with those of samples whose headers differ from the index."""
+        return self.failures if self.headers is None else self.headers.mapped.find_stale(self.headers) | self.failures
 
     def part(self, begin: int, end: int) -> Places:
         """Return the places of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
-        return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures)
+        headers = self.headers and self.headers.part(begin, end)
+        return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers)
 
     def keep(self, kept: np.ndarray) -> Places:
-        """Return the places of the samples *kept*, none of which has failed."""
+        """Return the places of the samples *kept*, none of which has failed, and whose headers have been compared."""
         return Places(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
 
 
@@ -84,18 +106,21 @@ class MappedPlaces:
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
         self.names, self.terms = shards.names, terms
-        self.ranges: dict[int, Ranges] = {}
+        self._shards: dict[int, OpenShard] = {}
         self.broken: dict[int, TarshardsError] = {}
         self._first = np.concatenate(([0], np.cumsum(shards.counts)))
         total = int(self._first[-1])
         self._keys = np.full(total, "", object)
         starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
+        self._members = np.full((len(terms), total), -1, np.int64)  # their numbers in their shards
+        self._compared = np.zeros(total, bool)  # whether all headers of a sample have matched
+        self._mapped: list[MappedMembers | None] = [None] * len(shards.urls)
         buffers: list[Any] = [b""] * len(shards.urls)
         for number in range(len(shards.urls)):
             try:
                 shard = shards.shards.open(number)
                 self._add(number, shard.index, shards.fields, starts, sizes)
-                self.ranges[number], buffers[number] = shard.ranges, shard.buffer
+                self._shards[number], buffers[number], self._mapped[number] = shard, shard.buffer, shard.members
             except TarshardsError as error:
                 self.broken[number] = error
         self._buffers = Buffers(buffers)
@@ -109,12 +134,13 @@ class MappedPlaces:
     def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
         begin, end = self._first[number], self._first[number + 1]
         self._keys[begin:end] = index.keys
-        for start, size, term in zip(starts, sizes, self.terms):
+        for start, size, member, term in zip(starts, sizes, self._members, self.terms):
             for field in reversed(term.alternatives):
                 if fields is None or field in fields:
                     members = index.members_of(field)
                     samples = begin + index.sample[members].astype(np.int64)
                     start[samples], size[samples] = index.offset[members], index.size[members]
+                    member[samples] = members
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
@@ -165,15 +191,32 @@ class MappedPlaces:
                 failures.setdefault(i, _missing(term.alternatives, self.names[shards[i]], keys[i]))
         rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
         known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
-        return Places(keys, list(known), failures)
+        headers = None if self._compared.all() else Headers(self, shards, number)
+        return Places(keys, list(known), failures, headers)
+
+    def find_stale(self, headers: Headers) -> Failures:
+        """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
+        failures: Failures = {}
+        places = np.flatnonzero(~self._compared[headers.numbers])
+        if not len(places):
+            return failures
+        shards, numbers = headers.shards[places], headers.numbers[places]
+        for members in self._members.take(numbers, axis=1):
+            for i in find_undecided(self._mapped, shards, members):
+                error = self._shards[int(shards[i])].decide(int(members[i]))
+                if error is not None:
+                    failures.setdefault(int(places[i]), error)
+        self._compared[numbers] = True
+        self._compared[headers.numbers[list(failures)]] = False
+        return failures
 
     def changes(self) -> Iterator[TarshardsError]:
         """Yield an error for each shard that has been written to since it was opened."""
-        return (error for shard in self.ranges if (error := self._change(shard)) is not None)
+        return (error for shard in self._shards if (error := self._change(shard)) is not None)
 
     def _change(self, shard: int) -> TarshardsError | None:
         try:
-            self.ranges[shard].verify()
+            self._shards[shard].ranges.verify()
         except TarshardsError as error:
             return error
         return None

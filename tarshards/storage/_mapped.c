@@ -2,7 +2,7 @@
  *
  * A page of a mapping that lies beyond the end of its file, because the file has shrunk since, raises SIGBUS when it is
  * touched (mmap(2)). The handler here ends such a copy, which then fails as an OSError; any other SIGBUS goes to the
- * handler that was there before.
+ * handler that was there before. Other kernels run their own work under it (_guard.h).
  */
 #include <Python.h>
 #include <errno.h>
@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "_guard.h"
+
 #define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
 
 typedef struct {
@@ -23,7 +25,7 @@ typedef struct {
     Py_ssize_t size;
 } Mapping;
 
-static __thread sigjmp_buf *recovery; /* where to go on after a SIGBUS in this thread's copy */
+static __thread sigjmp_buf *recovery; /* where to go on after a SIGBUS in this thread's work */
 static struct sigaction earlier;
 static int guarded;
 
@@ -43,18 +45,31 @@ static void guard(void) {
     guarded = 1;
 }
 
-/* Copy, or return -1 where the source has gone. */
-static int copy(char *target, const char *source, size_t size) {
+static int run_guarded(void (*work)(void *), void *argument) {
     sigjmp_buf here;
+    if (!guarded) guard();
     if (sigsetjmp(here, 0)) {
         recovery = NULL;
         return -1;
     }
     recovery = &here;
-    memcpy(target, source, size);
-    __asm__ volatile("" ::: "memory"); /* the copy is over before the guard is down */
+    work(argument);
+    __asm__ volatile("" ::: "memory"); /* the work is over before the guard is down */
     recovery = NULL;
     return 0;
+}
+
+static Guarded offered = run_guarded; /* a capsule holds no pointer to a function, but one to this */
+
+typedef struct {
+    char *target;
+    const char *source;
+    size_t size;
+} Copy;
+
+static void copy(void *argument) {
+    const Copy *this = argument;
+    memcpy(this->target, this->source, this->size);
 }
 
 static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *options) {
@@ -104,14 +119,13 @@ static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
         return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
     if (!data || !size) return data;
-    char *target = PyBytes_AsString(data);
+    Copy this = {PyBytes_AsString(data), self->address + offset, (size_t)size};
     int failure;
-    if (!guarded) guard();
     if (size < LARGE) {
-        failure = copy(target, self->address + offset, (size_t)size);
+        failure = run_guarded(copy, &this);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        failure = copy(target, self->address + offset, (size_t)size);
+        failure = run_guarded(copy, &this);
         Py_END_ALLOW_THREADS
     }
     if (failure) {
@@ -128,29 +142,6 @@ static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_
     return read_bytes((Mapping *)object, offset, size);
 }
 
-/* Put the bytes of members, rows (field, offset, size) of int64, into a dict under their names, but those named None. */
-static PyObject *mapping_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "fill takes a dict, names, members, a begin and an end");
-    Py_ssize_t begin = PyLong_AsSsize_t(args[3]), end = PyLong_AsSsize_t(args[4]);
-    Py_buffer members;
-    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &members, PyBUF_SIMPLE) < 0) return NULL;
-    int failed = begin < 0 || end > members.len / 24;
-    if (failed) PyErr_Format(PyExc_ValueError, "members %zd to %zd of %zd", begin, end, members.len / 24);
-    for (Py_ssize_t i = begin; i < end && !failed; i++) {
-        int64_t member[3];
-        memcpy(member, (char *)members.buf + 24 * i, 24);
-        PyObject *name = PyList_GetItem(args[1], (Py_ssize_t)member[0]);
-        if (name == Py_None) continue;
-        PyObject *data = name ? read_bytes((Mapping *)object, (Py_ssize_t)member[1], (Py_ssize_t)member[2]) : NULL;
-        failed = !data || PyDict_SetItem(args[0], name, data) < 0;
-        Py_XDECREF(data);
-    }
-    PyBuffer_Release(&members);
-    if (failed) return NULL;
-    Py_INCREF(Py_None);
-    return Py_None;
-}
-
 static Py_ssize_t mapping_length(PyObject *object) { return ((Mapping *)object)->size; }
 
 static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
@@ -161,7 +152,6 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
-    {"fill", (PyCFunction)(void (*)(void))mapping_fill, METH_FASTCALL, "Read members into a dict."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -187,11 +177,13 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "tarshards.
 PyMODINIT_FUNC PyInit__mapped(void) {
     PyObject *result = PyModule_Create(&module);
     PyObject *type = PyType_FromSpec(&mapping_spec);
-    if (!result || !type || PyModule_AddObject(result, "Mapping", type) < 0) {
-        Py_XDECREF(type);
-        Py_XDECREF(result);
-        return NULL;
-    }
+    PyObject *capsule = PyCapsule_New(&offered, GUARD, NULL);
+    if (!result || !type || !capsule || PyModule_AddObjectRef(result, "Mapping", type) < 0 ||
+        PyModule_AddObjectRef(result, "guarded", capsule) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(type);
+    Py_XDECREF(capsule);
+    if (!result) return NULL;
     pthread_atfork(NULL, NULL, after_fork);
     return result;
 }

@@ -6,7 +6,6 @@ A copy out of a mapping would kill the process where the file has shrunk; a read
 from __future__ import annotations
 
 import os
-from typing import Any
 
 
 class Mapping:
@@ -31,13 +30,6 @@ class Mapping:
                 raise OSError("the file has shrunk since it was opened")
             data += more
         return data
-
-    def fill(self, sample: dict[str, Any], names: list[str | None], members: Any, begin: int, end: int) -> None:
-        """Put the bytes of *members* into *sample* under their *names*, but those named None."""
-        for field, offset, size in members[begin:end].tolist():
-            name = names[field]
-            if name is not None:
-                sample[name] = self.read(offset, size)
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):

@@ -32,7 +32,7 @@ static PyObject *scan(PyObject *self, PyObject *args) {
     int ended;
     if (!PyArg_ParseTuple(args, "y*LpL:scan", &view, &position, &ended, &limit)) return NULL;
     PyObject *members = PyList_New(0);
-    Scan scan = {position, BLOCK, ended, NULL};
+    Scan scan = {position, BLOCK, ended, NULL, 0};
     Found found;
     int failed = !members;
     if (position < 0 || limit < 0) {
@@ -270,7 +270,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
     while (position < size) {
         if (ahead > size - position) ahead = size - position;
         if ((came = read_window(walk, position, ahead)) < 1) return came;
-        Scan scan = {0, BLOCK, ended, NULL};
+        Scan scan = {0, BLOCK, ended, NULL, 0};
         int64_t count = 0, number, key_length;
         for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
             if (*found.kind) continue;

@@ -10,7 +10,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from tarshards.storage import _mapped_py
@@ -57,21 +56,6 @@ def test_refuses_places_outside(mapping_type, path, place):
 def test_refuses_other_arguments(mapping_type, path, arguments):
     with pytest.raises(TypeError):
         mapping_type(path).read(*arguments)
-
-
-def test_fills_a_sample(mapping_type, path):
-    mapping, sample = mapping_type(path), {"__key__": "a"}
-    members = np.array([[0, 0, 5], [1, 512, 0], [2, 1024, 7], [0, 2048, 9]], np.int64)
-    mapping.fill(sample, ["x", "y", None], members, 0, 3)
-    assert sample == {"__key__": "a", "x": mapping.read(0, 5), "y": b""}
-    mapping.fill(sample, ["x", "y", None], members, 3, 4)
-    assert sample["x"] == mapping.read(2048, 9)
-    for wrong in ([[3, 0, 5]], [[0, SIZE, 1]], [[0, -1, 1]]):
-        with pytest.raises((IndexError, ValueError)):
-            mapping.fill({}, ["x", "y", None], np.array(wrong, np.int64), 0, 1)
-    os.truncate(path, 0)
-    with pytest.raises(OSError, match="shrunk"):
-        mapping.fill({}, ["x", "y", None], members, 0, 4)
 
 
 def test_an_empty_file(mapping_type, tmp_path):

@@ -80,7 +80,7 @@ class Assembler:
 
         Returns what failed before it.
         """
-        failures = dict(samples.places.failures)
+        failures = dict(samples.places.check())
         with self._opening:
             for place in range(0 if self.is_open else len(samples)):
                 if place in failures:
@@ -101,7 +101,7 @@ class Assembler:
         """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from."""
         begun = time.perf_counter()
         samples = locate()
-        failures = samples.places.failures if self.is_open else self.open(samples)
+        failures = samples.places.check() if self.is_open else self.open(samples)
         if len(failures) == len(samples):
             return AssembledBatch(self._nothing(), samples, failures, reading=time.perf_counter() - begun)
         places, kept, draws = samples.places, np.arange(len(samples)), self._draws(key, samples.numbers)
