@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "tarshards-index", 1
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
+MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
 FETCHES = 16  # sidecars that are read at once
 FEW = 64  # local shards for which starting threads takes longer than reading their sidecars one by one
 MISSING = "no index found; create one with `tarindex`"
@@ -136,7 +137,7 @@ class Index:
         """
         location = index_location(shard_url)
         try:
-            packed = location.read()
+            packed = location.read(MAX_BYTES)
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error

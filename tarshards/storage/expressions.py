@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
-from tarshards.storage.manifest import SUFFIX, Shard, parse_manifest
+from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 
 #: A shard expression, or any nesting of them.
 Spec = str | os.PathLike[str] | Iterable["Spec"]
@@ -142,7 +142,7 @@ def _shards_of(location: Location) -> Iterator[Shard]:
 
 
 def _read_manifest(location: Location) -> Iterator[Shard]:
-    for shard in parse_manifest(location.read(), location.name):
+    for shard in parse_manifest(location.read(MAX_BYTES), location.name):
         yield shard._replace(url=_resolve(location, shard.url).url)
 
 

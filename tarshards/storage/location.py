@@ -34,6 +34,8 @@ FAMILIES = {
 #: `simplecache::s3://bucket/a.tar` or `zip://a.tar::http://host/all.zip`.
 CHAINED = ("blockcache", "cached", "dir", "filecache", "libarchive", "simplecache", "tar", "zip")
 
+MOST_READ = 1 << 30  # bytes of a file that is read whole: a list, a plan, an index
+
 LOOKUPS = 32  # at once, where the locations are remote
 
 T = TypeVar("T")
@@ -337,10 +339,16 @@ class Location:
         stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries)
         return stream
 
-    def read(self, *, allow_pipe: bool = False) -> bytes:
-        """Return all its bytes."""
+    def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
+        """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""
+        pieces, left = [], limit + 1
         with self.open(allow_pipe=allow_pipe) as stream:
-            return b"".join(iter(lambda: stream.read(1 << 24), b""))
+            while left and (data := stream.read(min(left, 1 << 24))):
+                pieces.append(data)
+                left -= len(data)
+        if not left:
+            raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
+        return b"".join(pieces)
 
     def ranges(self) -> Ranges:
         """Open it for reading in any order.

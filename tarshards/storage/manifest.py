@@ -12,6 +12,7 @@ from tarshards.errors import UrlError
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
+MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
 
 
 class Shard(NamedTuple):
@@ -32,7 +33,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
 
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UrlError(f"a manifest that is not JSON: {error}", url=url) from error
     if not isinstance(found, dict) or not isinstance(entries := found.get("shardlist"), list):
         raise UrlError("not a manifest of shards: it has no shardlist", url=url)

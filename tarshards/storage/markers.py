@@ -12,6 +12,8 @@ from tarshards.storage.streams import is_missing
 
 Record = dict[str, Any]
 
+MAX_BYTES = 1 << 24  # of a marker
+
 
 def digest_of(*parts: Any) -> str:
     """Return a digest of values that JSON can hold.
@@ -25,12 +27,12 @@ def digest_of(*parts: Any) -> str:
 def read_marker(url: str | Location) -> Record | None:
     """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be told."""
     try:
-        record = json.loads(Location.of(url).read())
+        record = json.loads(Location.of(url).read(MAX_BYTES))
     except OpenError as error:
         if is_missing(error):
             return None
         raise
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

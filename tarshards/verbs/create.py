@@ -16,6 +16,7 @@ from tarshards.samples.lines import checked, located, numbered_lines
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
+from tarshards.tar.read import MEMBER_LIMIT
 from tarshards.verbs.table import unescape
 
 Row = tuple[str, list[bytes]]  # place and cells
@@ -174,7 +175,7 @@ def _content(source: str, folder: str, allow_pipe: bool) -> bytes:
     path = os.path.join(folder, str(location.path) if location.scheme == "file" else source)
     if location.scheme in ("", "-", "file") or os.path.lexists(path):
         return read_file(path)
-    return location.read(allow_pipe=allow_pipe)
+    return location.read(MEMBER_LIMIT, allow_pipe=allow_pipe)
 
 
 def _text(cell: bytes) -> str:

@@ -26,8 +26,11 @@ class Answer:
     shift: int = 0  # added to the start that Content-Range claims
     cut: int | None = None
     end: str = "close"  # or "reset", "stall"
+    raw: bytes | None = None  # sent as it is, in place of an answer
 
     def build(self, body: bytes, start: int | None, stop: int | None = None) -> bytes:
+        if self.raw is not None:
+            return self.raw
         body = body if self.body is None else self.body
         headers = [*self.headers, ("Connection", "close")]
         headers += [("ETag", self.etag)] if self.etag else []

@@ -9,11 +9,16 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from range_server import serving
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.index import sidecar
+from tarshards.index.sidecar import Index
+from tarshards.storage import expressions, markers
 from tarshards.storage.location import FAMILIES, Location, look_up
 
 words = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
@@ -252,3 +257,52 @@ def test_the_common_schemes_are_known_without_fsspec():
     code += f"print([Location(url).family for url in {urls}], 'fsspec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+def test_what_is_read_whole_has_a_limit(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    location = Location.of(tmp_path / "a")
+    assert location.read(1000) == location.read() == b"x" * 1000
+    with pytest.raises(OpenError, match=r"/a: more than 999 bytes, the limit for such a file$"):
+        location.read(999)
+    with pytest.raises(OpenError, match=r"^pipe:yes: more than 100,000 bytes, the limit for such a file$"):
+        Location.of("pipe:yes").read(100_000, allow_pipe=True)
+
+
+READERS = {
+    "index": (sidecar, "a.tar.index", lambda url: Index.load(url.removesuffix(".index"))),
+    "manifest": (expressions, "a.json", expressions.expand_shards),
+    "marker": (markers, "a.done", markers.read_marker),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+@pytest.mark.parametrize("place", ["path", "memory", "http"])
+def test_indexes_manifests_and_markers_without_an_end(tmp_path, monkeypatch, what, place):
+    module, name, read = READERS[what]
+    assert 1 << 20 < module.MAX_BYTES <= 1 << 30
+    monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
+    if place == "path":
+        (tmp_path / name).symlink_to("/dev/zero")
+        url = str(tmp_path / name)
+    elif place == "memory":
+        store = fsspec.filesystem("memory")
+        store.pipe_file(f"/{name}", bytes(2 << 20))
+        url = f"memory://{name}"
+    else:
+        (tmp_path / name).write_bytes(bytes(2 << 20))
+    with serving(tmp_path) as site:
+        url = f"{site.url}/{name}" if place == "http" else url
+        with pytest.raises(OpenError, match="more than 1,048,576 bytes, the limit for such a file") as caught:
+            read(url)
+    assert caught.value.url == url
+    if place == "memory":
+        store.rm(f"/{name}")
+
+
+def test_json_that_nests_too_deeply_is_none(tmp_path):
+    for name in "a.json", "a.done":
+        (tmp_path / name).write_text("[" * 200_000)
+    with pytest.raises(UrlError, match=r"a\.json: a manifest that is not JSON"):
+        expressions.expand_shards(str(tmp_path / "a.json"))
+    assert markers.read_marker(str(tmp_path / "a.done")) is None
