@@ -33,12 +33,14 @@ class World:
             )
 
     @classmethod
-    def detect(cls) -> World:
+    def detect(cls, ranks: World | None = None) -> World:
         """Ask torch.distributed (if initialised, else RANK and WORLD_SIZE) and torch's worker info.
 
-        torch is asked only where it is imported already. Raises WorldError where the variables make no sense.
+        With *ranks* its rank and world_size hold, and only the worker is found. Lightning's launcher sets no RANK: on
+        the first node it is LOCAL_RANK. torch is asked only where it is imported already. Raises WorldError where the
+        variables make no sense.
         """
-        rank, world_size = _detect_rank()
+        rank, world_size = _detect_rank() if ranks is None else (ranks.rank, ranks.world_size)
         data = sys.modules.get("torch.utils.data")
         info = data.get_worker_info() if data else None
         if info is None:
@@ -65,8 +67,10 @@ def _detect_rank() -> tuple[int, int]:
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if size is None:
         return 0, 1
+    if rank is None and os.environ.get("NODE_RANK") == "0":
+        rank = os.environ.get("LOCAL_RANK")  # the ranks of the first node come first, however many a node has
     if rank is None:
-        raise WorldError(f"WORLD_SIZE is {size!r} and RANK is not set")
+        raise WorldError(f"WORLD_SIZE is {size!r} and RANK is not set: call init_process_group() first, or give world=")
     if not (rank.isascii() and rank.isdigit() and size.isascii() and size.isdigit()):
         raise WorldError(f"RANK={rank!r} and WORLD_SIZE={size!r} are not both whole numbers")
     return int(rank), int(size)

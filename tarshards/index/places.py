@@ -28,7 +28,13 @@ Failures = dict[int, TarshardsError]  # by position among the samples that were 
 
 
 class BatchKeys(Sequence[str]):
-    """The keys of a batch, equal to a list of them; each is looked up when it is needed."""
+    """The keys of a batch, equal to a list of them; each is looked up when it is needed.
+
+    ``type(keys)(items)``, by which programs rebuild a sequence, gives a list.
+    """
+
+    def __new__(cls, table: Any, numbers: np.ndarray | None = None) -> Any:
+        return list(table) if numbers is None else super().__new__(cls)
 
     def __init__(self, table: np.ndarray, numbers: np.ndarray):
         self._table, self._numbers = table, numbers

@@ -1,9 +1,14 @@
-"""What all loaders share: which epoch a pass delivers, how far it has come, and the state to resume it from."""
+"""What all loaders share: passes over a dataset, the state to resume one from, and what trainers ask of a loader."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.world import World
@@ -15,15 +20,18 @@ if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
     from tarshards.samples.ledger import Ledger
 
+log = logging.getLogger("tarshards")
+
 
 @dataclass(eq=False)
 class Pass:
-    """One epoch, or what *state* says is left of one: *delivered* batches of it have been taken."""
+    """One epoch, or what *state* says is left of one: *delivered* batches of it have been taken, *before* it others."""
 
     epoch: int
     world: World
     plan: PlannedEpoch | None = None
     state: Mapping[str, Any] | None = None
+    before: int = 0
     delivered: int = 0
 
     @property
@@ -43,53 +51,94 @@ class Passes:
         self.maker, self.stream, self.topology = maker, maker.stream, topology
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
+        self._announced: int | None = None
+        self._ahead = 0  # epochs, of the trainer's count, which may start anew where ours is resumed
+
+    @property
+    def world(self) -> World:
+        """The rank to deliver to: the one that the stream was given, or else that of this process."""
+        return World.detect() if self.stream.is_bare else self.stream.world
 
     def begin(self) -> Pass:
         """Begin the next epoch, or what a loaded state says is left of its own."""
-        state, self._resumed = self._resumed, None
-        world = self.stream.world
-        epoch = self.stream.epochs.begin(World(), state["epoch"] if state else None)
-        self._current = Pass(epoch, world, self.maker.plan(epoch, world.world_size, state), state)
-        self._current.delivered = self._current.passed
-        return self._current
+        this, self._resumed = self._next(), None
+        self.stream.epochs.begin(World(), this.epoch if this.state else None)
+        if this.state and self._announced is not None:
+            self._ahead = this.epoch - self._announced
+        this.delivered = this.passed
+        self._current = this
+        return this
 
-    def end(self, this: Pass) -> None:
-        """Say that all batches were taken; what is loaded or saved now is of the epoch after."""
+    def deliver(self, this: Pass, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """Yield the *batches* of a pass, each with whether it is the last.
+
+        The last comes when *batches* has ended, so that who counts the batches and asks for no more has an epoch that
+        was audited. Where their number is not known, every batch waits for the one after it.
+        """
+        count = None if this.plan is None else len(self.maker.shares(this.plan, this.world.rank))
+        held: list[Any] = []
+        for number, batch in enumerate(batches, 1):
+            if held:
+                this.delivered += 1
+                yield held.pop(), False
+            if count is None or number == count:
+                held.append(batch)
+            else:
+                this.delivered += 1
+                yield batch, False
+        self._end(this)
+        for batch in held:
+            yield batch, True
+
+    def _end(self, this: Pass) -> None:
+        """What is loaded or saved from now on is of the epoch after, unless another pass has begun."""
         if self._current is this:
             self._current = None
+            if self.stream.epochs.next <= this.epoch:  # it was announced while it was under way
+                self.stream.set_epoch(this.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be *epoch*, from its beginning; those after it count on."""
-        self._current = self._resumed = None
-        self.stream.set_epoch(epoch)
+        """Let the next pass be *epoch*, or what a loaded state says is left of it; those after it count on."""
+        if self._resumed is None or self._resumed["epoch"] != epoch:
+            self._current = self._resumed = None
+            self.stream.set_epoch(epoch)
+
+    def announce(self, epoch: int) -> None:
+        """Let the next pass, or the one under way, be *epoch* as a trainer counts, unless a state is loaded."""
+        if self._announced is None and not self.maker.is_planned:
+            log.warning(
+                "without indexes a loader has no length, and Lightning then saves states one batch ahead: "
+                "a run resumed in mid-epoch misses that batch; index the shards with `tarindex`"
+            )
+        self._announced = epoch
+        if self._resumed is None:
+            epoch += self._ahead
+            if self._current is None or self._current.epoch != epoch:
+                self._current = None
+            self.stream.set_epoch(epoch)
 
     def __len__(self) -> int:
-        current = self._current if self._resumed is None else None
-        world = current.world if current else self.stream.world
-        plan = current.plan if current else self.maker.plan(0, world.world_size, self._resumed)
-        if plan is None:
+        this = self._current if self._current and self._resumed is None else self._next()
+        if this.plan is None:
             raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
-        return len(self.maker.shares(plan, world.rank))
+        return this.before + len(self.maker.shares(this.plan, this.world.rank))
 
     def state_dict(self) -> dict[str, Any]:
         """Return, for JSON, what has been delivered of the epoch; for planned ones it is the same on every rank."""
         if self._resumed is not None:
             return dict(self._resumed)
-        this = self._current
-        if this is None:
-            world, epoch = self.stream.world, self.stream.epochs.next
-            this = Pass(epoch, world, self.maker.plan(epoch, world.world_size))
+        this = self._current or self._next()
         state = {"version": VERSION, "digest": self.stream.source.digest}
         if this.plan is not None:
-            taken = this.delivered * self.maker.size * this.world.world_size
-            return state | this.plan.state(min(taken, len(this.plan)))
+            taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
+            return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
         state |= {"order": list(self.stream.source.order), "epoch": this.epoch, "delivered": this.delivered}
         return state | self._place(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass deliver what is left of the epoch after *state*; raise StateError if it does not fit."""
         check_state(state, self.stream.source.digest, ("epoch",))
-        world = self.stream.world
+        world = self.world
         if self.maker.plan(0, world.world_size, state) is None:
             check_order(state, self.stream.source.order)
             for name, value in self._place(world).items():
@@ -98,16 +147,63 @@ class Passes:
                         "without indexes a state is replayed, which requires what it was saved with: "
                         f"{name} {state.get(name)}, not {value}"
                     )
+        elif type(batches := state.get("batches", 0)) is not int or batches < 0:
+            raise StateError(f"the state has batches {batches!r}")
         self._resumed = dict(state)
+
+    def _next(self) -> Pass:
+        """Return the pass that would begin now."""
+        world, state = self.world, self._resumed
+        if state is None:
+            epoch = self.stream.epochs.next
+            return Pass(epoch, world, self.maker.plan(epoch, world.world_size))
+        plan = self.maker.plan(state["epoch"], world.world_size, state)
+        return Pass(state["epoch"], world, plan, state, 0 if plan is None else self._before(plan, state))
+
+    def _before(self, plan: PlannedEpoch, state: Mapping[str, Any]) -> int:
+        """Return how many batches came before *state*; earlier releases did not save it: then, as made here."""
+        if "batches" in state:
+            return state["batches"]
+        whole = self.stream.source.plan(state["epoch"], plan.ranks)
+        return -(-(whole.total - plan.total) // (self.maker.size * plan.ranks))
 
     def _place(self, world: World) -> dict[str, int]:
         return {"batch_size": self.maker.size, "rank": world.rank, "ranks": world.world_size} | self.topology
 
 
 class ResumableLoader:
-    """What the loaders have in common: the ledger, the epochs, the length and the state of their *passes*."""
+    """What the loaders have in common: iterating over the *passes*, and the ledger, epochs, length and state of these.
+
+    A kind of loader says in ``make_batches`` how the batches of a pass are made. An epoch begins when its first batch
+    is asked for, for some trainers call ``iter`` and do not use it.
+    """
 
     passes: Passes
+
+    #: What accelerate looks for: ``prepare`` leaves the loader as it is, and ``save_state`` saves its state.
+    _is_accelerate_prepared = use_stateful_dataloader = True
+    #: Whether the last batch has been delivered, by which accelerate knows that gradients are to be applied.
+    end_of_dataloader = False
+    #: The samples of the last batch over all ranks, for accelerate: not said, since repeats may stand anywhere in it.
+    remainder = -1
+    batch_sampler = None
+
+    def make_batches(self, this: Pass) -> Generator[Any, None, None]:
+        """Yield the batches of a pass; audit it after the last."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        this = self.passes.begin()
+        self.end_of_dataloader = False
+        with _known_to_accelerate(self), closing(self.make_batches(this)) as batches:
+            for batch, is_last in self.passes.deliver(this, batches):
+                self.end_of_dataloader = is_last
+                yield batch
+
+    @cached_property
+    def sampler(self) -> Any:
+        """Where Lightning says which epoch it has come to."""
+        return SimpleNamespace(set_epoch=self.passes.announce)
 
     @property
     def ledger(self) -> Ledger:
@@ -115,11 +211,11 @@ class ResumableLoader:
         return self.passes.stream.ledger
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*, from its beginning; those after it count on."""
+        """Let the next iteration be *epoch*, or what a loaded state says is left of it; those after it count on."""
         self.passes.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """The batches that the iteration under way delivers to this rank, or else the next one."""
+        """The batches of the epoch under way, or else of the next one, on this rank: also those before a resume."""
         return len(self.passes)
 
     def __bool__(self) -> bool:
@@ -132,3 +228,17 @@ class ResumableLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration deliver what is left after *state*; raise StateError if it does not fit."""
         self.passes.load_state_dict(state)
+
+
+@contextmanager
+def _known_to_accelerate(loader: ResumableLoader) -> Iterator[None]:
+    """Register *loader* with accelerate, if that is imported, while it is iterated."""
+    state = sys.modules.get("accelerate.state")
+    if state is None:
+        yield
+        return
+    state.GradientState()._add_dataloader(loader)
+    try:
+        yield
+    finally:
+        state.GradientState()._remove_dataloader(loader)

@@ -77,8 +77,9 @@ class Stream:
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
     Each iteration begins at the source again and is an epoch further, which reorders what is shuffled. Leaving one
-    early closes what it opened. *source*, *ops*, *epochs*, *world*, ``iterate``, ``read`` and ``report`` are what a
-    stream consists of; loaders use them.
+    early closes what it opened. Iterated by itself a stream is whole on every rank, unless ``world=`` gives it a part;
+    loaders find their rank, and deliver its part. *source*, *ops*, *epochs*, *world*, ``iterate``, ``read`` and
+    ``report`` are what a stream consists of; loaders use them.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
     [array([ 1,  9, 25]), array([49, 81])]
@@ -88,7 +89,7 @@ class Stream:
         self.source: Any = IterableSource(source)
         self.ops: tuple[BoundOp, ...] = ()
         self.epochs = EpochCounter()
-        self._world = World()
+        self._world: World | None = None
         self._begin_state()
 
     def _begin_state(self) -> None:
@@ -118,7 +119,8 @@ class Stream:
         ``Opening`` documents how shards are opened: *index*, *fields*, *on_error*, which is also for the ops that take
         it, *on_damage*, *split*, *end*, *concatenated* and *allow_pipe*. Through indexes the epoch is planned: see
         ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail* and *pool*. Without, shards are read one after
-        the other. *world* picks the part of one rank and worker (by default all).
+        the other. *world* picks the part of one rank and worker. Without it the stream is whole on every rank, and a
+        loader over it, such as ``ArrayLoader``, delivers the part of its rank.
 
         Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
         that other shards have, is missing.
@@ -126,7 +128,7 @@ class Stream:
         stream = Stream(())
         opening = Opening(index, field_names(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
-        stream._world = world or World()
+        stream._world = world
         return stream
 
     map = _op(ops.map)
@@ -220,7 +222,12 @@ class Stream:
     @property
     def world(self) -> World:
         """The rank and worker to deliver to."""
-        return self._world
+        return self._world or World()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing says which part to deliver, so that a loader finds its rank."""
+        return self._world is None
 
     def _run(self, progress: Progress) -> Iterator[Any]:
         try:

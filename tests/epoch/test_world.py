@@ -23,6 +23,26 @@ def test_environment(monkeypatch):
     assert World.detect() == World(2, 4)
 
 
+@pytest.mark.parametrize(
+    ("rank", "local", "node", "found"), [(None, "1", "0", 1), ("2", "1", "0", 2), ("3", "1", "1", 3)]
+)
+def test_lightnings_launcher_sets_no_rank(monkeypatch, rank, local, node, found):
+    for name, value in {"RANK": rank, "LOCAL_RANK": local, "NODE_RANK": node, "WORLD_SIZE": "4"}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert World.detect() == World(found, 4)
+
+
+@pytest.mark.parametrize("names", [{"LOCAL_RANK": "1", "NODE_RANK": "1"}, {"LOCAL_RANK": "1"}, {"NODE_RANK": "0"}])
+def test_a_rank_that_does_not_follow_is_asked_for(monkeypatch, names):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**names, "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorldError, match=r"init_process_group\(\) first, or give world="):
+        World.detect()
+    assert World.detect(World(1, 3)) == World(1, 3)
+
+
 @pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("-1", "2"), (None, "2"), ("0", "0"), ("0", "")])
 def test_nonsense_in_the_environment(monkeypatch, rank, size):
     if rank is None:

@@ -136,10 +136,11 @@ def test_resumed_the_next_batches_are_what_they_would_have_been(urls, taken, ind
     resumed = augmented(urls, index=index, threads=1)
     resumed.load_state_dict(state)
     if index:
-        assert len(resumed) == 10 - taken
+        assert len(resumed) == 10
     rest = [frozen(batch) for batch in resumed]
-    assert rest == whole[taken:10]
-    assert [frozen(batch) for batch in resumed] == whole[10:]
+    assert rest == (whole[taken:10] or whole[10:]), "at the last batch: the next epoch"
+    if taken < 10:
+        assert [frozen(batch) for batch in resumed] == whole[10:]
 
 
 def test_draws_are_the_samples_own_whatever_the_ranks(urls):

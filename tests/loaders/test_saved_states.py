@@ -125,6 +125,11 @@ def save(make: Callable[[dict[str, str]], Any], urls: dict[str, str], stop: int)
     return state, rest(fresh)
 
 
+def without_batches(state: Any) -> Any:
+    """A loader's state as it was before it counted the batches of its epoch."""
+    return {name: value for name, value in json.loads(json.dumps(state)).items() if name != "batches"}
+
+
 def write_states() -> dict[str, Any]:
     """Make all states by the package that is installed."""
     saved: dict[str, Any] = {"saved": {}, "moved": {}}
@@ -172,7 +177,7 @@ def test_saved_states_resume_on_other_ranks_and_workers(urls, states, name):
     for _ in islice(loader, 2):
         pass
     state, expected = states["moved"][name]
-    assert loader.state_dict() == state
+    assert without_batches(loader.state_dict()) == state
     resumed = make(urls)
     resumed.load_state_dict(state)
     assert rest(resumed) == expected
@@ -181,7 +186,8 @@ def test_saved_states_resume_on_other_ranks_and_workers(urls, states, name):
 def test_states_are_saved_as_they_were(urls, states):
     for name in ("stream", "ShardLoader", "ArrayLoader", "mixed stream", "stream without index"):
         for stop, (state, expected) in zip(STOPS, states["saved"][name]):
-            assert json.loads(json.dumps(save(CASES[name], urls, stop))) == [state, expected]
+            saved, following = save(CASES[name], urls, stop)
+            assert (without_batches(saved), following) == (state, expected)
 
 
 if __name__ == "__main__":

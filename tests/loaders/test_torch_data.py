@@ -8,12 +8,15 @@ import pickle
 import threading
 import warnings
 from collections import Counter
+from copy import deepcopy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from tarshards import Ledger, ShardDataset, World
+from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers
 from tarshards.errors import TarshardsError, WorldError
 from tarshards.loaders.torch.dataset import SharedEpochCounter
 
@@ -261,3 +264,49 @@ def test_ranks_of_a_process_group(make_shards, tmp_path, method):
         process.join()
     assert sorted(parts[0] + parts[1]) == list(range(21))
     assert min(len(parts[0]), len(parts[1])) == 9
+
+
+def flat(delivered) -> list[int]:
+    """The classes of samples or batches."""
+    return [int(value) for one in delivered for value in np.atleast_1d(one["cls"])]
+
+
+def _late(rank: int, rendezvous: str, urls: str, method: str, queue) -> None:
+    """Deliver from datasets and loaders that were made before the process group."""
+    warnings.simplefilter("ignore")
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    data = ShardDataset(urls, shuffle=True)
+    made: dict[str, Any] = {
+        "itself": loader(data, 2, method),
+        "with an op": loader(data.decode(), 2, method),
+        "copied": loader(deepcopy(data), 2, method),
+        "pickled": loader(pickle.loads(pickle.dumps(data)), 2, method),
+        "ShardLoader": ShardLoader(data.decode(), 1, num_workers=2, multiprocessing_context=method),
+    }
+    if method == "fork":
+        made["one process"] = loader(data.decode())
+        made["ArrayLoader"] = ArrayLoader(Stream.from_shards(urls), 1, fields={"cls": readers.integer()})
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    try:
+        queue.put((rank, {name: flat(samples) for name, samples in made.items()}))
+    except Exception as error:
+        queue.put((rank, {"error": [repr(error)]}))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_are_found_when_iteration_begins(make_shards, tmp_path, method):
+    """All is made before init_process_group(), and the environment says nothing."""
+    urls = make_shards(4, 10, index=True)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    rendezvous = str(tmp_path / "rendezvous")
+    processes = [context.Process(target=_late, args=(rank, rendezvous, urls, method, queue)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    parts = dict(queue.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    delivered = {name: (len(part), sorted(part + parts[1][name])) for name, part in parts[0].items()}
+    assert delivered == dict.fromkeys(parts[0], (20, list(range(40))))

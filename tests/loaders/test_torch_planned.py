@@ -200,8 +200,9 @@ try:
         print("step", flush=True)
         time.sleep(0.1)
 except KeyboardInterrupt:
-    loader.load_state_dict(loader.state_dict())
-    print("left", len(loader), len(list(loader)), flush=True)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    print("left", len(loader) - state["batches"], len(list(loader)), flush=True)
 """
 
 

@@ -26,7 +26,7 @@ from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
-from tarshards.stream.sources import Progress
+from tarshards.stream.sources import PlannedSource, Progress
 from tarshards.stream.stream import Stream
 
 TOGETHER = 1 << 11  # samples whose places are looked up at once
@@ -158,14 +158,14 @@ class ArrayLoader(ResumableLoader):
             raise ValueError("threads and prefetch are not negative")
         most = len(os.sched_getaffinity(0)) if threads is None else threads
         self._threads = max(1, most)
-        kept = self._threads + prefetch + 2
+        is_planned = isinstance(dataset.source, PlannedSource)
+        kept = self._threads + prefetch + (2 if is_planned else 3)  # without a plan a batch waits for the next
         self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=reuse)
         self.passes = Passes(self.maker)
         self.threads, self.prefetch, self.device = threads, prefetch, device
         self.monitor = Monitor()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        this = self.passes.begin()
+    def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         self.monitor = Monitor()
         batches = self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         if self.device is None:
@@ -185,12 +185,9 @@ class ArrayLoader(ResumableLoader):
             places.touching() if places and is_new and is_quick else nullcontext(),
             closing(loop.run(partial(self._read, this), parts)) as batches,
         ):
-            for batch in batches:
-                this.delivered += 1
-                yield batch
+            yield from batches
         for error in places.changes() if places else ():
             self.ledger(error)
-        self.passes.end(this)
         self.ledger.audit([loop.tally])
 
     def _located(self, loop: EpochLoop, most: int) -> Iterator[LocatedPart]:
@@ -244,13 +241,11 @@ class ArrayLoader(ResumableLoader):
                         if not len(assembled.samples):
                             break
                         if number >= this.passed:
-                            this.delivered += 1
                             yield assembled.batch
             finally:
                 thread.shutdown(cancel_futures=True)
                 samples.close()
                 self.ledger.report()
-        self.passes.end(this)
 
     def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
         """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""

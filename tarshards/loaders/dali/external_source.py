@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tarshards.epoch.world import World
 from tarshards.loaders.base import Pass, Passes
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
@@ -54,7 +53,7 @@ def open_dataset(urls_or_dataset: Any, guard: ImageGuard) -> Stream:
     if isinstance(urls_or_dataset, Stream):
         return urls_or_dataset
     names = [name for alternatives in guard.fields for name in alternatives]
-    return Stream.from_shards(urls_or_dataset, fields=names, world=World.detect())
+    return Stream.from_shards(urls_or_dataset, fields=names)
 
 
 class EncodedBatch(NamedTuple):
@@ -154,10 +153,9 @@ class BatchSource:
     def _epoch(self) -> Iterator[tuple[Any, ...]]:
         this = self.passes.begin()
         with closing(self.batches(this)) as batches:
-            for batch in batches:
+            for batch, _ in self.passes.deliver(this, batches):
                 if batch.samples:
                     yield (*batch.columns(), batch.valid) if self.has_valid else tuple(batch.columns())
-        self.passes.end(this)
 
     def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of one pass, also those without samples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Any, Literal
@@ -83,17 +83,12 @@ class DaliLoader(ResumableLoader):
         self.source, self.passes = source, source.passes
         self._runner, self._outputs, self._library = runner, outputs, library
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._run(self.passes.begin())
-
-    def _run(self, this: Pass) -> Iterator[dict[str, Any]]:
+    def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         begun = this.state.get("position", this.passed) if this.state else 0
         seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
         with closing(self.source.batches(this)) as batches:
             for batch, pipe, outputs in self._runner.run(batches, seeds):
-                this.delivered += 1
                 yield {} if outputs is None else self._named(batch, pipe, outputs)
-        self.passes.end(this)
 
     def _named(self, batch: EncodedBatch, pipe: Pipeline, outputs: Sequence[Any]) -> dict[str, Any]:
         named: dict[str, Any] = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from mmap import mmap
 from multiprocessing import parent_process
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
 import numpy as np
@@ -36,8 +37,8 @@ class ShardDataset(Stream, IterableDataset):
 
     Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* also gets the errors of
     ops; see ``Ledger``, and ``ledger`` for the counts over all workers. *world* replaces what ``World.detect()`` says
-    of the rank. ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader``
-    has its own.
+    of the rank when an iteration begins; ``World()`` reads everything, for what shares samples out itself.
+    ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader`` has its own.
 
     Raises ShardIndexError where only some shards have an index; iterating raises WorldError, on every rank, where there
     are fewer shards than ranks and no index.
@@ -66,31 +67,49 @@ class ShardDataset(Stream, IterableDataset):
         self.source.ledger.share()
         self.ops = ()
         self.epochs = SharedEpochCounter()
-        self._rank = world
-        self._pickled_by: tuple[int, World] | None = None
+        self._world = world
+        self._spawned_by: tuple[int, World] | None = None
         self._begin_state()
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError("a ShardDataset is iterated, not indexed; sample n is next(iter(dataset.skip(n).take(1)))")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_pickled_by": (os.getpid(), World.detect())}
+        is_spawning = get_spawning_popen() is not None
+        if is_spawning:
+            self._refuse_second_sharding()
+        return {**self.__dict__, "_progress": None, "_spawned_by": (os.getpid(), self.world) if is_spawning else None}
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_second_sharding()
+        return super().__iter__()
+
+    @property
+    def is_bare(self) -> bool:
+        return False
 
     @property
     def world(self) -> World:
-        here = World.detect()
-        if self._rank is None:
-            parent = parent_process()
-            if here.seed is None or self._pickled_by is None or parent is None or parent.pid != self._pickled_by[0]:
-                return here
-            ranks = self._pickled_by[1]  # a spawned worker has no process group to ask
-        else:
-            ranks = self._rank
-            if here.seed is None:
-                return ranks
-            if ranks.num_workers > 1:
-                raise WorldError("world= names a worker, and the DataLoader has workers of its own")
-        return replace(here, rank=ranks.rank, world_size=ranks.world_size)
+        ranks, parent = self._world, parent_process()
+        if ranks is None and self._spawned_by is not None and parent is not None and parent.pid == self._spawned_by[0]:
+            ranks = self._spawned_by[1]  # a spawned worker has no process group to ask
+        here = World.detect(ranks)
+        if here.seed is None:
+            return self._world or World.detect()
+        if self._world is not None and self._world.num_workers > 1:
+            raise WorldError("world= names a worker, and the DataLoader has workers of its own")
+        return here
+
+    def _refuse_second_sharding(self) -> None:
+        """Raise WorldError if a loader that accelerate has prepared shares out the part of a rank again."""
+        state = sys.modules.get("accelerate.state")
+        part = state.GradientState().active_dataloader if state and self.world.world_size > 1 else None
+        while (part := getattr(part, "dataset", None)) is not None:
+            if part is self:
+                raise WorldError(
+                    "accelerate's prepare() shares out what this dataset delivers to one rank: "
+                    "give the dataset world=World(), or use a ShardLoader"
+                )
 
     def _over(self, source: Any) -> ShardDataset:
         dataset = super()._over(source)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.loop import Part
-from tarshards.errors import AuditError
+from tarshards.errors import AuditError, WorldError
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.torch.dataset import ShardDataset
@@ -63,24 +64,19 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         self.passes = Passes(maker, workers=num_workers)
         self._batches = _Batches(maker, persistent=bool(options.get("persistent_workers")))
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
+        self.sampler.set_epoch = self.passes.announce
 
-    def __iter__(self) -> Iterator[Any]:
-        this = self.passes.begin()
-        self._batches.begin(_PassOrder(this.epoch, this.state))
-        return self._run(this, super().__iter__())
-
-    def _run(self, this: Pass, batches: Iterator[Any]) -> Iterator[Any]:
-        tallies = []
-        replayed = this.passed
-        for batch in batches:
+    def make_batches(self, this: Pass) -> Generator[Any, None, None]:
+        with self._batches.ordered(_PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)):
+            made = DataLoader.__iter__(self)
+        tallies, replayed = [], this.passed
+        for batch in made:
             if isinstance(batch, Tally):
                 tallies.append(batch)
             elif replayed:
                 replayed -= 1
             else:
-                this.delivered += 1
                 yield batch
-        self.passes.end(this)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         self.ledger.audit(tallies)
@@ -105,10 +101,12 @@ def _same(batch: Any) -> Any:
 
 
 class _PassOrder(NamedTuple):
-    """What a pass over the loader is to deliver: an epoch, or what a state says is left of it."""
+    """What a pass over the loader is to deliver to a rank: an epoch, or what a state says is left of it."""
 
     epoch: int
     state: Mapping[str, Any] | None
+    rank: int
+    ranks: int
 
 
 class CollatedBatchMaker(BatchMaker):
@@ -129,23 +127,39 @@ class _Batches(IterableDataset[Any]):
 
     def __init__(self, maker: CollatedBatchMaker, persistent: bool):
         self.maker, self.stream = maker, maker.stream
-        self._order = _PassOrder(0, None)
+        self._order: _PassOrder | None = None
         # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
-    def begin(self, order: _PassOrder) -> None:
-        """Say what the next iteration delivers, in workers too."""
+    @contextmanager
+    def ordered(self, order: _PassOrder) -> Iterator[None]:
+        """Say what an iteration that begins meanwhile delivers, in workers too."""
         self._order = order
         if self._mailbox is not None:
             text = json.dumps(order).encode().ljust(MAILBOX)
             self._mailbox.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        try:
+            yield
+        finally:
+            self._order = None
 
     def __iter__(self) -> Iterator[Any]:
+        if self._order is None:
+            raise TypeError(
+                "only a ShardLoader makes batches of its dataset; to pass over the first ones, "
+                "as accelerate's skip_first_batches does, load a state"
+            )
         return self._run(self._order)
 
     def _run(self, order: _PassOrder) -> Iterator[Any]:
         if self._mailbox is not None:
             order = _PassOrder(*json.loads(self._mailbox.numpy().tobytes()))
+        world = self.stream.world
+        if (world.rank, world.world_size) != (order.rank, order.ranks):
+            raise WorldError(
+                f"this worker is of rank {world.rank} of {world.world_size}, and its loader of rank {order.rank} of "
+                f"{order.ranks}: workers began before init_process_group(); iterate after it"
+            )
         world = self.stream.world
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:
