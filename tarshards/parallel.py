@@ -171,7 +171,7 @@ def is_coroutine_function(function: Any) -> bool:
 def refuse_async(function: Any, caller: str) -> None:
     """Raise TypeError, which names *caller*, for a function whose coroutines nobody would await."""
     if is_coroutine_function(function):
-        raise TypeError(f"{caller} does not await the async function {function!r}; async_map() does")
+        raise TypeError(f"{caller} does not await the async function {function!r}; use async_map()")
 
 
 class _Call(Future[Any]):

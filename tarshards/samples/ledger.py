@@ -79,6 +79,10 @@ class Ledger:
     """
 
     def __init__(self, *, max_errors: float = 0, on_error: Callable[[Exception], Any] | None = None):
+        if on_error is not None:
+            from tarshards.parallel import refuse_async
+
+            refuse_async(on_error, "on_error=")
         self.max_errors = max_errors
         self.on_error = on_error
         self._errors = 0

@@ -42,7 +42,7 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
     ['1', '2']
     """
     refuse_async(function, "map")
-    handle = _raise_cause if on_error is None else on_error
+    handle = _handler(on_error)
     for sample in samples:
         try:
             result = function(sample)
@@ -153,6 +153,11 @@ def _op_error(error: Exception, sample: Any) -> OpError:
     return failure
 
 
+def _handler(on_error: OnError | None) -> OnError:
+    refuse_async(on_error, "on_error=")
+    return _raise_cause if on_error is None else on_error
+
+
 def _raise_cause(failure: Exception) -> None:
     cause = failure.__cause__
     assert cause is not None
@@ -176,6 +181,7 @@ def decode(
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
     """
+    refuse_async(on_error, "on_error=")
     for sample in samples:
         field = ""
         decoded = {}
@@ -340,7 +346,7 @@ def async_map(
         raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
     if executor is not None and is_coroutine_function(function):
         raise TypeError("an async function runs on an event loop of its own; leave out executor=")
-    return _async_map(samples, function, workers, executor, ordered, _raise_cause if on_error is None else on_error)
+    return _async_map(samples, function, workers, executor, ordered, _handler(on_error))
 
 
 def _async_map(

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarshards import Ledger, ShardDataset, ShardLoader, readers
+from tarshards import Ledger, ShardDataset, ShardLoader, Stream, readers
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
@@ -394,11 +394,16 @@ def test_what_does_not_await_refuses_async_functions(make_shards, function):
         "map_fields": lambda: ops.map_fields([{"x": 1}], {"x": function}),
         "batched": lambda: ops.batched([1], 1, collate=function),
         "monitor": lambda: ops.monitor([1], function),
+        "on_error=": lambda: ops.map([1], str, on_error=function),
+        "on_error= ": lambda: ops.async_map([1], str, on_error=function),
+        "on_error=  ": lambda: ops.decode([{}], on_error=function),
+        "on_error=   ": lambda: Stream.from_shards(shards, on_error=function),
+        "on_error=    ": lambda: Ledger(on_error=function),
         "a reader": lambda: readers.using(function),
         "ShardLoader": lambda: ShardLoader(ShardDataset(shards), 2, collate_fn=function),
     }
     for name, call in calls.items():
-        with pytest.raises(TypeError, match=rf"^{name} .*async_map\(\)"):
+        with pytest.raises(TypeError, match=rf"^{name.strip()} .*async_map\(\)"):
             list(call())
 
 
