@@ -11,7 +11,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m "not interop" $(PYTEST)
 
-# Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, Slurm.
+# Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm.
 test-interop: $(VENV)/.interop
 	$(BIN)/python -m pytest -n auto -m interop $(PYTEST)
 
