@@ -53,6 +53,7 @@ class Passes:
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None
         self._ahead = 0  # epochs, of the trainer's count, which may start anew where ours is resumed
+        self._was_told = False  # the length, before a state was loaded
 
     @property
     def world(self) -> World:
@@ -104,7 +105,10 @@ class Passes:
             self.stream.set_epoch(epoch)
 
     def announce(self, epoch: int) -> None:
-        """Let the next pass, or the one under way, be *epoch* as a trainer counts, unless a state is loaded."""
+        """Let the next pass, or the one under way, be *epoch* as a trainer counts, unless a state is loaded.
+
+        Raises StateError if the trainer would stop before the end of what is left, for it counts to a shorter length.
+        """
         if self._announced is None and not self.maker.is_planned:
             log.warning(
                 "without indexes a loader has no length, and Lightning then saves states one batch ahead: "
@@ -116,12 +120,24 @@ class Passes:
             if self._current is None or self._current.epoch != epoch:
                 self._current = None
             self.stream.set_epoch(epoch)
+        elif self._was_told:
+            self._check_length(self._next())
+
+    def _check_length(self, this: Pass) -> None:
+        """Raise StateError if who counts to our length would stop before the end of *this*."""
+        batches = 0 if this.plan is None else this.before + len(self.maker.shares(this.plan, this.world.rank))
+        if this.plan is not None and batches > len(self):
+            raise StateError(
+                f"the trainer counts to {len(self)} batches, and with those before the state there are {batches}: "
+                "resume in mid-epoch with the ranks and the batch size of the state"
+            )
 
     def __len__(self) -> int:
-        this = self._current if self._current and self._resumed is None else self._next()
-        if this.plan is None:
+        plan = self.maker.plan(0, self.world.world_size)
+        if plan is None:
             raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
-        return this.before + len(self.maker.shares(this.plan, this.world.rank))
+        self._was_told = self._was_told or self._resumed is None
+        return len(self.maker.shares(plan, self.world.rank))
 
     def state_dict(self) -> dict[str, Any]:
         """Return, for JSON, what has been delivered of the epoch; for planned ones it is the same on every rank."""
@@ -215,7 +231,7 @@ class ResumableLoader:
         self.passes.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """The batches of the epoch under way, or else of the next one, on this rank: also those before a resume."""
+        """The batches of a whole epoch on this rank, also where a loaded state has some of them behind it."""
         return len(self.passes)
 
     def __bool__(self) -> bool:

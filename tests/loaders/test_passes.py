@@ -133,18 +133,18 @@ def test_the_length_is_that_of_the_epoch_before_and_after_a_resume(data, make):
 
 
 @every_loader
-def test_the_length_counts_batches_of_another_size(data, make):
+def test_a_state_counts_the_batches_before_it_whatever_their_size(data, make):
     loader = make(data())
     batches = iter(loader)
     before = flat(islice(batches, 5))
     resumed = make(data(), 20)
     resumed.load_state_dict(loader.state_dict())
-    assert len(resumed) == 5 + 3
+    assert len(resumed) == 5, "as an epoch has here"
     some = iter(resumed)
     before += flat(islice(some, 1))
     again = make(data(), 7)
     again.load_state_dict(resumed.state_dict())
-    assert len(again) == 6 + 6
+    assert (len(again), again.state_dict()["batches"]) == (15, 6)
     assert sorted(before + flat(again)) == list(range(100))
 
 
@@ -156,8 +156,10 @@ def test_a_state_without_a_count_has_the_batches_as_they_are_made_here(data, mak
     state = {name: value for name, value in loader.state_dict().items() if name != "batches"}
     resumed = make(data())
     resumed.load_state_dict(state)
-    assert len(resumed) == 13
-    assert len(classes(resumed)) == 11
+    rest = iter(resumed)
+    next(rest)
+    assert resumed.state_dict()["batches"] == 3
+    assert (len(resumed), len(classes(rest))) == (13, 10)
     for wrong in (-1, 2.0, "2", None):
         with pytest.raises(StateError, match="batches"):
             resumed.load_state_dict({**state, "batches": wrong})
@@ -216,6 +218,21 @@ def test_a_trainer_that_counts_from_its_own_start_goes_on_after_a_loaded_state(d
         resumed.sampler.set_epoch(epoch)
         orders.append(classes(resumed))
     assert orders == [expected[1][1:], *expected[2:]]
+
+
+@every_loader
+def test_a_trainer_that_counts_to_fewer_batches_than_there_are_is_refused(data, make):
+    """As Lightning does, which asks for the length before it loads a state."""
+    loader = make(data())
+    batches = iter(loader)
+    next(batches), next(batches)
+    larger = make(data(), 20)
+    assert len(larger) == 5
+    larger.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="counts to 5 batches, and with those before the state there are 7"):
+        larger.sampler.set_epoch(0)
+    larger.set_epoch(0)
+    assert len(list(larger)) == 5, "a loop that asks to the end has all"
 
 
 @every_loader

@@ -59,6 +59,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         collate_fn: Callable[[list[Any]], Any] = collate,
         **options: Any,
     ):
+        if isinstance(dataset, _Batches):  # Lightning makes loaders anew from their attributes
+            dataset, batch_size, collate_fn = dataset.made_of
         _check(dataset, options)
         maker = CollatedBatchMaker(dataset, batch_size, collate_fn)
         self.passes = Passes(maker, workers=num_workers)
@@ -85,7 +87,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
     is_planned = isinstance(dataset.source, PlannedSource)
-    refused = {name: instead for name, instead in _INSTEAD.items() if name in options}
+    refused = {name: instead for name, instead in _INSTEAD.items() if options.get(name) is not None}
     if options.get("in_order"):
         del refused["in_order"]
     for op in dataset.ops:
@@ -130,6 +132,11 @@ class _Batches(IterableDataset[Any]):
         self._order: _PassOrder | None = None
         # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
+
+    @property
+    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any]]:
+        """The dataset, batch size and collate_fn of the loader."""
+        return self.stream, self.maker.size, self.maker.collate
 
     @contextmanager
     def ordered(self, order: _PassOrder) -> Iterator[None]:
