@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
@@ -103,7 +103,11 @@ class ShardDataset(Stream, IterableDataset):
     def _refuse_second_sharding(self) -> None:
         """Raise WorldError if a loader that accelerate has prepared shares out the part of a rank again."""
         state = sys.modules.get("accelerate.state")
-        part = state.GradientState().active_dataloader if state and self.world.world_size > 1 else None
+        if state is None or self.world.world_size == 1:
+            return
+        info = get_worker_info()  # of a worker that may have begun before its loader was iterated
+        is_wrapped = info is not None and type(info.dataset).__module__.startswith("accelerate.")
+        part = info.dataset if is_wrapped else state.GradientState().active_dataloader
         while (part := getattr(part, "dataset", None)) is not None:
             if part is self:
                 raise WorldError(
