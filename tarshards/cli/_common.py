@@ -186,9 +186,21 @@ class Input:
             else:
                 yield selected
 
+    def counted(self, condition: Callable[[Sample], Any], name: str) -> Callable[[Sample], bool]:
+        """Return *condition* as a function that counts the samples for which it does not hold as filtered by *name*."""
+
+        def holds(sample: Sample) -> bool:
+            if condition(sample):
+                return True
+            self.ledger.leave_out(name)
+            return False
+
+        return holds
+
     def reject(self, sample: Sample, error: Exception) -> None:
         """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine."""
-        self.ledger(error)
+        self.ledger.fail(error)
+        self.ledger.count(failed=1)
         if self._target:
             from tarshards.write.shards import TarWriter
 

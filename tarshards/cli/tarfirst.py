@@ -45,7 +45,8 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
         condition = Condition("True" if where is None else where)
     if whole or output != "-":
         check_output(output, overwrite)
-    sample = next(matching(having(source, wanted), condition, reject=source.reject), None)
+    wants = source.counted(lambda sample: any(having([sample], wanted)) and condition(sample), "tarfirst")
+    sample = next(matching(source, wants, reject=source.reject), None)
     if sample is None:
         raise SampleError("no sample matches")
     if whole:

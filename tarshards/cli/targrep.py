@@ -96,9 +96,8 @@ def main(
             samples = source.choose(wanted.candidates(source.specs, on_error=source.ledger, allow_pipe=True))
 
     def found() -> Iterator[Sample]:
-        yield from matching(
-            samples, lambda s: all(holds(s) for holds in conditions), invert=invert, most=most, reject=source.reject
-        )
+        condition = source.counted(lambda s: all(holds(s) for holds in conditions) != invert, "targrep")
+        yield from matching(samples, condition, most=most, reject=source.reject)
         if wanted is not None:
             wanted.check(source.ledger if source.ledger.max_errors else None)
 

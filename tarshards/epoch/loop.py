@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -58,15 +58,33 @@ class Shares(Sequence[range]):
         return self.positions.start + self.positions.step * places.ravel()[: self.total]
 
 
+class Outcome(NamedTuple):
+    """What became of the samples of a part, of which *taken*, *lost* and *left_out* are as there."""
+
+    taken: int
+    lost: int
+    left_out: Tally | None
+
+    def settle(self, tally: Tally) -> None:
+        """Count the samples in *tally*, which has them in flight."""
+        tally.samples -= self.lost
+        tally.lost += self.lost
+        tally.in_flight -= self.taken
+        if self.left_out is not None:
+            tally.add(self.left_out)
+
+
 class Part:
     """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
 
     *taken* samples, the first ones, were read or could not be; *lost* of these could not, and the others had *members*.
+    *left_out* counts those that were read and left out after that.
     """
 
     def __init__(self, plan: PlannedEpoch, positions: np.ndarray, shards: np.ndarray, numbers: np.ndarray):
         self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
         self.taken = self.lost = self.members = 0
+        self.left_out: Tally | None = None
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -76,6 +94,18 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What has become of the samples so far."""
+        return Outcome(self.taken, self.lost, self.left_out)
+
+    def leave_out(self, tally: Tally) -> None:
+        """Count samples that were read and then left out, as *tally* says."""
+        if self.left_out is None:
+            self.left_out = tally
+        else:
+            self.left_out.add(tally)
 
     def split(self, size: int) -> Iterator[Part]:
         """Yield parts of *size* positions, and of what is left."""
@@ -118,7 +148,8 @@ class EpochLoop:
 
     Its tally goes to *ledger*, and is audited by whoever runs the loop. *digest* identifies the dataset; *left_out* are
     positions of this rank that no share covers, which count as dropped. The loop is *whole* if it begins with the epoch
-    and each sample comes once.
+    and each sample comes once. If it *is_ahead* of the consumer, all that was taken counts as in flight; the consumer
+    counts with each result what became of its samples.
     """
 
     def __init__(
@@ -132,12 +163,14 @@ class EpochLoop:
         digest: str,
         whole: bool,
         left_out: range = range(0),
+        is_ahead: bool = False,
     ):
         self.plan, self.reader, self.ledger, self.shares = plan, reader, ledger, shares
         self._begun: deque[Part] = deque()
+        self._is_ahead = is_ahead
         self._counted = 0
-        self._repeated = int(len(shares) > 0 and shares[-1][-1] >= plan.total)  # no rank has more than one
-        self._tally = Tally(planned=shares.total - self._repeated, repeated=self._repeated, broken_off=1)
+        self._repeats = len(shares) > 0 and shares[-1][-1] >= plan.total  # no rank has more than one
+        self._tally = Tally(planned=shares.total - self._repeats, broken_off=1)
         self._read = np.zeros(len(reader.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
@@ -152,6 +185,11 @@ class EpochLoop:
     def taken(self) -> int:
         """The positions that have been taken so far."""
         return self._counted + (self._begun[0].taken if self._begun else 0)
+
+    @property
+    def made(self) -> Outcome:
+        """What became of the samples of the result that was made last."""
+        return self._begun[0].outcome
 
     @property
     def tally(self) -> Tally:
@@ -172,14 +210,17 @@ class EpochLoop:
         *read* counts in each part what it took, and may take parts ahead. A part is counted when its result has been
         used up, or the loop is left. At the end errors of shards that changed while they were read go to the ledger.
         """
+        is_out = False
         try:
             for result in read(self._begin(self.parts() if parts is None else parts)):
+                is_out = True
                 yield result
+                is_out = False
                 self._count(self._begun.popleft())
             self._finish()
         finally:
             if self._begun:
-                self._count(self._begun.popleft())
+                self._count(self._begun.popleft(), is_out)
             self.ledger.add(self.tally)
 
     def _begin(self, parts: Iterable[Part]) -> Iterator[Part]:
@@ -187,14 +228,22 @@ class EpochLoop:
             self._begun.append(part)
             yield part
 
-    def _count(self, part: Part) -> None:
-        shards = part.shards[: part.taken]
-        if self._repeated:
+    def _count(self, part: Part, is_out: bool = True) -> None:
+        """Count what was read of *part*; without *is_out* it was left before there was a result."""
+        shards, tally = part.shards[: part.taken], self._tally
+        if self._repeats:
             shards = shards[part.positions[: part.taken] < self.plan.total]
+            tally.repeated += part.taken - len(shards)
         np.add.at(self._read, shards, 1)
         self._counted += part.taken
-        self._tally.samples += part.taken - part.lost
-        self._tally.members += part.members
+        tally.members += part.members
+        tally.samples += part.taken
+        tally.in_flight += part.taken
+        if not self._is_ahead:
+            before = tally.delivered
+            part.outcome.settle(tally)
+            if not is_out:
+                tally.in_flight += tally.delivered - before
 
     def _finish(self) -> None:
         self._tally.broken_off = 0

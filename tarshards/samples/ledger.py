@@ -1,8 +1,9 @@
-"""Count what was planned, delivered, skipped and quarantined, and audit the counts over workers and ranks."""
+"""Count what became of each sample, and audit the counts over workers and ranks."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tarshards.errors import AuditError
+
+log = logging.getLogger("tarshards")
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
@@ -28,25 +31,47 @@ class Quarantined(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts of one process; *planned* and those after it count planned epochs only.
+    """The counts of one process. Each sample of the source is counted once, as one of these:
 
-    *planned* counts the samples to read, *dropped* those of them omitted at the epoch's tail, and *repeated* the
-    samples delivered again to fill it. *read* counts the samples of each shard that were delivered, lost or dropped,
-    without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those started in the middle.
+    - *delivered*: it came out of the ops; ahead of a first op that makes several samples of one (``flatten``), it went
+      in; for ``batched``, it is in a batch that came out
+    - *filtered*: a ``filter`` left it out; counted by filter
+    - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch go on
+    - *lost*: it could not be read; ``Ledger`` calls it quarantined
+    - *dropped*: it was omitted, unread, at the epoch's tail; or *discarded*: read, and omitted by ``skip`` or with the
+      last batch, when that is left out
+    - *in_flight*: it was read and not yet delivered when the epoch was left: in a shuffle buffer, or made ahead
+
+    *samples* were read, so that *delivered* are those without the filtered, failed, discarded and in_flight. *planned*
+    samples are to be read in planned epochs: planned = delivered + filtered + failed + lost + dropped + discarded, and
+    *repeated*, delivered again to fill the tail, are apart. *read* counts by shard the planned samples that were read,
+    lost or dropped, without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those
+    started in the middle. *failures* says why samples failed, and *quarantined* why shards and samples were not read.
     """
 
     shards: int = 0
     broken_off: int = 0
     members: int = 0
     samples: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    discarded: int = 0
+    in_flight: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[Quarantined] = field(default_factory=list)
+    failures: list[Quarantined] = field(default_factory=list)
     planned: int = 0
+    lost: int = 0
     dropped: int = 0
     repeated: int = 0
     parts: int = 0
     read: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def delivered(self) -> int:
+        """The samples that came out of the ops."""
+        return self.samples - self.filtered.total() - self.failed - self.discarded - self.in_flight
 
     def add(self, other: Tally) -> None:
         """Add the counts of *other*."""
@@ -58,12 +83,12 @@ class Tally:
 
 
 class Ledger:
-    """Counts of shards, members and samples: delivered, skipped (with the reason) and quarantined.
+    """Counts what became of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
 
     A ledger can be passed as ``on_error=``: called with an error, it records shard, key, field, offset and reason, and
     raises the error once there are more than *max_errors* in this process. Each recorded error is also passed to
-    *on_error*. Samples are counted when they are read from their shard, before the user's ops. If the reading of a
-    shard stopped early, the counts are ``unaudited``.
+    *on_error*. Samples count as delivered when they come out of the ops. If an epoch or the reading of a shard was left
+    early, the counts are ``unaudited``: they cover what was taken.
 
     Copies of a shared ledger in worker processes report their counts to the original.
 
@@ -99,9 +124,16 @@ class Ledger:
         return cls() if on_error is None else cls(max_errors=float("inf"), on_error=on_error)
 
     def __call__(self, error: Exception) -> None:
+        self._record(error, self._mine().quarantined)
+
+    def fail(self, error: Exception) -> None:
+        """Record, as a call does, the error of a sample that was read; who leaves it out counts it as failed."""
+        self._record(error, self._mine().failures)
+
+    def _record(self, error: Exception, entries: list[Quarantined]) -> None:
         place: list[Any] = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
         reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
-        self._mine().quarantined.append(Quarantined._make([*place, reason]))
+        entries.append(Quarantined._make([*place, reason]))
         self._errors += 1
         if self.on_error is not None:
             self.on_error(error)
@@ -126,6 +158,10 @@ class Ledger:
         """Count a member that does not belong to a sample."""
         self._mine().skipped[reason] += 1
 
+    def leave_out(self, name: str) -> None:
+        """Count a sample that the filter *name* leaves out."""
+        self._mine().filtered[name] += 1
+
     def merge(self, other: Ledger) -> None:
         """Add the counts of *other*, which may come from another process or machine."""
         self._mine().add(other._total())
@@ -148,8 +184,18 @@ class Ledger:
 
     @property
     def samples(self) -> int:
-        """Number of samples delivered."""
-        return self._total().samples
+        """Number of samples delivered, after the ops."""
+        return self._total().delivered
+
+    @property
+    def filtered(self) -> dict[str, int]:
+        """Number of samples that filters left out, by filter."""
+        return dict(self._total().filtered)
+
+    @property
+    def failed(self) -> int:
+        """Number of samples left out because an op or a decoder failed on them."""
+        return self._total().failed
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -158,31 +204,50 @@ class Ledger:
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """The shards, samples and fields left out because of errors."""
-        return list(self._total().quarantined)
+        """The shards, samples and fields left out because of errors: not read, or failed."""
+        tally = self._total()
+        return tally.quarantined + tally.failures
 
     @property
     def unaudited(self) -> bool:
-        """Whether the reading of a shard stopped early, so that the counts cover only a part of it."""
-        return self._total().broken_off > 0
+        """Whether an epoch or the reading of a shard was left early, so that the counts cover only a part of it."""
+        tally = self._total()
+        return tally.broken_off > 0 or tally.in_flight != 0
 
     def check(self, group: Any = None, *, timeout: float = 300.0) -> None:
         """Raise AuditError unless all samples of the planned epochs are accounted for.
 
-        The sums must satisfy delivered + quarantined + dropped = planned, without repeats; if complete epochs were
-        read, this must hold for every shard. The check covers this rank and its workers, or with a
-        ``torch.distributed`` *group* all its ranks, all of which must call this method; with gloo, a rank that does not
-        call it within *timeout* seconds is an error.
+        The sum must close: planned = delivered + filtered + failed + quarantined + dropped, without repeats; if
+        complete epochs were read, each shard must have been read as often as there were epochs. Of an epoch that was
+        left, what was taken must sum up. The check covers this rank and its workers, or with a ``torch.distributed``
+        *group* all its ranks, all of which must call this method; with gloo, a rank that does not call it within
+        *timeout* seconds is an error.
         """
-        self.audit([self._total()] if group is None else _gather(self._total(), group, timeout), group is not None)
+        self._verify([self._total()] if group is None else _gather(self._total(), group, timeout), group is not None)
 
     def audit(self, tallies: list[Tally], all_ranks: bool = False) -> None:
-        """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, cover all planned samples."""
+        """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, cover all samples of an epoch.
+
+        Logs a warning where filters have left none of them.
+        """
+        total = self._verify(tallies, all_ranks)
+        if total.in_flight and not total.broken_off:
+            raise AuditError(f"{total.in_flight} samples came out of the ops in a worker and did not arrive")
+        if not total.broken_off:
+            warn_of_nothing(total)
+
+    def _verify(self, tallies: list[Tally], all_ranks: bool) -> Tally:
         total = Tally()
         for tally in tallies:
             total.add(tally)
-        if total.broken_off:
-            return  # see the property `unaudited`
+        taken, counted = total.read.total() + total.repeated, total.samples + total.lost + total.dropped
+        if total.planned and not total.shards and taken != counted:
+            raise AuditError(f"{taken} samples taken, {counted} read, quarantined or dropped")
+        if total.delivered < 0:
+            out = total.samples - total.delivered
+            raise AuditError(f"{total.samples} samples read, and {out} filtered, failed, dropped or in flight")
+        if total.broken_off or total.in_flight:
+            return total  # see the property `unaudited`
         for rank, tally in enumerate(tallies if all_ranks else ()):
             if tally.epochs != tallies[0].epochs:
                 raise AuditError(
@@ -192,13 +257,14 @@ class Ledger:
         ranks = len(tallies) if all_ranks else 1
         if total.read.total() != total.planned:
             raise AuditError(
-                f"{total.planned} samples planned, {total.read.total()} delivered, quarantined or dropped"
-                + self._differences(total, ranks)
+                f"{total.planned} samples planned, {total.read.total()} delivered, filtered, failed, quarantined or "
+                "dropped" + self._differences(total, ranks)
             )
         if not total.parts and (all_ranks or total.planned == self._indexed(total, 1).total()):
             differences = self._differences(total, ranks)
             if differences:
                 raise AuditError("not every sample was read once per epoch" + differences)
+        return total
 
     def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
         """Return how many samples the epochs of *total* contain, by shard."""
@@ -219,18 +285,30 @@ class Ledger:
 
     def __str__(self) -> str:
         tally = self._total()
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.skipped.items()))
         broken_off = f" ({tally.broken_off} broken off: unaudited)" if tally.broken_off else ""
-        lines = [
-            f"shards      {tally.shards:>6}{broken_off}",
-            f"members     {tally.members:>6}",
-            f"delivered   {tally.samples:>6} samples",
-            f"skipped     {tally.skipped.total():>6} members{reasons and ': ' + reasons}",
-            f"quarantined {len(tally.quarantined):>6}",
-        ]
+        in_flight = f", {tally.in_flight} in flight" if tally.in_flight else ""
+        left_out = [] if not tally.filtered else [_line("filtered", tally.filtered.total(), "samples", tally.filtered)]
+        if tally.failed or tally.failures:
+            left_out.append(_line("failed", tally.failed, "samples"))
+            left_out += [f"  {_describe(entry)}" for entry in tally.failures]
         if tally.planned:
-            lines[0] = f"planned     {tally.planned:>6} samples{broken_off}"
-            lines[3] = f"dropped     {tally.dropped:>6} samples, {tally.repeated} repeated"
+            not_taken = tally.planned - tally.read.total()
+            left = f", {not_taken} not taken" if not_taken else ""
+            lines = [_line("planned", tally.planned, "samples") + left + broken_off]
+        else:
+            lines = [_line("shards", tally.shards) + broken_off]
+        lines.append(_line("members", tally.members))
+        if not tally.planned and tally.delivered < tally.samples:
+            lines.append(_line("read", tally.samples, "samples"))
+        lines += [_line("delivered", tally.delivered, "samples") + in_flight, *left_out]
+        if tally.planned:
+            dropped = tally.dropped + tally.discarded
+            lines.append(_line("dropped", dropped, "samples") + f", {tally.repeated} repeated")
+        elif tally.discarded:
+            lines.append(_line("dropped", tally.discarded, "samples"))
+        if tally.skipped or not tally.planned:
+            lines.append(_line("skipped", tally.skipped.total(), "members", tally.skipped))
+        lines.append(_line("quarantined", tally.lost if tally.planned else len(tally.quarantined)))
         return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])
 
     def share(self) -> None:
@@ -267,6 +345,23 @@ class Ledger:
                 self._mailbox = None  # a copy returned to the owner's process, which has already received its counts
             else:
                 self._tally, self._errors = Tally(), 0  # a copy in another process
+
+
+def warn_of_nothing(tally: Tally) -> None:
+    """Log a warning where filters have left none of the samples that were read."""
+    if tally.samples and tally.filtered and not tally.delivered and not tally.in_flight:
+        filters = ", ".join(f"{name} left out {count}" for name, count in sorted(tally.filtered.items()))
+        log.warning("no sample of this epoch was delivered: of %d read, %s", tally.samples, filters)
+
+
+def _line(name: str, count: int, unit: str = "", parts: Counter[str] | None = None) -> str:
+    """Return one line of a ledger.
+
+    >>> _line("skipped", 3, "members", Counter({"directory": 1, "no extension": 2}))
+    'skipped          3 members: 1 directory, 2 no extension'
+    """
+    words = ", ".join(f"{number} {part}" for part, number in sorted(parts.items())) if parts else ""
+    return f"{name:<11} {count:>6}" + (unit and f" {unit}") + (words and f": {words}")
 
 
 def _first(read: Counter[str]) -> str:
@@ -318,8 +413,8 @@ class _Mailbox:
 
 def _read_tally(fields: dict[str, Any]) -> Tally:
     counters = {name: Counter(value) for name, value in fields.items() if isinstance(value, dict)}
-    quarantined = [Quarantined(*entry) for entry in fields["quarantined"]]
-    return Tally(**{**fields, **counters, "quarantined": quarantined})
+    entries = {name: [Quarantined(*entry) for entry in fields[name]] for name in ("quarantined", "failures")}
+    return Tally(**fields | counters | entries)
 
 
 def _gather(tally: Tally, group: Any, timeout: float) -> list[Tally]:

@@ -2,6 +2,7 @@
 
 - ``sources``: where samples come from, planned or read shard by shard
 - ``op``: the traits of an op; ``ops``: one short generator an operation; ``collate``: samples to a batch
+- ``following``: what becomes of samples in a chain of ops, for the ledger
 - ``stream``: ``Stream``, the chain; ``mix``: several indexed streams in proportion
 - ``dask``: samples mapped on a cluster
 """

@@ -17,7 +17,7 @@ from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.stream.op import run_ops
+from tarshards.stream.following import follow
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
@@ -107,7 +107,10 @@ class MixedSource(PlannedSource):
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
         for sample in part.read(self.shards, self.ledger):
             ops = self.datasets[sample["__dataset__"]].ops
-            yield from run_ops(ops, [sample], epoch, self.ledger)
+            if ops:
+                yield from follow(ops, [sample], epoch, self.ledger, part.leave_out)
+            else:
+                yield sample
 
 
 class Choices:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Context = Literal["epoch", "on_error"]
+Class = Literal["filtered", "discarded"]
 
 
 class Traits(NamedTuple):
@@ -15,6 +17,8 @@ class Traits(NamedTuple):
     - *per_sample*: it does the same to a whole stream as to its parts, so that a loader may run it on one batch.
     - *resumable*: it holds no sample back and counts none, so that the source's position says where it stands.
     - *one_for_one*: it yields one sample for each that it takes.
+    - *leaves_out*: it leaves out some of the samples that it takes, on purpose; as what the ledger counts them.
+    - *gathers*: it makes one result of several samples; the argument that says of how many.
     - *context*: the arguments that a stream supplies unless the caller does.
     - *instead*: what to use where a loader refuses it.
     """
@@ -22,6 +26,8 @@ class Traits(NamedTuple):
     per_sample: bool = False
     resumable: bool = False
     one_for_one: bool = False
+    leaves_out: Class | None = None
+    gathers: str | None = None
     context: tuple[Context, ...] = ()
     instead: str = ""
 
@@ -31,11 +37,13 @@ def op(
     per_sample: bool = False,
     resumable: bool = False,
     one_for_one: bool = False,
+    leaves_out: Class | None = None,
+    gathers: str | None = None,
     context: tuple[Context, ...] = (),
     instead: str = "",
 ) -> Callable[[Function], Function]:
     """Declare the traits of the function that follows; see ``Traits``."""
-    traits = Traits(per_sample, resumable, one_for_one, context, instead)
+    traits = Traits(per_sample, resumable, one_for_one, leaves_out, gathers, context, instead)
 
     def declare(function: Function) -> Function:
         function.traits = traits  # type: ignore[attr-defined]
@@ -65,15 +73,23 @@ class BoundOp(NamedTuple):
     def traits(self) -> Traits:
         return traits_of(self.function)
 
+    @property
+    def label(self) -> str:
+        """The op as messages show it, with the name of its function.
+
+        >>> from tarshards.stream import ops
+        >>> BoundOp(ops.filter, (str.isupper,), {}).label
+        'filter(isupper)'
+        """
+        names = [getattr(argument, "__name__", "") for argument in (*self.args, *self.options.values())]
+        return f"{self.name}({', '.join(filter(None, names))})"
+
+    def argument(self, name: str) -> Any:
+        """Return the value of an argument, None if the caller named none."""
+        return inspect.signature(self.function).bind(None, *self.args, **self.options).arguments.get(name)
+
     def run(self, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
         """Run the op; *epoch* and *on_error* are for an op that wants them and whose caller named none."""
         supplied: dict[str, Any] = {"epoch": epoch, "on_error": on_error}
         options = {name: supplied[name] for name in self.traits.context} | self.options
         return self.function(samples, *self.args, **options)
-
-
-def run_ops(ops: Iterable[BoundOp], samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
-    """Run one op after the other over *samples*."""
-    for bound in ops:
-        samples = bound.run(samples, epoch, on_error)
-    return samples

@@ -52,7 +52,7 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
         yield result
 
 
-@op(per_sample=True, resumable=True, context=("on_error",))
+@op(per_sample=True, resumable=True, leaves_out="filtered", context=("on_error",))
 def filter(
     samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error: OnError | None = None
 ) -> Iterator[Any]:
@@ -200,7 +200,7 @@ def decode(
         yield decoded
 
 
-@op(resumable=True, instead="batch_size= and collate_fn= make the batches")
+@op(resumable=True, leaves_out="discarded", gathers="size", instead="batch_size= and collate_fn= make the batches")
 def batched(
     samples: Iterable[Any], size: int, *, collate: Callable[[list[Any]], Any] = collate, partial: bool = True
 ) -> Iterator[Any]:
@@ -272,7 +272,7 @@ def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random
     yield from buffer
 
 
-@op(instead="leave the loop over the loader early; load_state_dict resumes it there")
+@op(leaves_out="discarded", instead="leave the loop over the loader early; load_state_dict resumes it there")
 def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
     """Yield the first *count* samples (None: all).
 
@@ -282,7 +282,7 @@ def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
     return islice(samples, count)
 
 
-@op(instead="load_state_dict resumes in the middle of an epoch")
+@op(leaves_out="discarded", instead="load_state_dict resumes in the middle of an epoch")
 def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
     """Yield all but the first *count* samples.
 

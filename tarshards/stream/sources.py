@@ -151,14 +151,28 @@ class PlannedSource:
         return part.read(self.shards, self.ledger)
 
     def loop(
-        self, plan: PlannedEpoch, world: World, shares: Shares, *, whole: bool, left_out: range = range(0)
+        self,
+        plan: PlannedEpoch,
+        world: World,
+        shares: Shares,
+        *,
+        whole: bool,
+        left_out: range = range(0),
+        is_ahead: bool = False,
     ) -> EpochLoop:
         """Return the loop of one worker over its shares of *plan*, which is *whole* if nothing was taken before."""
         from tarshards.epoch.loop import EpochLoop
 
-        whole = whole and self.once
         return EpochLoop(
-            plan, self.shards, self.ledger, world, shares, digest=self.digest, whole=whole, left_out=left_out
+            plan,
+            self.shards,
+            self.ledger,
+            world,
+            shares,
+            digest=self.digest,
+            whole=whole and self.once,
+            left_out=left_out,
+            is_ahead=is_ahead,
         )
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:

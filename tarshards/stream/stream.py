@@ -18,7 +18,8 @@ from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import OnDamage
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
-from tarshards.stream.op import BoundOp, run_ops
+from tarshards.stream.following import follow, is_followed
+from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -246,8 +247,9 @@ class Stream:
         return self._iterate(len(self.ops), Progress(epoch, world))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
-        """Yield the samples of a part of a planned epoch, after the ops."""
-        return run_ops(self.ops, self.source.read(part, epoch), epoch, self.source.ledger)
+        """Yield the samples of a part of a planned epoch, after the ops, which leave out what the part then counts."""
+        samples = self.source.read(part, epoch)
+        return follow(self.ops, samples, epoch, self.source.ledger, part.leave_out) if self.ops else samples
 
     def report(self) -> None:
         """In a worker process: send the counts of all ledgers to the process that they come from."""
@@ -258,11 +260,27 @@ class Stream:
         """Iterate over the source and the first *depth* ops."""
         if depth == 0:
             return self.source.iterate(progress)
-        op = self.ops[depth - 1]
+        op, ledger = self.ops[depth - 1], self.source.ledger
         if op.function is ops.repeat:
-            times = inspect.signature(ops.repeat).bind(None, *op.args, **op.options).arguments.get("times")
+            times = op.argument("times")
             progress = Progress(progress.epoch * (ENDLESS if times is None else times), progress.world)
-        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self.source.ledger))
+        elif ledger is not None and depth <= self._followed:
+            begin = depth - 1
+            while begin and self.ops[begin - 1].function is not ops.repeat:
+                begin -= 1
+            samples = self._iterate(begin, progress)
+            return follow(self.ops[begin:depth], samples, progress.epoch, ledger, ledger.add, whole=True)
+        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, ledger))
+
+    @property
+    def _followed(self) -> int:
+        """The number of the first ops in which it is counted what becomes of each sample of the source."""
+        for number, op in enumerate(self.ops):
+            if op.traits.gathers and is_followed(op):
+                return number + 1
+            if op.function is not ops.repeat and not is_followed(op):
+                return number
+        return len(self.ops)
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
         """Add to each sample the *fields* (by default all) of the sample of its key in parallel shards.

@@ -180,7 +180,8 @@ class _SourceStream:
             try:
                 yield from rename_fields([sample], self.source.rename)
             except TarshardsError as error:
-                self.ledger(error)
+                self.ledger.fail(error)
+                self.ledger.count(failed=1)
 
     def close(self) -> None:
         """Close open shards at once, even if a traceback still refers to them."""

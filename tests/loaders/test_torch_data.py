@@ -205,7 +205,7 @@ def test_the_ledger_covers_workers_and_ops(make_shards, tmp_path, method):
     delivered = classes(loader(dataset, 2, method))
     assert sorted(delivered) == [1, 2, 3, 4, 9, 11]
     assert dataset.ledger is ledger
-    assert (ledger.shards, ledger.samples, ledger.members) == (3, 9, 18)
+    assert (ledger.shards, ledger.samples, ledger.failed, ledger.members) == (3, 6, 3, 18)
     assert sorted(entry.key or "" for entry in ledger.quarantined) == ["", "000000", "000005", "000010"]
     assert not ledger.unaudited
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tarshards import Ledger
-from tarshards.errors import AuditError, TarError
+from tarshards.errors import AuditError, DecodeError, TarError
 from tarshards.samples.ledger import Tally
 
 
@@ -79,8 +79,10 @@ def test_merge_and_clear():
 def _work(ledger: Ledger, samples: int) -> None:
     ledger.count(samples=samples)
     ledger.skip("directory")
-    with suppress(TarError):
-        ledger(TarError("bad", url="a.tar", offset=1))
+    ledger.leave_out("filter(odd)")
+    for record in (ledger, ledger.fail):
+        with suppress(TarError):
+            record(TarError("bad", url="a.tar", offset=1))
     ledger.report()
     ledger.count(samples=1)
     ledger.report()
@@ -97,10 +99,11 @@ def test_copies_in_other_processes_report_home(method):
         process.start()
     for process in processes:
         process.join()
-    assert ledger.samples == 132
+    assert ledger.samples == 130
     assert ledger.skipped == {"directory": 2}
-    assert [entry.offset for entry in ledger.quarantined] == [1, 1]
-    assert ledger.samples == 132, "reports are added once"
+    assert ledger.filtered == {"filter(odd)": 2}
+    assert [entry.offset for entry in ledger.quarantined] == [1, 1, 1, 1]
+    assert ledger.samples == 130, "reports are added once"
 
 
 def test_a_pickled_ledger_brings_its_counts():
@@ -150,7 +153,12 @@ def test_the_mailbox_goes_with_its_owner():
 
 
 def account(planned: int, read: dict[str, int], **counts) -> Tally:
-    return Tally(planned=planned, read=Counter(read), epochs=Counter({"set order": 1}), **counts)
+    """The tally of an epoch, of whose samples those that are neither lost nor dropped were read."""
+    samples = sum(read.values()) + sum(counts.get(name, 0) * sign for name, sign in SIGNS.items())
+    return Tally(**{"samples": samples} | counts, planned=planned, read=Counter(read), epochs=Counter({"set order": 1}))
+
+
+SIGNS = {"repeated": 1, "lost": -1, "dropped": -1}
 
 
 @pytest.fixture
@@ -161,7 +169,10 @@ def ledger() -> Ledger:
     return ledger
 
 
-@pytest.mark.parametrize("counts", [{}, {"repeated": 1}, {"dropped": 2}])
+@pytest.mark.parametrize(
+    "counts",
+    [{}, {"repeated": 1}, {"dropped": 2}, {"lost": 8}, {"failed": 3, "filtered": Counter({"filter(odd)": 5})}],
+)
 def test_an_account_that_adds_up(ledger, counts):
     ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, **counts))
     ledger.check()
@@ -216,7 +227,7 @@ def test_the_parts_of_ranks(ledger):
 def test_a_merged_ledger_knows_both_datasets(ledger):
     other = Ledger()
     other.know("other", ["c.tar"], [1])
-    other.add(Tally(planned=1, read=Counter({"c.tar": 1}), epochs=Counter({"other order": 1})))
+    other.add(Tally(planned=1, samples=1, read=Counter({"c.tar": 1}), epochs=Counter({"other order": 1})))
     ledger.add(account(8, {"a.tar": 3, "b.tar": 5}))
     ledger.merge(other)
     ledger.check()
@@ -224,11 +235,90 @@ def test_a_merged_ledger_knows_both_datasets(ledger):
 
 
 def test_the_table_of_a_planned_epoch(ledger):
-    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, samples=7, members=14, dropped=1, repeated=2))
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, members=14, dropped=1, repeated=2))
+    ledger.check()
     assert str(ledger).splitlines() == [
         "planned          8 samples",
         "members         14",
-        "delivered        7 samples",
+        "delivered        9 samples",
         "dropped          1 samples, 2 repeated",
         "quarantined      0",
     ]
+
+
+def test_the_table_of_an_epoch_that_lost_samples_on_its_way(ledger):
+    ledger = Ledger(max_errors=9)
+    ledger.know("set", ["a.tar", "b.tar"], [3, 5])
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, lost=1, failed=1, filtered=Counter({"filter(odd)": 4})))
+    ledger.fail(DecodeError("not an image", url="a.tar", key="3", field="jpg"))
+    ledger(TarError("truncated", url="b.tar", offset=512))
+    ledger.check()
+    assert (ledger.samples, ledger.filtered, ledger.failed) == (2, {"filter(odd)": 4}, 1)
+    assert [entry.reason for entry in ledger.quarantined] == ["truncated", "not an image"]
+    assert str(ledger).splitlines() == [
+        "planned          8 samples",
+        "members          0",
+        "delivered        2 samples",
+        "filtered         4 samples: 4 filter(odd)",
+        "failed           1 samples",
+        "  a.tar: 3.jpg: not an image",
+        "dropped          0 samples, 0 repeated",
+        "quarantined      1",
+        "  b.tar: offset 512: truncated",
+    ]
+
+
+def test_the_table_of_an_epoch_that_was_left(ledger):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 1}, in_flight=1, broken_off=1))
+    ledger.check()
+    assert ledger.unaudited
+    assert str(ledger).splitlines() == [
+        "planned          8 samples, 4 not taken (1 broken off: unaudited)",
+        "members          0",
+        "delivered        3 samples, 1 in flight",
+        "dropped          0 samples, 0 repeated",
+        "quarantined      0",
+    ]
+
+
+def test_a_streamed_ledger_says_what_was_read_of_what_was_left_out():
+    ledger = Ledger()
+    ledger.count(shards=1, members=8, samples=4, failed=1, discarded=1)
+    ledger.leave_out("filter(odd)")
+    assert str(ledger).splitlines() == [
+        "shards           1",
+        "members          8",
+        "read             4 samples",
+        "delivered        1 samples",
+        "filtered         1 samples: 1 filter(odd)",
+        "failed           1 samples",
+        "dropped          1 samples",
+        "skipped          0 members",
+        "quarantined      0",
+    ]
+
+
+@pytest.mark.parametrize("broken_off", [0, 1])
+def test_a_sum_that_does_not_close(ledger, broken_off):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, samples=7, broken_off=broken_off))
+    with pytest.raises(AuditError, match="8 samples taken, 7 read, quarantined or dropped"):
+        ledger.check()
+
+
+def test_more_left_out_than_read(ledger):
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, failed=9))
+    with pytest.raises(AuditError, match="8 samples read, and 9 filtered, failed"):
+        ledger.check()
+
+
+def test_an_audit_warns_where_filters_left_nothing(ledger, caplog):
+    nothing = account(8, {"a.tar": 3, "b.tar": 5}, failed=1, filtered=Counter({"filter(odd)": 7}))
+    ledger.audit([nothing])
+    assert [record.getMessage() for record in caplog.records] == [
+        "no sample of this epoch was delivered: of 8 read, filter(odd) left out 7"
+    ]
+    caplog.clear()
+    ledger.audit([account(8, {"a.tar": 3, "b.tar": 5}, filtered=Counter({"filter(odd)": 7}))])
+    ledger.audit([account(8, {"a.tar": 3, "b.tar": 5}, failed=8)])
+    ledger.check()
+    assert not caplog.records

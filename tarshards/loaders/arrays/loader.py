@@ -19,6 +19,7 @@ import numpy as np
 from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
+from tarshards.errors import DecodeError, SampleError
 from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
 from tarshards.loaders.arrays.readers.base import Reader
@@ -26,6 +27,8 @@ from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
+from tarshards.samples.ledger import Tally
+from tarshards.stream.following import Count
 from tarshards.stream.sources import PlannedSource, Progress
 from tarshards.stream.stream import Stream
 
@@ -101,9 +104,10 @@ class ArrayBatchMaker(BatchMaker):
         return assembled.batch
 
     def report(self, assembled: AssembledBatch) -> None:
-        """Give what failed of a batch to the ledger."""
+        """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""
         for place in sorted(assembled.failures):
-            self.stream.ledger(assembled.failures[place])
+            error = assembled.failures[place]
+            (self.stream.ledger.fail if has_failed(error) else self.stream.ledger)(error)
 
     def _locate(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
         reader, terms = self.stream.source.shards, self.assembler.terms
@@ -212,14 +216,19 @@ class ArrayLoader(ResumableLoader):
         with closing(self._in_order(locates(), this)) as results:
             for assembled in results:
                 part = ahead.popleft()
-                part.taken, part.lost = len(part), len(assembled.failures)
-                part.members = (part.taken - part.lost) * len(self.maker.assembler.terms)
+                failed = sum(map(has_failed, assembled.failures.values()))
+                part.taken, part.lost = len(part), len(assembled.failures) - failed
+                part.members = (part.taken - len(assembled.failures)) * len(self.maker.assembler.terms)
+                if failed:
+                    part.leave_out(Tally(failed=failed))
                 yield assembled.batch
                 del assembled
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         assembler = self.maker.assembler
         samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world))
+        read, failed, delivered = Count(), 0, 0
+        counted = read.over(samples)
 
         def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
             results = raw.result()
@@ -228,7 +237,7 @@ class ArrayLoader(ResumableLoader):
             return LocatedSamples(find_in_bytes(results, assembler.terms), numbers, np.arange(len(urls)), urls)
 
         def locates(thread: ThreadPoolExecutor) -> Iterator[Locate]:
-            raws = (thread.submit(lambda: list(islice(samples, self.maker.size))) for _ in count())
+            raws = (thread.submit(lambda: list(islice(counted, self.maker.size))) for _ in count())
             for raw in raws:
                 if not assembler.is_open and raw.exception() is None:  # by the first, whichever thread is quicker
                     assembler.open(locate(raw))
@@ -240,11 +249,14 @@ class ArrayLoader(ResumableLoader):
                     for number, assembled in enumerate(results):
                         if not len(assembled.samples):
                             break
+                        failed += len(assembled.failures)
                         if number >= this.passed:
                             yield assembled.batch
+                        delivered += len(assembled.samples) - len(assembled.failures)  # a batch waits for the next
             finally:
                 thread.shutdown(cancel_futures=True)
                 samples.close()
+                self.ledger.count(failed=failed, in_flight=int(read) - failed - delivered)
                 self.ledger.report()
 
     def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
@@ -281,6 +293,11 @@ def _results(
         return
     with ThreadPoolExecutor(threads, "tarshards-make") as pool:
         yield from bounded_map(operator.call, works, executor=pool, window=threads + ahead)
+
+
+def has_failed(error: Exception) -> bool:
+    """Say whether *error* is of a sample that was read, and then lacked a field or did not decode."""
+    return isinstance(error, (DecodeError, SampleError))
 
 
 def _number_of(key: str) -> int:

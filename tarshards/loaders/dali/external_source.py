@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ from tarshards.loaders.base import Pass, Passes
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.parallel import bounded_map
+from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.stream import Stream
 
@@ -91,11 +92,15 @@ class EncodedBatchMaker(BatchMaker):
         return shares[:-1] if partial and self.last_batch == "drop" else shares
 
     def read(self, part: Part, epoch: int) -> EncodedBatch:
-        return self.encode(self.stream.read(part, epoch), len(part))
+        samples = list(self.stream.read(part, epoch))
+        batch = self.encode(samples, len(part))
+        if failed := len(samples) - batch.real:
+            part.leave_out(Tally(failed=failed))
+        return batch
 
     def encode(self, samples: Iterable[Any], planned: int) -> EncodedBatch:
         """Encode the samples of a batch for which *planned* ones were read, and fill it if it is the last."""
-        encoded = list(self.guard.encode(samples, self.stream.ledger))
+        encoded = list(self.guard.encode(samples, self.stream.ledger.fail))
         missing = self.size - len(encoded) if planned < self.size and self.last_batch == "pad" else 0
         return EncodedBatch(encoded + encoded[-1:] * missing, len(encoded))
 
@@ -138,6 +143,7 @@ class BatchSource:
         self.maker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
         self.passes, self.guard = Passes(self.maker), guard
         self.has_valid = guard.on_bad == "mask" or last_batch == "pad"
+        self._made = self._arrived = 0  # samples: the one is counted by a thread, the other by the consumer
 
     @property
     def num_outputs(self) -> int:
@@ -152,10 +158,24 @@ class BatchSource:
 
     def _epoch(self) -> Iterator[tuple[Any, ...]]:
         this = self.passes.begin()
-        with closing(self.batches(this)) as batches:
+        with self.counted(), closing(self.batches(this)) as batches:
             for batch, _ in self.passes.deliver(this, batches):
+                self.arrive(batch)
                 if batch.samples:
                     yield (*batch.columns(), batch.valid) if self.has_valid else tuple(batch.columns())
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count at the end of a pass the samples of batches that did not ``arrive`` as in flight."""
+        self._made = self._arrived = 0
+        try:
+            yield
+        finally:
+            self.maker.stream.ledger.count(in_flight=self._made - self._arrived)
+
+    def arrive(self, batch: EncodedBatch) -> None:
+        """Say that the consumer is given *batch*."""
+        self._arrived += batch.real
 
     def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of one pass, also those without samples."""
@@ -163,7 +183,9 @@ class BatchSource:
 
     def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         try:
-            yield from self._streamed(this) if this.plan is None else self._planned(this, this.plan)
+            for batch in self._streamed(this) if this.plan is None else self._planned(this, this.plan):
+                self._made += batch.real
+                yield batch
         finally:
             self.maker.stream.report()
 
@@ -181,4 +203,8 @@ class BatchSource:
             pass
         while chunk := list(islice(samples, maker.size)):
             if len(chunk) == maker.size or maker.last_batch != "drop":
-                yield maker.encode(chunk, len(chunk))
+                batch = maker.encode(chunk, len(chunk))
+                maker.stream.ledger.count(failed=len(chunk) - batch.real)
+                yield batch
+            else:
+                maker.stream.ledger.count(discarded=len(chunk))

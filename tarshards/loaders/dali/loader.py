@@ -86,9 +86,13 @@ class DaliLoader(ResumableLoader):
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         begun = this.state.get("position", this.passed) if this.state else 0
         seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
-        with closing(self.source.batches(this)) as batches:
+        with self.source.counted(), closing(self.source.batches(this)) as batches:
             for batch, pipe, outputs in self._runner.run(batches, seeds):
+                if this.plan is not None:
+                    self.source.arrive(batch)
                 yield {} if outputs is None else self._named(batch, pipe, outputs)
+                if this.plan is None:  # each batch waits for the one after it
+                    self.source.arrive(batch)
 
     def _named(self, batch: EncodedBatch, pipe: Pipeline, outputs: Sequence[Any]) -> dict[str, Any]:
         named: dict[str, Any] = {
@@ -178,9 +182,11 @@ class PipelineRunner:
                 kept.append(encoded)
                 continue
             url, key = encoded.sample.get("__url__"), encoded.sample.get("__key__")
-            self._ledger(DecodeError(bad[i], url=url, key=key))
+            self._ledger.fail(DecodeError(bad[i], url=url, key=key))
             if self._guard.on_bad == "mask" and encoded.valid:  # a black image that fails as well is left out
                 kept.append(self._guard.mask(encoded))
+            else:
+                self._ledger.count(failed=1, in_flight=-1)
         repeats = kept[-1:] * (len(samples) - real)
         in_flight[number] = EncodedBatch(kept + repeats, len(kept))
         return in_flight

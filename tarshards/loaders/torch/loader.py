@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tarshards.epoch.loop import Part
+from tarshards.epoch.loop import Outcome, Part
 from tarshards.errors import AuditError, WorldError
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
@@ -70,18 +70,27 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
         with self._batches.ordered(_PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)):
-            made = DataLoader.__iter__(self)
-        tallies, replayed = [], this.passed
-        for batch in made:
-            if isinstance(batch, Tally):
-                tallies.append(batch)
-            elif replayed:
-                replayed -= 1
-            else:
-                yield batch
+            batches = DataLoader.__iter__(self)
+        tallies, replayed, arrived = [], this.passed, Tally()
+        try:
+            for made in batches:
+                if isinstance(made, Tally):
+                    tallies.append(made)
+                    continue
+                if this.plan is not None:
+                    made.outcome.settle(arrived)
+                if replayed:
+                    replayed -= 1
+                else:
+                    yield made.batch
+                if this.plan is None:  # each batch waits for the one after it
+                    made.outcome.settle(arrived)
+        finally:
+            self.ledger.add(arrived)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
-        self.ledger.audit(tallies)
+        if this.plan is not None:
+            self.ledger.audit([*tallies, arrived])
 
 
 def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
@@ -109,6 +118,13 @@ class _PassOrder(NamedTuple):
     state: Mapping[str, Any] | None
     rank: int
     ranks: int
+
+
+class _Made(NamedTuple):
+    """A batch, and what became of its samples, which are in flight until the loader takes it."""
+
+    batch: Any
+    outcome: Outcome
 
 
 class CollatedBatchMaker(BatchMaker):
@@ -172,11 +188,14 @@ class _Batches(IterableDataset[Any]):
         try:
             if plan is None:
                 samples = self.stream.iterate(order.epoch, world)
-                yield from ops.batched(samples, self.maker.size, collate=self.maker.collate)
+                for batch in ops.batched(samples, self.maker.size, collate=list):
+                    self.stream.ledger.count(in_flight=len(batch))
+                    yield _Made(self.maker.collate(batch), Outcome(len(batch), 0, None))
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
-                loop = self.stream.source.loop(plan, world, shares, whole=order.state is None)
-                yield from loop.run(partial(map, partial(self.maker.read, epoch=order.epoch)))
+                loop = self.stream.source.loop(plan, world, shares, whole=order.state is None, is_ahead=True)
+                for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
+                    yield _Made(batch, loop.made)
                 yield loop.tally
         finally:
             self.stream.report()

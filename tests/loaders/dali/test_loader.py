@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -144,6 +146,20 @@ def test_damaged_images_are_named_and_everything_else_is_delivered(photos):
         assert "empty" in reasons["00020.jpg"]
         assert "20000 x 20000 pixels" in reasons["00033.jpg"]
         data.ledger.check()
+        assert (data.ledger.samples, data.ledger.failed, data.ledger.unaudited) == (45, 5, False)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_what_was_read_ahead_of_a_loop_that_is_left_is_in_flight(photos, index):
+    data = dataset(photos(50, bad=DAMAGED), index=index)
+    loader = dali.dali_loader(data, decode, batch_size=5, **CPU)
+    delivered = labels(islice(loader, 3))
+    gc.collect()
+    data.ledger.check()
+    tally = data.ledger._total()
+    assert data.ledger.samples == len(delivered)
+    assert tally.in_flight > 0
+    assert data.ledger.unaudited
 
 
 def test_damaged_images_can_be_masked(photos):
@@ -156,6 +172,7 @@ def test_damaged_images_can_be_masked(photos):
         assert batch["jpg"].shape == (10, 32, 40, 3)
         assert batch["valid"].tolist() == [int(label) not in DAMAGED for label in batch["cls"]]
         assert not batch["jpg"][~batch["valid"]].any()
+    assert (data.ledger.samples, data.ledger.failed, data.ledger.unaudited) == (50, 0, False)
 
 
 def test_a_damaged_image_raises_by_default(photos):
@@ -199,6 +216,8 @@ def test_a_pipeline_goes_on_without_what_only_the_decoder_finds_bad(photos, on_b
         planned = [number_of(data, place) for place in data.source.plan(epoch, 1)]
         delivered = labels(batches)
         assert {entry.key for entry in data.ledger.quarantined} == {f"{i:05d}" for i in bad}
+        assert (data.ledger.samples, data.ledger.failed) == ((46, 4) if on_bad == "drop" else (50, 0))
+        assert not data.ledger.unaudited
         if on_bad == "drop":
             assert delivered == [number for number in planned if number not in bad]
         else:

@@ -1,0 +1,149 @@
+"""What becomes of samples on their way through ops, counted for the ledger: each is in one class."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress
+from operator import length_hint
+from typing import Any
+
+from tarshards.errors import AuditError
+from tarshards.samples.ledger import Ledger, Tally, warn_of_nothing
+from tarshards.stream.op import BoundOp
+
+
+def is_followed(op: BoundOp) -> bool:
+    """Say whether what goes into *op* can be told to have come out, or to have been left out."""
+    return op.traits.one_for_one or op.traits.leaves_out is not None
+
+
+def follow(
+    ops: Sequence[BoundOp],
+    samples: Iterable[Any],
+    epoch: int,
+    ledger: Ledger,
+    add: Callable[[Tally], Any],
+    *,
+    whole: bool = False,
+) -> Iterator[Any]:
+    """Run *ops* over *samples*, and give the counts of those that are left out to *add*, their errors to *ledger*.
+
+    The samples are those of a *whole* epoch, or fewer. Raises AuditError if an op lost some.
+    """
+    passage = Passage(ops, ledger)
+    upstream = iter(samples)
+    try:
+        yield from passage.run(upstream, epoch)
+        passage.verify()
+        if whole:
+            passage.warn()
+    finally:
+        if hasattr(upstream, "close"):
+            upstream.close()  # so that the source has counted what it read when the counts are reported
+        if passage.entered != passage.delivered:
+            add(passage.tally())
+
+
+class Passage:
+    """One run of *ops* over samples; counts how many go into each op, fail there, and come out.
+
+    The last op may gather samples.
+    """
+
+    def __init__(self, ops: Sequence[BoundOp], ledger: Ledger):
+        self._stages = [_Stage(op, ledger) for op in ops]
+        self._counts = [Count() for _ in range(len(ops) + 1)]  # before each op, and after the last
+
+    def run(self, samples: Iterable[Any], epoch: int) -> Iterator[Any]:
+        """Return what comes out of the ops."""
+        samples = self._counts[0].over(samples)
+        for stage, count in zip(self._stages, self._counts[1:]):
+            samples = count.over(stage.run(samples, epoch))
+        return samples
+
+    @property
+    def entered(self) -> int:
+        """The samples that went in."""
+        return int(self._counts[0])
+
+    @property
+    def delivered(self) -> int:
+        """The samples that came out, by themselves or in batches."""
+        return self._came_out(len(self._stages) - 1)
+
+    def _came_out(self, number: int) -> int:
+        count, size = int(self._counts[number + 1]), self._stages[number].size
+        return count if size is None else min(count * size, int(self._counts[number]))
+
+    def _missing(self) -> Iterator[tuple[_Stage, int, bool]]:
+        """Yield for each op how many samples went in, did not fail and have not come out; and whether it has ended."""
+        for number, stage in enumerate(self._stages):
+            missing = int(self._counts[number]) - stage.failed - self._came_out(number)
+            yield stage, missing, self._counts[number + 1].has_ended
+
+    def tally(self) -> Tally:
+        """Return the counts of the samples that have not come out."""
+        tally = Tally(failed=sum(stage.failed for stage in self._stages))
+        for stage, missing, has_ended in self._missing():
+            leaves_out = stage.op.traits.leaves_out
+            if leaves_out is None or (stage.size is not None and not has_ended):
+                tally.in_flight += missing
+            elif leaves_out == "discarded":
+                tally.discarded += missing
+            elif missing:
+                tally.filtered[stage.op.label] += missing
+        return tally
+
+    def verify(self) -> None:
+        """Raise AuditError if an op that has ended did not yield all samples that it took."""
+        for stage, missing, has_ended in self._missing():
+            if has_ended and missing and stage.op.traits.leaves_out is None:
+                words = f"{missing} samples that it took" if missing > 0 else f"{-missing} samples more than it took"
+                raise AuditError(f"{stage.op.label} {'lost' if missing > 0 else 'yielded'} {words}")
+
+    def warn(self) -> None:
+        """Log a warning if the ops have left out all samples."""
+        if not self.delivered:
+            tally = self.tally()
+            tally.samples = self.entered
+            warn_of_nothing(tally)
+
+
+class _Stage:
+    """An op of a passage; *failed* counts the samples on which it failed, *size* those that it gathers."""
+
+    def __init__(self, op: BoundOp, ledger: Ledger):
+        self.op, self.ledger, self.failed = op, ledger, 0
+        self.size: int | None = op.argument(op.traits.gathers) if op.traits.gathers else None
+        self._handler: Any = None
+
+    def run(self, samples: Iterable[Any], epoch: int) -> Iterable[Any]:
+        op, handler = self.op, self.op.options.get("on_error", self.ledger)
+        if "on_error" not in op.traits.context or handler is None:
+            return op.run(samples, epoch, handler)
+        self._handler = self.ledger.fail if handler is self.ledger else handler
+        return op._replace(options={**op.options, "on_error": self._fail}).run(samples, epoch, self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self.failed += 1
+        self._handler(error)
+
+
+class Count:
+    """Counts what is taken of an iterator, without Python code for each."""
+
+    def __init__(self) -> None:
+        self._numbers = iter(range(1, sys.maxsize))
+        self.has_ended = False
+
+    def over(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Yield *samples*, counted."""
+        return compress(chain(samples, self._end()), self._numbers)
+
+    def _end(self) -> Iterator[Any]:
+        self.has_ended = True
+        yield from ()
+
+    def __int__(self) -> int:
+        return sys.maxsize - 1 - length_hint(self._numbers)

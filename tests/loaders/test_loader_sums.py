@@ -1,0 +1,162 @@
+"""The ledger's sum over loaders: what reached the loop is delivered, and what was made ahead is in flight."""
+
+from __future__ import annotations
+
+import gc
+from itertools import islice
+
+import pytest
+from torch.utils.data import DataLoader
+
+from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, World, readers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+SAMPLES = 60
+INDEXED = pytest.mark.parametrize("index", [True, False])
+
+
+def odd(sample) -> bool:
+    return int(sample["cls"]) % 2 == 1
+
+
+def nothing(sample) -> bool:
+    return False
+
+
+def fail_on_fives(sample):
+    if int(sample["cls"]) % 5 == 0:
+        raise ValueError("a five")
+    return sample
+
+
+def counts(ledger: Ledger) -> tuple[int, int, int, int, int]:
+    """The samples that were delivered, filtered, failed, quarantined and in flight; their sum must close."""
+    ledger.check()
+    tally = ledger._total()
+    found = tally.delivered, tally.filtered.total(), tally.failed, tally.lost, tally.in_flight
+    if tally.planned:
+        assert sum(found) + tally.discarded + tally.dropped == tally.read.total() + tally.repeated
+    else:
+        assert sum(found) + tally.discarded == tally.samples
+    return found
+
+
+@pytest.fixture
+def urls(tmp_path) -> str:
+    """Six indexed shards of the classes 0 to 59; those of sevens are cats."""
+    with ShardWriter(str(tmp_path / "set-{shard:02d}.tar"), max_samples=10) as writer:
+        for i in range(SAMPLES):
+            writer.write({"__key__": f"{i:03d}", "cls": str(i), "odd.cls": "cat" if i % 7 == 0 else str(i)})
+    return str(tmp_path / "set-{00..05}.tar")
+
+
+def dataset(urls: str, **options) -> ShardDataset:
+    return ShardDataset(urls, **{"shuffle": True, "on_error": Ledger(max_errors=1000)} | options)
+
+
+def taken(batches) -> int:
+    return sum(len(batch["cls"]) for batch in batches if batch)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@INDEXED
+def test_an_epoch_of_a_shard_loader(urls, workers, index):
+    loader = ShardLoader(dataset(urls, index=index).filter(odd).map(fail_on_fives), 8, num_workers=workers)
+    assert taken(loader) == 24
+    assert counts(loader.ledger) == (24, 30, 6, 0, 0)
+    assert taken(loader) == 24
+    assert counts(loader.ledger) == (48, 60, 12, 0, 0)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+def test_a_shard_loader_that_is_left_delivered_what_its_loop_got(urls, workers, persistent, steps):
+    loader = ShardLoader(
+        dataset(urls).filter(odd).map(fail_on_fives), 8, num_workers=workers, persistent_workers=persistent
+    )
+    iterator = iter(loader)
+    got = taken(islice(iterator, steps))
+    del iterator
+    gc.collect()
+    expected = got
+    if persistent:
+        expected += taken(loader)  # the next pass ends the one before in the workers
+    ledger = loader.ledger
+    assert counts(ledger)[0] == expected
+    assert ledger.unaudited or steps == len(loader)
+    if workers == 3 and steps == 1:
+        assert counts(ledger)[-1] > 0, "workers had made batches ahead"
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_and_tails(urls, tail, workers):
+    loaders = []
+    for rank in range(7):
+        data = dataset(urls, tail=tail, world=World(rank, 7)).filter(odd).map(fail_on_fives)
+        loaders.append(ShardLoader(data, 4, num_workers=workers))
+        list(loaders[-1])
+        counts(loaders[-1].ledger)
+    ledger = loaders[0].ledger
+    for loader in loaders[1:]:
+        ledger.merge(loader.ledger)
+    delivered, filtered, failed, lost, in_flight = counts(ledger)
+    tally = ledger._total()
+    assert (lost, in_flight, tally.planned) == (0, 0, SAMPLES)
+    assert tally.repeated == (3 if tail == "pad" else 0)
+    assert delivered + filtered + failed + tally.dropped == SAMPLES + tally.repeated
+    assert tally.dropped == (4 if tail == "drop" else 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_is_gone_is_quarantined(urls, tmp_path, workers):
+    data = dataset(urls)
+    (tmp_path / "set-03.tar").unlink()
+    loader = ShardLoader(data.filter(odd).map(fail_on_fives), 8, num_workers=workers)
+    assert taken(loader) == 20
+    assert counts(loader.ledger) == (20, 25, 5, 10, 0)
+    assert "quarantined     10\n" in str(loader.ledger)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@INDEXED
+def test_a_dataset_in_a_data_loader(urls, workers, index):
+    data = dataset(urls, index=index).filter(odd).map(fail_on_fives)
+    assert len(list(DataLoader(data, None, num_workers=workers))) == 24
+    assert counts(data.ledger) == (24, 30, 6, 0, 0)
+
+
+@pytest.mark.parametrize(("index", "workers"), [(True, 0), (True, 2), (False, 0)])
+def test_a_filter_that_leaves_nothing_is_a_warning(urls, workers, index, caplog):
+    loader = ShardLoader(dataset(urls, index=index).filter(nothing), 8, num_workers=workers)
+    assert taken(loader) == 0
+    assert caplog.messages == ["no sample of this epoch was delivered: of 60 read, filter(nothing) left out 60"]
+
+
+@INDEXED
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_array_loader(urls, threads, index):
+    data = Stream.from_shards(urls, index=index, on_error=Ledger(max_errors=1000))
+    fields = {"cls": readers.integer(), "odd.cls": readers.integer()}
+    loader = ArrayLoader(data, 8, fields=fields, threads=threads)
+    assert taken(loader) == 51
+    assert counts(loader.ledger) == (51, 0, 9, 0, 0)
+    assert loader.ledger.failed == len(loader.ledger.quarantined) == 9
+    got = taken(islice(loader, 3))
+    gc.collect()
+    assert counts(loader.ledger)[0] == 51 + got
+    assert loader.ledger.unaudited
+    if index:
+        assert counts(loader.ledger)[-1] == 0, "what threads made ahead was never counted as read"
+
+
+def test_an_array_loader_of_a_shard_that_is_gone(urls, tmp_path):
+    data = Stream.from_shards(urls, on_error=Ledger(max_errors=1000))
+    (tmp_path / "set-03.tar").unlink()
+    loader = ArrayLoader(data, 8, fields={"odd.cls": readers.integer()})
+    assert sum(len(batch["__key__"]) for batch in loader) == 42
+    assert counts(loader.ledger) == (42, 0, 8, 10, 0)
