@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
@@ -216,7 +216,7 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: set[str
         for sample in samples:
             try:
                 others = [other.take(sample["__key__"]) for other in indexed[number:]]
-            except OpenError as error:
+            except (OpenError, ShardIndexError) as error:
                 join.refuse(sample, error)
                 continue
             if number == 0 and not any(others):

@@ -24,6 +24,8 @@ from tarshards.index.build import build_index
 from tarshards.index.join import JoinedShards
 from tarshards.index.sidecar import Index
 from tarshards.storage import _mapped_py, ranges
+from tarshards.verbs.grep import KeyFilter
+from tarshards.verbs.join import join_shards
 
 Found = list[tuple[str, str, bytes]]  # key, field, data
 
@@ -355,3 +357,21 @@ def test_a_stale_sample_of_a_joined_dataset_is_left_out(grown, tmp_path):
     stream = Stream.from_shards(other, index=True, on_error=errors.append).join(grown, fields="cls")
     assert [(sample["__key__"], int(sample["cls"])) for sample in stream] == RIGHT
     assert [error.key for error in errors] == CHANGED
+
+
+def test_a_join_refuses_what_it_looks_up_in_a_stale_index(grown, tmp_path):
+    other = str(tmp_path / "other.tar")
+    write_samples([{"__key__": f"{i:04d}", "txt": "t"} for i in reversed(range(1000))], other)
+    refused: list[TarshardsError] = []
+    samples = join_shards([other, grown], reject=lambda sample, error: refused.append(error))
+    assert sorted((sample["__key__"], int(sample["cls"])) for sample in samples) == RIGHT
+    assert sorted(str(error.key) for error in refused) == CHANGED
+    with pytest.raises(ShardIndexError, match=r"cls: stale index"):
+        list(join_shards([other, grown]))
+
+
+def test_a_search_by_keys_refuses_what_it_looks_up_in_a_stale_index(grown):
+    errors: list[Exception] = []
+    samples = list(KeyFilter(["0005", "0009"]).candidates(grown, on_error=errors.append))
+    assert [sample["__key__"] for sample in samples] == ["0005"]
+    assert [(type(error), error.key) for error in errors] == [(ShardIndexError, "0009")]
