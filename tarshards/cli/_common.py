@@ -19,6 +19,7 @@ from tarshards.errors import TarshardsError
 
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
+    from tarshards.storage.manifest import Shard
     from tarshards.write.shards import TarWriter
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -127,6 +128,7 @@ class Input:
         count: int | None,
         slice_: slice | None,
         fields: str | None,
+        ignore_zeros: bool,
         on_error: str,
         max_errors: float | None,
         quiet: bool,
@@ -139,6 +141,7 @@ class Input:
             self.terms = None if fields is None else parse_selection(fields)
         self.specs = all_specs(shards, lists) or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
+        self.concatenated = ignore_zeros
         if verbose:
             import logging
 
@@ -162,7 +165,8 @@ class Input:
     def __iter__(self) -> Iterator[Sample]:
         from tarshards.samples.read import read_samples
 
-        return self.choose(read_samples(self.specs, on_error=self.ledger, allow_pipe=True))
+        samples = read_samples(self.specs, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
+        return self.choose(samples)
 
     def choose(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Apply --slice, --count, --fields and the progress bar to *samples*."""
@@ -234,6 +238,8 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...")
 list_option = click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
+ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
 output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
 seed_option = click.option("--seed", default=0, help="Seed of everything random.", show_default=True)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
@@ -251,11 +257,12 @@ def reads_samples(
     command: Callable[..., Any],
     *,
     count: tuple[str, ...] = ("-c", "--count"),
+    ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros"),
     verbose: tuple[str, ...] = ("-v", "--verbose"),
 ) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count* and *verbose* name these two options, for a tool that uses -c or -v for something else.
+    *count*, *ignore_zeros* and *verbose* name these options, for a tool that uses -c, -i or -v for something else.
     """
 
     @wraps(command)
@@ -275,6 +282,7 @@ def reads_samples(
         click.option(*count, "count", type=click.IntRange(min=0), help="Stop after this many samples."),
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
+        click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
         click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
         click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all if there are more."),
         quiet_option,
@@ -285,6 +293,13 @@ def reads_samples(
 def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
     """Return the shard expressions of a command line: SHARDS, and the files of --list."""
     return [*shards, *(f"@{name}" for name in lists)]
+
+
+def named_shards(specs: Iterable[str], ignore_zeros: bool) -> list[Shard]:
+    """Return the shards that *specs* name; with *ignore_zeros* each may consist of several archives."""
+    from tarshards.storage.expressions import expand_shards
+
+    return [shard._replace(concatenated=ignore_zeros or shard.concatenated) for shard in expand_shards(specs)]
 
 
 def refuse(wrong: object, reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import click
@@ -95,8 +95,6 @@ def main(
     One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
     """
     check_output(output, overwrite)
-    if width is None:
-        samples = read_samples(source.specs, on_error=source.ledger, allow_pipe=True)
-    else:
-        samples = interleave(source.specs, width, on_error=source.ledger, allow_pipe=True)
+    read = read_samples if width is None else partial(interleave, width=width)
+    samples = read(source.specs, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
     write(arrange(samples), output)

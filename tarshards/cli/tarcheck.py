@@ -10,7 +10,9 @@ import click
 from tarshards.cli._common import (
     all_specs,
     check_output,
+    ignore_zeros_option,
     list_option,
+    named_shards,
     overwrite_option,
     quiet_option,
     refuse,
@@ -24,6 +26,7 @@ from tarshards.cli._common import (
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
 @shards_argument
 @list_option
+@ignore_zeros_option
 @click.option("--decode", is_flag=True, help="Decode all fields, except those that can run code.")
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Threads; 0: the cores.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
@@ -34,6 +37,7 @@ from tarshards.cli._common import (
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
+    ignore_zeros: bool,
     decode: bool,
     jobs: int,
     as_json: bool,
@@ -48,15 +52,17 @@ def main(
 
     The report goes to stdout. After damage, reading resumes at the next sound header.
     """
-    from tarshards.storage.expressions import expand_urls
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards
 
-    urls = expand_urls(all_specs(shards, lists) or ["-"])
+    named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros)
     if repair is not None:
         check_output(repair, overwrite)
-        refuse("-" in [repair, *urls], "--repair reads files and writes a file: neither SHARDS nor OUT can be -")
-    shown = shard_progress(urls, len(urls), quiet)
+        refuse(
+            "-" in [repair, *(shard.url for shard in named)],
+            "--repair reads files and writes a file: neither SHARDS nor OUT can be -",
+        )
+    shown = shard_progress(named, len(named), quiet)
     jobs = jobs or os.cpu_count() or 1
     if repair is None:
         report = check_shards(shown, decode=decode, jobs=jobs, allow_pipe=True)

@@ -42,7 +42,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
-@partial(reads_samples, count=("--count",), verbose=("--verbose",))
+@partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), verbose=("--verbose",))
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
 @click.option("-E/-F", "regular", default=True, help="Patterns are regular expressions, or plain texts.  [default: -E]")
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
@@ -93,7 +93,10 @@ def main(
         wanted = KeyFilter(read_keys(keys, allow_pipe=True))
         conditions.insert(0, wanted)
         if not invert:
-            samples = source.choose(wanted.candidates(source.specs, on_error=source.ledger, allow_pipe=True))
+            candidates = wanted.candidates(
+                source.specs, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True
+            )
+            samples = source.choose(candidates)
 
     def found() -> Iterator[Sample]:
         condition = source.counted(lambda s: all(holds(s) for holds in conditions) != invert, "targrep")

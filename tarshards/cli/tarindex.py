@@ -10,7 +10,9 @@ import click
 from tarshards.cli._common import (
     all_specs,
     dry_run_option,
+    ignore_zeros_option,
     list_option,
+    named_shards,
     quiet_option,
     refuse,
     say,
@@ -24,6 +26,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...")
 @list_option
+@ignore_zeros_option
 @click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: the cores.")
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
@@ -36,6 +39,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
+    ignore_zeros: bool,
     jobs: int,
     check: bool,
     crc: bool,
@@ -60,26 +64,25 @@ def main(
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     from tarshards.index import manifests, refresh
-    from tarshards.storage.expressions import expand_urls
 
-    urls = list(dict.fromkeys(expand_urls(all_specs(shards, lists))))
+    named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros)}.values())
     jobs = jobs or os.cpu_count() or 1
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 
-        for name in export_energon(urls, output, dry_run=dry_run):
+        for name in export_energon(named, output, dry_run=dry_run):
             if dry_run:
                 click.echo(name)
         return
     if check:
-        outcomes = refresh.verify_indexes(urls, jobs=jobs, crc=crc)
+        outcomes = refresh.verify_indexes(named, jobs=jobs, crc=crc)
     elif format_ in ("dali", "tar.idx"):
-        outcomes = refresh.export_indexes(urls, format_, folder=output, jobs=jobs, dry_run=dry_run)
+        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=jobs, dry_run=dry_run)
     else:
-        outcomes = refresh.refresh_indexes(urls, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
+        outcomes = refresh.refresh_indexes(named, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, failed = [], 0
-    for outcome in shard_progress(outcomes, len(urls), quiet):
+    for outcome in shard_progress(outcomes, len(named), quiet):
         if outcome.error is not None:
             say(str(outcome.error))
             failed += 1
@@ -87,7 +90,7 @@ def main(
             click.echo(outcome.written)
         found.append(outcome.shard)
     if failed:
-        say(f"{failed} of {len(urls)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
+        say(f"{failed} of {len(named)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
         sys.exit(1)
     if writes_manifest:
         for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run):

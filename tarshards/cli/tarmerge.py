@@ -52,6 +52,7 @@ def main(
         memory=memory,
         tmpdir=tmpdir,
         on_error=source.ledger,
+        concatenated=source.concatenated,
         allow_pipe=True,
         reject=source.reject,
         skipped=skipped,

@@ -80,7 +80,12 @@ def main(
         if buffer is not None:
             sources = [replace(each, shuffle=buffer) for each in sources]
         samples = mix_streams(
-            sources, seed=seed, until=until, on_error=source.ledger, allow_pipe=config is None or allow_pipe
+            sources,
+            seed=seed,
+            until=until,
+            on_error=source.ledger,
+            concatenated=source.concatenated,
+            allow_pipe=config is None or allow_pipe,
         )
         chosen = source.choose(samples)
         chosen = chosen if template is None else rekey(chosen, template)

@@ -41,7 +41,13 @@ def main(
     check_output(output, overwrite)
     readers = jobs or os.cpu_count() or 1
     samples = read_parallel(
-        source.specs, readers=readers, memory=memory, ordered=keep_order, on_error=source.ledger, allow_pipe=True
+        source.specs,
+        readers=readers,
+        memory=memory,
+        ordered=keep_order,
+        on_error=source.ledger,
+        concatenated=source.concatenated,
+        allow_pipe=True,
     )
     with closing(samples):
         write(arrange(samples), output)

@@ -9,6 +9,7 @@ import click
 from tarshards.cli._common import (
     Size,
     all_specs,
+    ignore_zeros_option,
     list_option,
     overwrite_option,
     quiet_option,
@@ -23,6 +24,7 @@ from tarshards.errors import OpenError
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
 @click.argument("shards", nargs=-1, required=True)
 @list_option
+@ignore_zeros_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
 )
@@ -41,6 +43,7 @@ from tarshards.errors import OpenError
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
+    ignore_zeros: bool,
     output: str,
     samples: int | None,
     size: int | None,
@@ -77,6 +80,7 @@ def main(
                 max_samples=samples,
                 shards=count,
                 rekey=rekey,
+                concatenated=ignore_zeros,
                 executor=pool,
                 tmpdir=tmpdir,
                 progress=not quiet,

@@ -64,7 +64,9 @@ def main(
     check_output(output, overwrite)
     samples = iter(source)
     if regroup:
-        members = read_loose_members(source.specs, ledger=source.ledger, allow_pipe=True)
+        members = read_loose_members(
+            source.specs, ledger=source.ledger, concatenated=source.concatenated, allow_pipe=True
+        )
         samples = source.choose(regroup_members(members, ledger=source.ledger, memory=memory, tmpdir=tmpdir))
     if shuffle:
         samples = shuffle_samples(samples, seed=seed, unique=unique, memory=memory, tmpdir=tmpdir)

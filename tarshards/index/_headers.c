@@ -97,9 +97,11 @@ static int is_header(const char *block, Text key, Text field, int64_t size) {
 static int leads_to(const char *shard, int64_t begin, int64_t offset, Text key, Text field, int64_t size) {
     Scan scan = {begin, BLOCK, 0, NULL, 1};
     Found found;
-    while (next_member(shard, offset, MAX_SIZE, &scan, &found))
-        if (found.start == offset)
-            return !*found.kind && found.end - offset == size && is_name(found.name, found.name_length, key, field);
+    do {
+        while (next_member(shard, offset, MAX_SIZE, &scan, &found))
+            if (found.start == offset)
+                return !*found.kind && found.end - offset == size && is_name(found.name, found.name_length, key, field);
+    } while (pass_end(&scan)); /* the index may be of concatenated archives */
     return 0;
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.tar._tar_py import BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
+from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
 WINDOW = 1 << 16  # bytes of headers that are read at once
@@ -132,15 +132,17 @@ def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> 
     Returns None where the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
     at *begin*, checksums are not verified.
     """
-    ended = 0
+    zeros = 0
     need = BLOCK
     while begin + need <= offset:
         window = read(begin, min(max(need, WINDOW), offset - begin))
-        found, position, need, ended, problem = scan_headers(window, 0, ended, MAX_SIZE, trusts=trusts)
+        found, position, need, zeros, problem = scan_headers(window, 0, zeros, MAX_SIZE, trusts=trusts)
         for name, _header, start, end, kind in found:
             if begin + start == offset:
                 return None if kind else (name, end - start)
-        if problem:
+        if problem == AFTER_END:  # the index may be of concatenated archives
+            zeros = 0
+        elif problem:
             return None
         begin += position
     return None

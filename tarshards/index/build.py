@@ -18,7 +18,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
-from tarshards.tar.read import MEMBER_LIMIT, read_members, scan, walk
+from tarshards.tar.read import MEMBER_LIMIT, read_members, scan_through, walk
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
@@ -27,18 +27,19 @@ RESERVED = {"__key__", "__url__"}  # entries of a sample that cannot be fields
 WINDOW = 1 << 22  # bytes per read for checksums
 
 
-def build_index(url: str, *, crc: bool = False) -> Index:
+def build_index(url: str, *, crc: bool = False, concatenated: bool = False) -> Index:
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
-    Of large members only the headers are read. Raises the error that ``read_samples`` raises for a damaged shard,
-    ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
+    With *concatenated* the shard may consist of several archives, which the index counts. Of large members only the
+    headers are read. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
+    compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
-        index = _index(ranges)
+        index = _index(ranges, concatenated)
         if index is None:
-            raise _reason(location)
+            raise _reason(location, concatenated)
         if crc:
             index.arrays["crc32"] = struct.pack(f"<{len(index.sample)}I", *_checksums(ranges, index))
     return index
@@ -49,7 +50,7 @@ def compare_headers(index: Index, url: str) -> str | None:
 
     Raises what ``build_index`` raises.
     """
-    return index.difference(build_index(url))
+    return index.difference(build_index(url, concatenated=index.archives > 1))
 
 
 class FileRanges(Ranges):
@@ -73,21 +74,22 @@ class FileRanges(Ranges):
         self._file.close()
 
 
-def _index(ranges: Ranges) -> Index | None:
+def _index(ranges: Ranges, concatenated: bool) -> Index | None:
     """Return the index of the shard in *ranges*, None where it is damaged."""
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
-        found = walk(source, ranges.size, REMOTE if ranges.remote else LOCAL, MEMBER_LIMIT, split_name)
+        reads = REMOTE if ranges.remote else LOCAL
+        found = walk(source, ranges.size, reads, MEMBER_LIMIT, split_name, concatenated)
     except OSError as error:
         raise failure(error, ranges.name) from error
     if found is None:
         return None
-    keys, fields, (sample, field, offset, size) = found
+    keys, fields, (sample, field, offset, size), archives = found
     if not _are_different(keys) or RESERVED & set(fields):
         return None
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
-    return Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays)
+    return Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives)
 
 
 def _are_different(keys: list[str]) -> bool:
@@ -97,18 +99,18 @@ def _are_different(keys: list[str]) -> bool:
 
 def header_offset(ranges: Ranges, start: int, stop: int) -> int:
     """Return the offset of the first header of the member after *start* whose data begins at *stop*."""
-    found, *_ = scan(ranges.read(start, stop - start), 0, False, MEMBER_LIMIT)
+    found, *_ = scan_through(ranges.read(start, stop - start), 0, MEMBER_LIMIT)
     return start + found[-1][1]
 
 
-def _reason(location: Location) -> Exception:
+def _reason(location: Location, concatenated: bool) -> Exception:
     """Return the error that reading a damaged shard raises."""
     from tarshards.samples.read import group_members
 
     name = location.name
     try:
         with open_shard(location) as stream:
-            deque(group_members(read_members(stream, url=name), url=name), 0)
+            deque(group_members(read_members(stream, url=name, concatenated=concatenated), url=name), 0)
     except Exception as error:
         return error
     return TarError("changed while it was being indexed", url=name)

@@ -18,6 +18,7 @@ from tarshards.index.exports import pack_offsets, sample_bounds
 from tarshards.index.refresh import find_index
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 
 TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -34,12 +35,13 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
-def export_energon(urls: Sequence[str], folder: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
-    """Make the shards *urls* an Energon dataset in *folder*, by default their common one; yield the files written.
+def export_energon(shards: Sequence[Shard | str], folder: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
+    """Make *shards* an Energon dataset in *folder*, by default their common one; yield the files written.
 
     All samples are in the split "train" and crude; an existing ``split.yaml`` or ``dataset.yaml`` is kept. Raises
     UrlError for shards that are not local files below the folder, ShardIndexError for a key that comes twice.
     """
+    urls = [Shard.of(shard).url for shard in shards]
     folder = folder or os.path.commonpath([os.path.dirname(_path(url)) or "." for url in urls])
     names = [os.path.relpath(_path(url), folder) for url in urls]
     if outside := [url for url, name in zip(urls, names) if name.startswith("../")]:
@@ -51,8 +53,8 @@ def export_energon(urls: Sequence[str], folder: str | None = None, *, dry_run: b
         database = sqlite3.connect(path)
         try:
             database.executescript(TABLES)
-            for number, (name, url) in enumerate(zip(names, urls)):
-                index = find_index(url)
+            for number, (name, url, shard) in enumerate(zip(names, urls, shards)):
+                index = find_index(shard)
                 counts[name] = len(index)
                 with Location.of(url).ranges() as ranges:
                     _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)

@@ -72,7 +72,7 @@ def _first_header(read: Callable[[int, int], bytes], header: int, low: int) -> i
     first = len(window) - BLOCK
     for start in range(first - BLOCK, -1, -BLOCK):
         if window[start + 156] in TYPES:
-            found, *_ = scan(window, start, False, MEMBER_LIMIT)
+            found, *_ = scan(window, start, 0, MEMBER_LIMIT)
             if found and found[0][1] == start and found[0][2] == len(window):
                 first = start
     return low + first

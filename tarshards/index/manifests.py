@@ -65,7 +65,7 @@ def _describe(url: str) -> Shard | None:
         if error.reason == MISSING:
             return None
         raise
-    return Shard(url, len(index), index.shard_size)
+    return index.shard(url)
 
 
 def update_manifests(shards: Iterable[Shard], url: str | None = None, *, dry_run: bool = False) -> Iterator[str]:

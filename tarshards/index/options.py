@@ -40,7 +40,8 @@ class Opening:
       index=False or "auto", which then streams, since indexes are made with ``split_name``
     - *end*: "required" where a shard must end in at least one block of zeros; "optional" accepts one that was cut
       between two members
-    - *concatenated*: whether shards may be concatenated archives, which are read as one
+    - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
+      Zeros that overwrote members look like the end of an archive, so only with this word may members follow one
 
     Raises ValueError for other values, and for combinations that are excluded here.
     """
@@ -85,10 +86,10 @@ class Opening:
         )
         return False
 
-    def read(self, url: str, ledger: Ledger) -> Iterator[Sample]:
+    def read(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
         """Yield the samples of one shard, read as a stream, with all their fields; *ledger* receives the errors."""
         return read_shard(
-            url,
+            shard,
             ledger=ledger,
             allow_pipe=self.allow_pipe,
             on_damage=self.on_damage,

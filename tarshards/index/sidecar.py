@@ -11,6 +11,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import is_missing
 from tarshards.tar.read import BLOCK
@@ -48,13 +49,24 @@ class Index:
     ``fingerprint`` is the CRC-32 of two blocks: the 512 bytes before the data of the first member and those before the
     data of the last. These are the members' own headers; extended headers (pax, GNU long names) come before them and
     are not covered. It is 0 for a shard without members.
+
+    ``archives`` is the number of archives that the shard consists of: more than one if it is concatenated.
     """
 
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
 
-    def __init__(self, shard_size: int, fingerprint: int, keys: list[str], fields: list[str], arrays: dict[str, bytes]):
+    def __init__(
+        self,
+        shard_size: int,
+        fingerprint: int,
+        keys: list[str],
+        fields: list[str],
+        arrays: dict[str, bytes],
+        archives: int = 1,
+    ):
         self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
         self.arrays = arrays  # as the file holds them
+        self.archives = archives
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -91,11 +103,17 @@ class Index:
 
         return np.flatnonzero(self.field == (self.fields.index(field) if field in self.fields else -1))
 
+    def shard(self, url: str) -> Shard:
+        """Return what a manifest says of the shard, which is *url*."""
+        return Shard(url, len(self), self.shard_size, self.archives > 1)
+
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""
         import msgpack
 
         shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
+        if self.archives > 1:
+            shard["archives"] = self.archives
         head = {"format": FORMAT, "version": VERSION, "shard": shard, "keys": self.keys, "fields": self.fields}
         arrays = {name: self.arrays[name] for name in FORMATS if name in self.arrays}
         packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
@@ -120,7 +138,8 @@ class Index:
                 raise ShardIndexError(_what_is_wrong(packed), url=url)
             arrays = {name: found[name] for name in FORMATS if name in found}
             shard = found["shard"]
-            index = cls(shard["size"], shard["fingerprint"], found["keys"], found["fields"], arrays)
+            named = found["keys"], found["fields"], arrays
+            index = cls(shard["size"], shard["fingerprint"], *named, shard.get("archives", 1))
             problem = _inconsistency(index)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
@@ -258,6 +277,8 @@ def _what_is_wrong(packed: bytes) -> str:
 
 def _inconsistency(index: Index) -> str | None:
     """Return what is impossible in *index*, None if nothing is."""
+    if type(index.archives) is not int or index.archives < 1:
+        return "a number of archives that is none"
     members = len(index.sample)
     arrays = [index.sample, index.field, index.offset, index.size, index.sample if index.crc32 is None else index.crc32]
     if any(len(array) != members for array in arrays):

@@ -46,7 +46,8 @@ class Tally:
     samples are to be read in planned epochs: planned = delivered + filtered + failed + lost + dropped + discarded, and
     *repeated*, delivered again to fill the tail, are apart. *read* counts by shard the planned samples that were read,
     lost or dropped, without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those
-    started in the middle. *failures* says why samples failed, and *quarantined* why shards and samples were not read.
+    started in the middle. *failures* says why samples failed, and *quarantined* why shards and samples were not read; *joined* counts the
+    archives after the first in concatenated shards.
     """
 
     shards: int = 0
@@ -57,6 +58,7 @@ class Tally:
     failed: int = 0
     discarded: int = 0
     in_flight: int = 0
+    joined: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[Quarantined] = field(default_factory=list)
     failures: list[Quarantined] = field(default_factory=list)
@@ -198,6 +200,11 @@ class Ledger:
         return self._total().failed
 
     @property
+    def joined(self) -> int:
+        """Number of archives that follow another one in their shard, and were read as one with it."""
+        return self._total().joined
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of members that do not belong to a sample, by reason."""
         return dict(self._total().skipped)
@@ -297,6 +304,8 @@ class Ledger:
             lines = [_line("planned", tally.planned, "samples") + left + broken_off]
         else:
             lines = [_line("shards", tally.shards) + broken_off]
+        if tally.joined:
+            lines.append(_line("joined", tally.joined, "archives to the first of their shard"))
         lines.append(_line("members", tally.members))
         if not tally.planned and tally.delivered < tally.samples:
             lines.append(_line("read", tally.samples, "samples"))

@@ -10,7 +10,7 @@ from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import KeyRule, Sample, is_reserved, join_name, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.tar.read import ArchiveEnd, Member, read_members
@@ -47,9 +47,9 @@ def read_samples(
     return _read_shards(urls, read)
 
 
-def _read_shards(urls: Any, read: Callable[[str], Iterator[Sample]]) -> Iterator[Sample]:
-    for url in expand_urls(urls):
-        yield from read(url)
+def _read_shards(urls: Any, read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
+    for shard in expand_shards(urls):
+        yield from read(shard)
 
 
 def check_reading(on_error: Callable[[Exception], Any] | None, on_damage: str, end: str) -> None:
@@ -63,7 +63,7 @@ def check_reading(on_error: Callable[[Exception], Any] | None, on_damage: str, e
 
 
 def read_shard(
-    url: str,
+    shard: Shard | str,
     *,
     ledger: Ledger,
     allow_pipe: bool = False,
@@ -74,20 +74,30 @@ def read_shard(
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the shard.
 
-    The other options are those of ``Opening``.
+    The other options are those of ``Opening``. What a manifest says of *shard* applies: it may be concatenated, and a
+    shard with another number of samples is an error (if *split* is the default).
     """
+    shard = Shard.of(shard)
+    concatenated = concatenated or shard.concatenated
+    expected = shard.samples if split is split_name else None
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
         yield from read_resyncing(
-            url, ledger=ledger, allow_pipe=allow_pipe, split=split, end=end, concatenated=concatenated
+            shard.url,
+            ledger=ledger,
+            allow_pipe=allow_pipe,
+            split=split,
+            end=end,
+            concatenated=concatenated,
+            expected=expected,
         )
         return
-    name = Location.of(url).name
+    url, name = shard.url, Location.of(shard.url).name
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
-            members = read_members(stream, url=name, end=end, ledger=ledger)
-            yield from group_members(members, url=name, ledger=ledger, split=split)
+            members = read_members(stream, url=name, end=end, concatenated=concatenated, ledger=ledger)
+            yield from group_members(members, url=name, ledger=ledger, split=split, expected=expected)
         ledger.count(shards=1)
     except TarshardsError as error:
         ledger(error)
@@ -103,12 +113,17 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 
 
 def group_members(
-    members: Iterable[Member], *, url: str = "", ledger: Ledger | None = None, split: KeyRule = split_name
+    members: Iterable[Member],
+    *,
+    url: str = "",
+    ledger: Ledger | None = None,
+    split: KeyRule = split_name,
+    expected: int | None = None,
 ) -> Iterator[Sample]:
     """Yield one dict for each run of adjacent members with the same key, as *split* determines it.
 
-    Members without a key are skipped and counted by *ledger*. Raises SampleError for a duplicate field, and for a key
-    that occurs again after another key.
+    Members without a key are skipped and counted by *ledger*. Raises SampleError for a duplicate field, for a key that
+    occurs again after another key, and at the end if the number of samples is not the *expected* one.
 
     >>> members = [Member("a.jpg", b"1", 0), Member("a.cls", b"2", 1024)]
     >>> list(group_members(members, url="x.tar"))
@@ -148,6 +163,8 @@ def group_members(
             delivered += 1
             fields += len(sample) - 2
             yield sample
+        if expected is not None and delivered != expected:
+            raise wrong_number(delivered, expected, url)
     except GeneratorExit:
         if ledger is not None:
             ledger.count(broken_off=1)
@@ -155,6 +172,12 @@ def group_members(
     finally:
         if ledger is not None:
             ledger.count(samples=delivered, members=fields)
+
+
+def wrong_number(samples: int, expected: int, url: str) -> SampleError:
+    """Return the error for a shard with another number of samples than its manifest says."""
+    reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
+    return SampleError(reason, url=url)
 
 
 def sample_members(sample: Sample) -> list[tuple[str, bytes]]:

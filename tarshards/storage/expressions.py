@@ -42,10 +42,10 @@ def expand_urls(spec: Spec) -> list[str]:
 
 
 def expand_shards(spec: Spec) -> list[Shard]:
-    """Return the shards that *spec* names as ``expand_urls`` does, with samples and bytes where a manifest gives them.
+    """Return the shards that *spec* names as ``expand_urls`` does, with what a manifest says of them.
 
-    >>> expand_shards("a-{0..1}.tar")
-    [Shard(url='a-0.tar', samples=None, size=None), Shard(url='a-1.tar', samples=None, size=None)]
+    >>> [shard.url for shard in expand_shards("a-{0..1}.tar")]
+    ['a-0.tar', 'a-1.tar']
     """
     shards = list(_expand(spec, ()))
     if not shards:

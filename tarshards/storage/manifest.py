@@ -1,6 +1,7 @@
 """Dataset manifests: wids JSON version 1, the shards of a dataset with their samples and bytes.
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
+An entry of ours, ``"concatenated": true``, says that a shard may consist of several archives.
 """
 
 from __future__ import annotations
@@ -16,18 +17,27 @@ MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
 
 
 class Shard(NamedTuple):
-    """The URL of a shard, and its samples and bytes where a manifest gives them."""
+    """The URL of a shard, and its samples and bytes where a manifest gives them.
+
+    *concatenated* says that it may consist of several archives.
+    """
 
     url: str
     samples: int | None = None
     size: int | None = None
+    concatenated: bool = False
+
+    @classmethod
+    def of(cls, shard: Shard | str) -> Shard:
+        """Return a shard or its URL as a shard."""
+        return cls(shard) if isinstance(shard, str) else shard
 
 
 def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
-    [Shard(url='a.tar', samples=7, size=None)]
+    [Shard(url='a.tar', samples=7, size=None, concatenated=False)]
     """
     import json
 
@@ -58,6 +68,8 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
             entry["nsamples"] = shard.samples
         if shard.size is not None:
             entry["filesize"] = shard.size
+        if shard.concatenated:
+            entry["concatenated"] = True
         entries.append(json.dumps(entry))
     head = '{"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": ['
     return head + ",".join(f"\n{entry}" for entry in entries) + "\n]}\n"
@@ -70,4 +82,6 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
     for word, number in (("nsamples", samples), ("filesize", size)):
         if number is not None and (type(number) is not int or number < 0):
             raise UrlError(f"{Location(name).name} has {word} {number!r} in the manifest", url=url)
-    return Shard(name, samples, size)
+    if type(concatenated := entry.get("concatenated", False)) is not bool:
+        raise UrlError(f"{Location(name).name} has concatenated {concatenated!r} in the manifest", url=url)
+    return Shard(name, samples, size, concatenated)

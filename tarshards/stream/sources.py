@@ -17,7 +17,7 @@ from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.tar import read
 
@@ -57,15 +57,15 @@ class ShardSource:
 
     ops: Sequence[Any] = ()
 
-    def __init__(self, urls: Sequence[str], opening: Opening, options: EpochOptions):
-        self.urls, self.opening, self.options = urls, opening, options
+    def __init__(self, shards: Sequence[Shard], opening: Opening, options: EpochOptions):
+        self.shards, self.opening, self.options = shards, opening, options
         self.seed = options.seed
         self.ledger = Ledger.of(opening.on_error)
 
     @property
     def digest(self) -> str:
         """Identifies the dataset in a state."""
-        return _digest(self.urls)
+        return _digest([shard.url for shard in self.shards])
 
     @property
     def order(self) -> list[Any]:
@@ -74,28 +74,28 @@ class ShardSource:
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard."""
-        for url in self.share(progress.epoch, progress.world):
-            samples = self.opening.read(url, self.ledger)
+        for shard in self.share(progress.epoch, progress.world):
+            samples = self.opening.read(shard, self.ledger)
             if (fields := self.opening.fields) is None:
                 yield from samples
             else:
                 for sample in samples:
                     yield {name: sample[name] for name in sample if name in fields or is_reserved(name)}
 
-    def share(self, epoch: int, world: World) -> list[str]:
+    def share(self, epoch: int, world: World) -> list[Shard]:
         """List the shards of one worker: all are permuted by (seed, epoch), then shared out.
 
         Raises WorldError, on every rank, if some rank would have none.
         """
-        if len(self.urls) < world.world_size:
+        if len(self.shards) < world.world_size:
             raise WorldError(
-                f"{len(self.urls)} shards for {world.world_size} ranks: every rank needs at least one shard; "
+                f"{len(self.shards)} shards for {world.world_size} ranks: every rank needs at least one shard; "
                 "write more and smaller shards, or index them with `tarindex`"
             )
-        urls = list(self.urls)
+        shards = list(self.shards)
         if self.options.shuffle:
-            random.Random(f"{self.options.seed}/{epoch}").shuffle(urls)
-        return list(world.share(urls))
+            random.Random(f"{self.options.seed}/{epoch}").shuffle(shards)
+        return list(world.share(shards))
 
 
 class PlannedSource:
@@ -232,7 +232,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if options.needs_index:
         name = Location.of(shards[0].url).name
         raise ShardIndexError("tail= and pool= require indexed shards; run `tarindex` first", url=name)
-    return ShardSource([shard.url for shard in shards], opening, options)
+    return ShardSource(shards, opening, options)
 
 
 @cache

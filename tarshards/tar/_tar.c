@@ -28,15 +28,14 @@ static int append_member(PyObject *members, const Found *found) {
 static PyObject *scan(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer view;
-    long long position, limit;
-    int ended;
-    if (!PyArg_ParseTuple(args, "y*LpL:scan", &view, &position, &ended, &limit)) return NULL;
+    long long position, zeros_before, limit;
+    if (!PyArg_ParseTuple(args, "y*LLL:scan", &view, &position, &zeros_before, &limit)) return NULL;
     PyObject *members = PyList_New(0);
-    Scan scan = {position, BLOCK, ended, NULL, 0};
+    Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
     int failed = !members;
-    if (position < 0 || limit < 0) {
-        PyErr_SetString(PyExc_ValueError, "position and limit must not be negative");
+    if (position < 0 || zeros_before < 0 || limit < 0) {
+        PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
         failed = 1;
     }
     while (!failed && next_member(view.buf, view.len, limit, &scan, &found))
@@ -46,7 +45,8 @@ static PyObject *scan(PyObject *self, PyObject *args) {
         Py_XDECREF(members);
         return NULL;
     }
-    return Py_BuildValue("NLLiz", members, (long long)scan.position, (long long)scan.need, scan.ended, scan.problem);
+    return Py_BuildValue("NLLLz", members, (long long)scan.position, (long long)scan.need,
+                         (long long)scan.zeros, scan.problem);
 }
 
 /* Read an offset of a scanned member; -1 with an exception set if there is none. */
@@ -144,7 +144,9 @@ typedef struct {
         int64_t length, number;
     } plain[PLAIN];
     int plains;
-    int unsound; /* a sample has a duplicate field */
+    int unsound;      /* a sample has a duplicate field */
+    int concatenated; /* whether archives may follow the first */
+    int64_t archives;
 } Walk;
 
 /* Read bytes of the archive into the window; 1 if complete, 0 if the archive is shorter, -1 for an exception. */
@@ -264,24 +266,26 @@ static int add_split(Walk *walk, const Found *found, int64_t offset) {
 
 /* Find the members; 1 if the archive is valid, 0 if it is not, -1 for an exception. */
 static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, int64_t most, int64_t large) {
-    int64_t position = 0, ahead = least;
-    int ended = 0, came;
+    int64_t position = 0, ahead = least, zeros_before = 0;
+    int came;
     Found found;
     while (position < size) {
         if (ahead > size - position) ahead = size - position;
         if ((came = read_window(walk, position, ahead)) < 1) return came;
-        Scan scan = {0, BLOCK, ended, NULL, 0};
+        Scan scan = {0, BLOCK, zeros_before, NULL, 0};
         int64_t count = 0, number, key_length;
-        for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
-            if (*found.kind) continue;
-            int64_t offset = position + found.start;
-            number = split_plain(walk, found.name, found.name_length, &key_length);
-            if ((number < 0 ? add_split(walk, &found, offset)
-                            : add_member(walk, found.name, key_length, number, offset, found.end - found.start)) < 0)
-                return -1;
-        }
+        do {
+            for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
+                if (*found.kind) continue;
+                int64_t offset = position + found.start;
+                number = split_plain(walk, found.name, found.name_length, &key_length);
+                if ((number < 0 ? add_split(walk, &found, offset)
+                                : add_member(walk, found.name, key_length, number, offset, found.end - found.start)) < 0)
+                    return -1;
+            }
+        } while (walk->concatenated && pass_end(&scan) && ++walk->archives);
         if (scan.problem || walk->unsound) return 0;
-        ended = scan.ended;
+        zeros_before = scan.zeros;
         position += scan.position;
         if (scan.position > large * count) {
             ahead = least;
@@ -291,7 +295,9 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
         ahead = 2 * ahead < most ? 2 * ahead : most;
         if (ahead < scan.need) ahead = scan.need;
     }
-    if (position > size || !ended) return 0;
+    if (position > size || !zeros_before) return 0;
+    int64_t padding = zeros_before * BLOCK + size - position;
+    if (padding == size ? size > EMPTY : padding > MAX_END && !walk->concatenated) return 0;
     if ((came = read_window(walk, position, size - position)) < 1) return came;
     for (size_t i = 0; i < walk->window.used; i++)
         if (walk->window.data[i]) return 0;
@@ -300,9 +306,10 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
 
 static PyObject *walk(PyObject *self, PyObject *args) {
     (void)self;
-    Walk walk = {.descriptor = -1};
+    Walk walk = {.descriptor = -1, .archives = 1};
     long long size, limit, least, most, large;
-    if (!PyArg_ParseTuple(args, "OL(LLL)LO:walk", &walk.source, &size, &least, &most, &large, &limit, &walk.split))
+    if (!PyArg_ParseTuple(args, "OL(LLL)LO|p:walk", &walk.source, &size, &least, &most, &large, &limit, &walk.split,
+                          &walk.concatenated))
         return NULL;
     if (PyLong_Check(walk.source) && (walk.descriptor = (int)PyLong_AsLong(walk.source)) < 0) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a descriptor must not be negative");
@@ -319,11 +326,12 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     Bytes *arrays[] = {&walk.sample, &walk.field, &walk.offset, &walk.size, &walk.key, &walk.latest, &walk.window};
     int sound = walk.keys && walk.fields && walk.numbers ? walk_through(&walk, size, limit, least, most, large) : -1;
     if (sound > 0)
-        result = Py_BuildValue("OO(NNNN)", walk.keys, walk.fields,
+        result = Py_BuildValue("OO(NNNN)L", walk.keys, walk.fields,
                                PyBytes_FromStringAndSize(walk.sample.data, (Py_ssize_t)walk.sample.used),
                                PyBytes_FromStringAndSize(walk.field.data, (Py_ssize_t)walk.field.used),
                                PyBytes_FromStringAndSize(walk.offset.data, (Py_ssize_t)walk.offset.used),
-                               PyBytes_FromStringAndSize(walk.size.data, (Py_ssize_t)walk.size.used));
+                               PyBytes_FromStringAndSize(walk.size.data, (Py_ssize_t)walk.size.used),
+                               (long long)walk.archives);
     else if (!sound)
         result = Py_NewRef(Py_None);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) PyMem_Free(arrays[i]->data);
@@ -366,10 +374,11 @@ static PyObject *plain_header(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
-     "scan(buffer, position, ended, limit) -> (members, position, need, ended, problem); see tarshards.tar._tar_py"},
+     "scan(buffer, position, zeros, limit) -> (members, position, need, zeros, problem); see tarshards.tar._tar_py"},
     {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards.tar._tar_py"},
     {"walk", walk, METH_VARARGS,
-     "walk(source, size, reads, limit, split) -> (keys, fields, arrays) or None; see tarshards.tar._tar_py"},
+     "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives) or None; see "
+     "tarshards.tar._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
      "plain_header(name, size) -> bytes or None; see tarshards.tar._tar_py"},
     {NULL, NULL, 0, NULL},

@@ -8,9 +8,12 @@
 #define BLOCK 512
 #define MAX_EXTENDED (1 << 20) /* bytes of the long names and pax headers before one member */
 #define MAX_SIZE (INT64_MAX / 4)
+#define MAX_END ((1 << 16) + BLOCK) /* bytes of zeros at the end of an archive: what `tar -b128` writes at most */
+#define EMPTY (2 * BLOCK)           /* bytes of an archive without members; any other is longer */
 
 static const char zeros[BLOCK];
 static const char continued[] = "continued members of multi-volume archives are not supported";
+static const char after_end[] = "members after the end of the archive";
 
 /* The contents of the extended headers before a member. */
 typedef struct {
@@ -133,7 +136,7 @@ static const char *kind_of(char type, const char *name, int64_t length) {
 typedef struct {
     int64_t position;    /* offset in the buffer of the next header, or of the problem */
     int64_t need;        /* bytes from there that the next step needs */
-    int ended;           /* whether the previous block contained only zeros */
+    int64_t zeros;       /* the number of blocks before the position that contain only zeros */
     const char *problem; /* what is wrong, or NULL */
     int trusts;          /* whether checksums need not be verified */
 } Scan;
@@ -157,12 +160,16 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
                 scan->problem = "an extended header without a member";
                 break;
             }
-            scan->ended = 1;
+            scan->zeros++;
             scan->position = at += BLOCK;
             continue;
         }
         if (!scan->trusts && !checksum_is_right((const unsigned char *)block)) {
-            scan->problem = scan->ended ? "junk after the end of the archive" : "bad header checksum";
+            scan->problem = scan->zeros ? "junk after the end of the archive" : "bad header checksum";
+            break;
+        }
+        if (scan->zeros) {
+            scan->problem = after_end;
             break;
         }
         char type = block[156];
@@ -185,7 +192,6 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
                 scan->problem = parse_pax(body, size, type == 'g', &extended);
                 if (scan->problem) break;
             }
-            scan->ended = 0;
             at = next;
             if (type == 'g' && extended.path_length < 0 && extended.size < 0) scan->position = at;
             scan->need = at - scan->position + BLOCK;
@@ -220,10 +226,18 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         found->header = scan->position;
         found->start = at + BLOCK;
         found->end = found->start + size;
-        scan->ended = 0;
         scan->position = found->start + round_up(size);
         return 1;
     }
     if (scan->problem) scan->position = at; /* the faulty block, not the first of its chain */
     return 0;
+}
+
+/* Let a scan that stopped at a header after zeros continue with it, as the first of another archive; 0 if it stopped for
+   another reason. */
+static int pass_end(Scan *scan) {
+    if (scan->problem != after_end) return 0;
+    scan->problem = NULL;
+    scan->zeros = 0;
+    return 1;
 }

@@ -16,6 +16,8 @@ from zlib import adler32
 BLOCK = 512
 MAX_EXTENDED = 1 << 20  # bytes of the long names and pax headers before one member
 MAX_SIZE = (2**63 - 1) // 4
+MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
+EMPTY = 2 * BLOCK  # bytes of an archive without members; any other is longer
 ZEROS = bytes(BLOCK)
 OCTAL = re.compile(rb" *([0-7]+)(?:[\0 ].*)?", re.DOTALL)
 RECORD_LENGTH = re.compile(rb"([0-9]{1,7}) ")
@@ -34,6 +36,7 @@ KINDS = {
     0x44: "directory",  # "D", GNU's with a list of its contents
     0x56: "volume label",  # "V"
 }
+AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
 PROBLEMS = {
     0x53: "sparse members are not supported",  # "S"
@@ -43,23 +46,24 @@ PROBLEMS = {
 ScannedMember = tuple[str, int, int, int, str]
 
 
-def scan(buffer: bytes, position: int, ended: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
+def scan(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
     """Parse the headers in *buffer* from *position* up to its end.
 
-    *ended* says whether the block before *position* contained only zeros; *limit* is the maximum size of a member.
-    Returns ``(members, position, need, ended, problem)``. A member is ``(name, header, start, end, kind)``: the offsets
+    *zeros* is the number of blocks before *position* that contain only zeros; *limit* is the maximum size of a member.
+    Returns ``(members, position, need, zeros, problem)``. A member is ``(name, header, start, end, kind)``: the offsets
     in the buffer of its first header block and of the start and end of its data. The data of the last member may end
     beyond the buffer. The returned *position* is where parsing must continue, maybe beyond the buffer, too; the next
     call needs at least *need* bytes from there. *kind* is "" for a regular file, else it names the type. *problem* is
-    None, or describes what is wrong at *position*.
+    None, or describes what is wrong at *position*. A header after zeros is a problem, too: where archives were
+    concatenated, parsing can continue there with *zeros* 0.
     """
-    if position < 0 or limit < 0:
-        raise ValueError("position and limit must not be negative")
-    return scan_headers(buffer, position, ended, limit, trusts=False)
+    if position < 0 or zeros < 0 or limit < 0:
+        raise ValueError("position, zeros and limit must not be negative")
+    return scan_headers(buffer, position, zeros, limit, trusts=False)
 
 
 def scan_headers(
-    buffer: bytes, position: int, ended: int, limit: int, *, trusts: bool
+    buffer: bytes, position: int, zeros: int, limit: int, *, trusts: bool
 ) -> tuple[list[ScannedMember], int, int, int, str | None]:
     """Do what ``scan`` does; if it *trusts* them, the checksums of the headers are not verified."""
     members: list[ScannedMember] = []
@@ -73,11 +77,14 @@ def scan_headers(
             if at != position:
                 problem = "an extended header without a member"
                 break
-            ended = 1
+            zeros += 1
             position = at = at + BLOCK
             continue
         if not trusts and not checksum_is_right(block):
-            problem = "junk after the end of the archive" if ended else "bad header checksum"
+            problem = "junk after the end of the archive" if zeros else "bad header checksum"
+            break
+        if zeros:
+            problem = AFTER_END
             break
         kind_code = block[156]
         size = parse_size(block[124:136])
@@ -98,7 +105,6 @@ def scan_headers(
                     break
                 path = records.get(b"path", path)
                 size_record = records.get(b"size", size_record)
-            ended = 0
             at = following
             if kind_code == 0x67 and path is None and size_record is None:
                 position = at
@@ -131,11 +137,10 @@ def scan_headers(
             break
         start = at + BLOCK
         members.append((raw_name.decode("utf-8", "surrogateescape"), position, start, start + size, kind or ""))
-        ended = 0
         path = size_record = None
         position = at = start + (size + 511 & ~511)
         need = BLOCK
-    return members, at if problem else position, need, ended, problem
+    return members, at if problem else position, need, zeros, problem
 
 
 def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> list[Any]:
@@ -160,17 +165,19 @@ def walk(
     reads: tuple[int, int, int],
     limit: int,
     split: Callable[[str], tuple[str, str] | None],
-) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes]] | None:
+    concatenated: bool = False,
+) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes], int] | None:
     """Find the members of samples in an archive of *size* bytes, skipping the data of large members.
 
     *source* is a file descriptor, or a function that takes an offset and a size and returns bytes. *reads* gives the
     minimum and maximum bytes per read, and the member size above which data is skipped rather than read. *limit* is the
-    maximum size of a member; *split* splits a name into key and field, or returns None.
+    maximum size of a member; *split* splits a name into key and field, or returns None. *concatenated* says that other
+    archives may follow the first.
 
-    Returns ``(keys, fields, (sample, field, offset, size))``. Adjacent members with the same key form a sample. The
-    arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low bits
-    of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. Returns None
-    for a damaged archive, and for a sample with a duplicate field.
+    Returns ``(keys, fields, (sample, field, offset, size), archives)``, the last of which is their number. Adjacent
+    members with the same key form a sample. The arrays have one little-endian number per member: uint32, the position
+    of its sample in *keys*; uint16, the low bits of the position of its field in *fields*; uint64, the offset of its
+    data; uint64, its size in bytes. Returns None for a damaged archive, and for a sample with a duplicate field.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, keep lower-case fields as they are, and return None only for empty keys, for components with "__" in
@@ -185,13 +192,17 @@ def walk(
     plain: dict[str, int] = {}  # known fields: names that end with them need no call of *split*
     latest: dict[int, int] = {}  # field -> number of samples when it last occurred
     members: list[tuple[int, int, int, int]] = []
-    position, ended, ahead, last = 0, 0, least, None
+    position, zeros, ahead, last, archives = 0, 0, least, None, 1
     while position < size:
         ahead = min(ahead, size - position)
         window = read(position, ahead)
         if len(window) != ahead:
             return None
-        found, length, need, ended, problem = scan(window, 0, ended, limit)
+        found, length, need, zeros, problem = scan(window, 0, zeros, limit)
+        while problem == AFTER_END and concatenated:
+            archives += 1
+            more, length, need, zeros, problem = scan(window, length, 0, limit)
+            found += more
         for name, _header, start, end, kind in found:
             if kind:
                 continue
@@ -221,14 +232,17 @@ def walk(
             break
         else:
             ahead = max(need, min(2 * ahead, most))
-    if position > size or not ended:
+    if position > size or not zeros:
+        return None
+    padding = zeros * BLOCK + size - position
+    if (size > EMPTY) if padding == size else (padding > MAX_END and not concatenated):
         return None
     rest = read(position, size - position)
     if len(rest) != size - position or any(rest):
         return None
     columns = zip(*members) if members else [()] * 4
     arrays = [struct.pack(f"<{len(members)}{code}", *column) for code, column in zip("IHQQ", columns)]
-    return keys, list(numbers), tuple(arrays)  # type: ignore[return-value]
+    return keys, list(numbers), tuple(arrays), archives  # type: ignore[return-value]
 
 
 def _pread(descriptor: int, offset: int, size: int) -> bytes:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from io import RawIOBase
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias
 
 from tarshards.errors import TarError
+
+if TYPE_CHECKING:
+    from tarshards.tar._tar_py import ScannedMember
 
 try:
     from tarshards.tar._tar import cut, plain_header, scan
@@ -26,6 +29,8 @@ CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cac
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of an archive that we write
+MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
+AFTER_END = "members after the end of the archive"  # the problem that scan() has with a header after zeros
 
 #: Whether zeros must end an archive, or it may also be cut between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
@@ -33,11 +38,14 @@ ArchiveEnd: TypeAlias = Literal["required", "optional"]
 NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end of the archive
 
 
-class SkipCounter(Protocol):
-    """An object that counts skipped members, such as a ``Ledger``."""
+class MemberCounter(Protocol):
+    """An object that counts skipped members and joined archives, such as a ``Ledger``."""
 
     def skip(self, reason: str) -> None:
         """Count a member that does not belong to a sample."""
+
+    def count(self, *, joined: int) -> None:
+        """Count *joined* archives, each of which follows another in its shard."""
 
 
 class Member(NamedTuple):
@@ -54,27 +62,31 @@ def read_members(
     url: str | None = None,
     select: Callable[[str], bool] | None = None,
     end: ArchiveEnd = "required",
+    concatenated: bool = False,
     limit: int = MEMBER_LIMIT,
-    ledger: SkipCounter | None = None,
+    ledger: MemberCounter | None = None,
 ) -> Iterator[Member]:
     """Yield the regular files of the tar archive in *stream*, in archive order.
 
     The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n bytes.
     Members whose name *select* rejects are skipped without being held in memory. Directories, links and devices are
     skipped, and counted by *ledger*. *url* names the archive in errors (by default the name of the stream).
-    Concatenated archives are read as one.
+    With *concatenated* all archives that follow one another in *stream* are read as one, and those after the first
+    counted by *ledger*; zeros that overwrote members then look like the end of an archive.
 
     Raises TarError with the offset for a damaged or sparse member, a member of more than *limit* bytes, a truncated
-    archive (``end="optional"`` accepts truncation between members), and empty input.
+    archive (``end="optional"`` accepts truncation between members), and empty input; for members after blocks of zeros
+    and more zeros at the end than writers leave, unless *concatenated*; and for nothing but zeros, unless they are the
+    two blocks of an archive without members.
     """
     if url is None and isinstance(name := getattr(stream, "name", None), str):
         url = name
     buffer, base = b"", 0  # base: offset of the buffer in the archive
-    position, ended = 0, 0
+    position, zeros = 0, 0
     ahead = CHUNK  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
     while True:
-        members, position, need, ended, problem = scan(buffer, position, ended, limit)
+        members, position, need, zeros, problem = scan(buffer, position, zeros, limit)
         available = len(buffer)
         last = members.pop() if members and members[-1][3] > available else None
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
@@ -102,6 +114,13 @@ def read_members(
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
             available, buffer = stop, b""
+        if problem == AFTER_END:
+            if not concatenated:
+                raise _after_end(url, base + position, zeros)
+            zeros = 0
+            if ledger is not None:
+                ledger.count(joined=1)
+            continue
         if problem:
             if base + position == 0 and problem == "bad header checksum":
                 problem = "not a tar archive"
@@ -123,7 +142,16 @@ def read_members(
         buffer = rest + chunk if rest else chunk
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
-    _check_end(rest, base, position, ended, url, end)
+    _check_end(rest, base, position, zeros, url, end, concatenated)
+
+
+def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
+    """Return what ``scan`` returns from the beginning of *buffer*, of all archives that follow one another in it."""
+    members, position, need, zeros, problem = scan(buffer, 0, zeros, limit)
+    while problem == AFTER_END:
+        more, position, need, zeros, problem = scan(buffer, position, 0, limit)
+        members += more
+    return members, position, need, zeros, problem
 
 
 def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
@@ -149,18 +177,36 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
         size -= len(data)
 
 
-def _check_end(rest: bytes, base: int, missing: int, ended: int, url: str | None, end: str) -> None:
-    """Raise TarError unless the archive may end after *rest*, which starts at offset *base*."""
+def _after_end(url: str | None, offset: int, zeros: int) -> TarError:
+    """Return the error for the member at *offset*, after as many blocks of *zeros*."""
+    reason = (
+        f"{AFTER_END} at offset {offset - BLOCK * zeros}: the archive was damaged, or archives were concatenated; "
+        "pass concatenated=True (-i)"
+    )
+    return TarError(reason, url=url, offset=offset)
+
+
+def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None, end: str, concatenated: bool) -> None:
+    """Raise TarError unless the archive may end after *zeros* blocks and *rest*, which starts at offset *base*."""
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)
-    if base == 0 and not ended and not missing and len(rest) < BLOCK:
+    if base == 0 and not zeros and not missing and len(rest) < BLOCK:
         raise TarError("shorter than a header, not a tar archive", url=url, offset=0)
-    if ended and any(rest):
+    if zeros and any(rest):
         raise TarError("junk after the end of the archive", url=url, offset=base)
-    if not ended and (rest or missing):
+    if not zeros and (rest or missing):
         raise TarError("truncated in a header or its padding", url=url, offset=base)
-    if not ended and end != "optional":
+    if not zeros and end != "optional":
         raise TarError("truncated: no block of zeros at the end of the archive", url=url, offset=base)
+    padding = zeros * BLOCK + len(rest)
+    if zeros * BLOCK == base and padding > len(END):
+        raise TarError(
+            f"only zeros, {padding} bytes: overwritten, or an empty archive of another program", url=url, offset=0
+        )
+    if padding > MAX_END and not concatenated:
+        reason = f"{padding} bytes of zeros at the end, more than the {MAX_END} that writers leave"
+        reason += ": members were overwritten, or the file is padded; pass concatenated=True (-i) if it is"
+        raise TarError(reason, url=url, offset=base - zeros * BLOCK)
 
 
 def pack_header(name: str, size: int) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
@@ -13,7 +14,7 @@ from tarshards.errors import TarshardsError
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, OnError
 from tarshards.samples.read import read_shard
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import Shard, expand_shards
 
 if TYPE_CHECKING:
     from tarshards.storage.pipe import PipeInput
@@ -48,11 +49,12 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
         active.clear()  # closes what generators have opened
 
 
-def interleave(urls: Any, width: int, *, on_error: OnError | None = None, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield the samples of all shards, one of each of *width* shards in turn; errors are as in ``read_samples``."""
-    ledger = Ledger.of(on_error)
-    shards = (read_shard(url, ledger=ledger, allow_pipe=allow_pipe) for url in expand_urls(urls))
-    return round_robin(shards, width)
+def interleave(
+    urls: Any, width: int, *, on_error: OnError | None = None, concatenated: bool = False, allow_pipe: bool = False
+) -> Iterator[Sample]:
+    """Yield the samples of all shards, one of each of *width* shards in turn; options are as in ``read_samples``."""
+    read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
+    return round_robin(map(read, expand_shards(urls)), width)
 
 
 def read_parallel(
@@ -62,31 +64,34 @@ def read_parallel(
     memory: int = 256 << 20,
     ordered: bool = False,
     on_error: OnError | None = None,
+    concatenated: bool = False,
     allow_pipe: bool = False,
 ) -> Generator[Sample, None, None]:
     """Yield each sample of all shards exactly once; up to *readers* threads read one shard each.
 
     Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields wait
-    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. Errors are as in
-    ``read_samples``, and come after the samples that precede them in their shard. Closing the generator stops the
-    readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
+    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. *concatenated* and
+    errors are as in ``read_samples``; errors come after the samples that precede them in their shard. Closing the
+    generator stops the readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is
+    less than 1.
     """
     if readers < 1:
         raise ValueError(f"readers must be at least 1, not {readers}")
     if memory < 1:
         raise ValueError(f"memory must be positive, not {memory}")
-    return _read_parallel(expand_urls(urls), readers, memory, ordered, Ledger.of(on_error), allow_pipe)
+    read = partial(read_shard, concatenated=concatenated, allow_pipe=allow_pipe)
+    return _read_parallel(expand_shards(urls), readers, memory, ordered, Ledger.of(on_error), read)
 
 
 def _read_parallel(
-    urls: list[str], readers: int, memory: int, ordered: bool, ledger: Ledger, allow_pipe: bool
+    shards: list[Shard], readers: int, memory: int, ordered: bool, ledger: Ledger, read: Callable[..., Iterator[Sample]]
 ) -> Generator[Sample, None, None]:
-    waiting = _Waiting(urls, memory, ordered)
-    threads = [_ShardThread(waiting, allow_pipe) for _ in range(min(readers, len(urls)))]
+    waiting = _Waiting(shards, memory, ordered)
+    threads = [_ShardThread(waiting, read) for _ in range(min(readers, len(shards)))]
     try:
         for thread in threads:
             thread.start()
-        for _ in urls:
+        for _ in shards:
             while not isinstance(item := waiting.take(), _End):
                 yield item
             if isinstance(item.error, TarshardsError):
@@ -112,18 +117,18 @@ class _Waiting:
     They take at most *memory* bytes, but the queue to take from next accepts one sample of any size.
     """
 
-    def __init__(self, urls: list[str], memory: int, ordered: bool):
+    def __init__(self, shards: list[Shard], memory: int, ordered: bool):
         self.memory, self.ordered = memory, ordered
         lock = Lock()
         self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
-        self.shards = iter(enumerate(urls))
+        self.shards = iter(enumerate(shards))
         self.queues: dict[int, deque[tuple[Sample | _End, int]]] = defaultdict(deque)
         self.current = 0  # the queue to take from next
         self.held = 0  # bytes
         self.stopped = False
 
-    def next_shard(self) -> tuple[int, str] | None:
-        """Return the number and the URL of a shard that nobody reads yet, or None if there is none."""
+    def next_shard(self) -> tuple[int, Shard] | None:
+        """Return the number of a shard that nobody reads yet, and the shard; None if there is none."""
         with self.drained:
             return None if self.stopped else next(self.shards, None)
 
@@ -175,9 +180,9 @@ class _ReaderLedger(Ledger):
 class _ShardThread(Thread):
     """A thread that reads shard after shard."""
 
-    def __init__(self, waiting: _Waiting, allow_pipe: bool):
+    def __init__(self, waiting: _Waiting, read: Callable[..., Iterator[Sample]]):
         super().__init__(daemon=True)
-        self.waiting, self.allow_pipe = waiting, allow_pipe
+        self.waiting, self.read = waiting, read
         self.ledger = _ReaderLedger()
         self.pipes: list[PipeInput] = []  # those of the shard that is read
 
@@ -185,12 +190,12 @@ class _ShardThread(Thread):
         from tarshards.storage.pipe import OPENED
 
         OPENED.set(self.pipes)
-        while (shard := self.waiting.next_shard()) is not None:
-            number, url = shard
+        while (following := self.waiting.next_shard()) is not None:
+            number, shard = following
             self.pipes.clear()
             self.ledger.error = None
             try:
-                for sample in read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe):
+                for sample in self.read(shard, ledger=self.ledger):
                     if not self.waiting.put(number, sample, sum(map(len, sample.values()))):
                         return
             except BaseException as error:

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -148,25 +149,33 @@ class KeyFilter:
         return sample["__key__"] in self.keys
 
     def read(
-        self, urls: Any, *, on_error: Callable[[Exception], Any] | None = None, allow_pipe: bool = False
+        self,
+        urls: Any,
+        *,
+        on_error: Callable[[Exception], Any] | None = None,
+        concatenated: bool = False,
+        allow_pipe: bool = False,
     ) -> Iterator[Sample]:
         """Yield the samples with these keys in the order of the shards *urls*.
 
         If all shards are indexed, only these samples are read. Raises SampleError at the end if keys are lacking; other
-        errors are as in ``read_samples``.
+        errors, and *concatenated*, are as in ``read_samples``.
         """
-        samples = self.candidates(urls, on_error=on_error, allow_pipe=allow_pipe)
+        samples = self.candidates(urls, on_error=on_error, concatenated=concatenated, allow_pipe=allow_pipe)
         yield from filter(self, samples)
         self.check()
 
-    def candidates(self, urls: Any, *, on_error: Any = None, allow_pipe: bool = False) -> Iterator[Sample]:
+    def candidates(
+        self, urls: Any, *, on_error: Any = None, concatenated: bool = False, allow_pipe: bool = False
+    ) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
         from tarshards.index.sidecar import has_index
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
         if all(has_index([shard.url for shard in shards])):
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)
-        return chain.from_iterable(read_shard(shard.url, ledger=ledger, allow_pipe=allow_pipe) for shard in shards)
+        read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=allow_pipe)
+        return chain.from_iterable(map(read, shards))
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
         import numpy as np

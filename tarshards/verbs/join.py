@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ def join_shards(
     memory: int = GIB,
     tmpdir: str | None = None,
     on_error: Callable[[Exception], Any] | None = None,
+    concatenated: bool = False,
     allow_pipe: bool = False,
     reject: Reject | None = None,
     skipped: Counter[str] | None = None,
@@ -43,12 +45,13 @@ def join_shards(
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
     From where their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs
-    are indexed and the indexes fit into half of *memory*. Errors of shards are as in ``read_samples``.
+    are indexed and the indexes fit into half of *memory*. Errors of shards and *concatenated* are as in
+    ``read_samples``.
     """
     shards = [expand_shards(spec) for spec in inputs]
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
-    ledger = Ledger.of(on_error)
+    read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
 
     def open_indexed(taken: set[str]) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards
@@ -62,7 +65,7 @@ def join_shards(
         return [IndexedInput(each, taken) for each in indexed]
 
     return join_samples(
-        [_read(each, ledger, allow_pipe) for each in shards],
+        [_read(each, read) for each in shards],
         names=list(map(spec_name, inputs)),
         missing=missing,
         conflict=conflict,
@@ -74,9 +77,9 @@ def join_shards(
     )
 
 
-def _read(shards: list[Shard], ledger: Ledger, allow_pipe: bool) -> Iterator[Sample]:
+def _read(shards: list[Shard], read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
     for shard in shards:
-        yield from read_shard(shard.url, ledger=ledger, allow_pipe=allow_pipe)
+        yield from read(shard)
 
 
 def join_samples(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from tarshards.epoch.proportions import Mixture, Until, check_until
@@ -14,7 +15,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import located
 from tarshards.samples.read import read_shard
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.stream.ops import rename_fields, shuffle
 
@@ -94,6 +95,7 @@ def mix_streams(
     seed: int = 0,
     until: Until = "first",
     on_error: Callable[[Exception], Any] | None = None,
+    concatenated: bool = False,
     allow_pipe: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of *sources* by weight: the first n contain each source's share to within one, for every n.
@@ -103,12 +105,13 @@ def mix_streams(
     earlier start again. One sample of each source is held, besides shuffle buffers.
 
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
-    invalid weights; other errors are as in ``read_samples``.
+    invalid weights; other errors, and *concatenated*, are as in ``read_samples``.
     """
     check_until(until)
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
-    streams = [_SourceStream(source, seed + number, ledger, allow_pipe) for number, source in enumerate(sources)]
+    read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=allow_pipe)
+    streams = [_SourceStream(source, seed + number, ledger, read) for number, source in enumerate(sources)]
     if sum(stream.urls.count("-") for stream in streams) > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
     return _mix(streams, mixture, until)
@@ -134,9 +137,10 @@ def _mix(streams: list[_SourceStream], mixture: Mixture, until: Until) -> Iterat
 class _SourceStream:
     """The samples of one source, pass after pass; it knows whether a pass has ended."""
 
-    def __init__(self, source: Source, seed: int, ledger: Ledger, allow_pipe: bool):
-        self.source, self.seed, self.ledger, self.allow_pipe = source, seed, ledger, allow_pipe
-        self.urls = expand_urls(source.shards)
+    def __init__(self, source: Source, seed: int, ledger: Ledger, read: Callable[[Shard], Iterator[Sample]]):
+        self.source, self.seed, self.ledger, self.read_shard = source, seed, ledger, read
+        self.parts = expand_shards(source.shards)
+        self.urls = [shard.url for shard in self.parts]
         self.passes = 0
         self.samples: Iterator[Sample] = iter(())
         self.opened: Generator[Sample, None, None] | None = None
@@ -171,8 +175,8 @@ class _SourceStream:
 
     def shards(self) -> Generator[Sample, None, None]:
         """Yield the samples of the shards."""
-        for url in self.urls:
-            yield from read_shard(url, ledger=self.ledger, allow_pipe=self.allow_pipe)
+        for shard in self.parts:
+            yield from self.read_shard(shard)
 
     def renamed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Rename the fields; samples for which that fails go to the ledger."""

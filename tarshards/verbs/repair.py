@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarshards.errors import SampleError
+from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile
 from tarshards.verbs.check import Report, check_shards
 
@@ -21,7 +22,13 @@ class Repair(NamedTuple):
 
 
 def repair_shards(
-    urls: Iterable[str], target: str, *, decode: bool = False, jobs: int = 1, allow_pipe: bool = False
+    shards: Iterable[Shard | str],
+    target: str,
+    *,
+    decode: bool = False,
+    jobs: int = 1,
+    concatenated: bool = False,
+    allow_pipe: bool = False,
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
 
@@ -41,5 +48,7 @@ def repair_shards(
                         raise
 
     with TarWriter(target) as writer:
-        report = check_shards(urls, decode=decode, jobs=jobs, allow_pipe=allow_pipe, on_survey=write)
+        report = check_shards(
+            shards, decode=decode, jobs=jobs, concatenated=concatenated, allow_pipe=allow_pipe, on_survey=write
+        )
     return Repair(report, writer.samples)

@@ -23,7 +23,7 @@ from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.fields import pick_field, place
 from tarshards.samples.keys import KeyRule, Sample, is_reserved, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.tar.read import Member, read_members
@@ -151,13 +151,16 @@ def regroup_members(
         yield sample
 
 
-def read_loose_members(urls: Any, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[tuple[str, Member]]:
+def read_loose_members(
+    urls: Any, *, ledger: Ledger, concatenated: bool = False, allow_pipe: bool = False
+) -> Iterator[tuple[str, Member]]:
     """Yield URL and member for each member of all shards; raise every error, since samples would lack members."""
-    for url in expand_urls(urls):
-        name = Location.of(url).name
+    for shard in expand_shards(urls):
+        name = Location.of(shard.url).name
+        joined = concatenated or shard.concatenated
         try:
-            with open_shard(url, allow_pipe=allow_pipe) as stream:
-                for member in read_members(stream, url=name, ledger=ledger):
+            with open_shard(shard.url, allow_pipe=allow_pipe) as stream:
+                for member in read_members(stream, url=name, concatenated=joined, ledger=ledger):
                     yield name, member
         except OSError as error:
             raise OpenError(error.strerror or str(error), url=name) from error

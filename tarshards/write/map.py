@@ -17,8 +17,9 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, OnError, Quarantined
 from tarshards.samples.read import read_shard, sample_members
 from tarshards.storage.compression import named_compression
-from tarshards.storage.expressions import common_name, expand_urls
+from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress as show_progress
@@ -52,6 +53,7 @@ def map_shards(
     retries: int = 0,
     resume: bool = True,
     on_error: OnError | None = None,
+    concatenated: bool = False,
     progress: bool = True,
     per_sample: bool = False,
 ) -> list[ShardReport]:
@@ -61,33 +63,34 @@ def map_shards(
     or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
     it. If a call raises or its process dies, the shard is tried *retries* more times; then the error is raised, or
     passed to *on_error* while the other shards continue. With *on_error*, a sample that fails is left out and counted.
+    *concatenated* says that inputs may be concatenated archives.
 
     Each output is written atomically, followed by its index and the marker ``OUTPUT.done``; a later call with *resume*
     skips outputs with this marker. The manifest of the outputs and the report ``NAME.report.jsonl`` (lines of JSON) are
     written last. Raises ValueError unless every input has an output of its own.
     """
     refuse_async(function, "map_shards")
-    urls = expand_urls(inputs)
-    names = output_names(outputs, len(urls))
-    work = _ShardTask(function, per_sample, on_error is not None, resume, _name_of(function))
+    shards = expand_shards(inputs)
+    names = output_names(outputs, len(shards))
+    work = _ShardTask(function, per_sample, on_error is not None, concatenated, resume, _name_of(function))
     ledger = Ledger.of(on_error)
     reports: dict[int, ShardReport] = {}
     with ExitStack() as stack:
         executor = executor or stack.enter_context(_default_pool())
-        todo = list(enumerate(zip(urls, names)))
+        todo = list(enumerate(zip(shards, names)))
         for left in range(retries, -1, -1):
             outcomes = run_all(work, todo, executor)
             todo = []
-            for (number, (url, name)), result, error in show_progress(outcomes) if progress else outcomes:
+            for (number, (shard, name)), result, error in show_progress(outcomes) if progress else outcomes:
                 if error is None:
                     reports[number], quarantined = result
                     for entry in quarantined:
                         ledger(_error_of(entry))
                 elif left:
-                    todo.append((number, (url, name)))
+                    todo.append((number, (shard, name)))
                 else:
-                    failure = at_shard(error, url)
-                    reports[number] = ShardReport(url, name, error=str(failure))
+                    failure = at_shard(error, shard.url)
+                    reports[number] = ShardReport(shard.url, name, error=str(failure))
                     ledger(failure)
     rows = [reports[number] for number in sorted(reports)]
     write_report(common_name(names) + ".report.jsonl", rows)
@@ -126,11 +129,13 @@ class _ShardTask:
     function: Callable[[Any], Any]
     per_sample: bool
     forgiving: bool
+    concatenated: bool
     resume: bool
     name: str
 
-    def __call__(self, pair: tuple[int, tuple[str, str]]) -> tuple[ShardReport, list[Quarantined]]:
-        _, (url, output) = pair
+    def __call__(self, pair: tuple[int, tuple[Shard, str]]) -> tuple[ShardReport, list[Quarantined]]:
+        _, (shard, output) = pair
+        url = shard.url
         digest = digest_of(url, output, self.per_sample, self.name)
         target = Location.of(output)
         marker = target.sibling(".done")
@@ -139,7 +144,7 @@ class _ShardTask:
         begun = time.time()
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
         counted = Ledger()
-        samples = read_shard(url, ledger=counted, allow_pipe=True)
+        samples = read_shard(shard, ledger=counted, concatenated=self.concatenated, allow_pipe=True)
         results = self._each(samples, failures) if self.per_sample else self.function(samples)
         count, size = write_shard(results, output)
         seconds = round(time.time() - begun, 3)
@@ -200,7 +205,6 @@ def write_report(url: str, rows: Iterable[Any]) -> None:
 def write_manifests(reports: Iterable[ShardReport]) -> None:
     """Write the manifests of the outputs in *reports*."""
     from tarshards.index.manifests import update_manifests
-    from tarshards.storage.manifest import Shard
 
     shards = []
     for row in reports:

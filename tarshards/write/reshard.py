@@ -22,7 +22,7 @@ from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import read_shard
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, read_marker, write_marker
@@ -53,12 +53,13 @@ class Cut(NamedTuple):
 class _Resharding:
     """The parameters of both passes."""
 
-    inputs: list[str]
+    inputs: list[Shard]
     pattern: str
     folder: str
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
     seed: int | None
     rekey: str | None
+    concatenated: bool
 
     def order(self, shard: int, sample: int) -> int:
         """Return the position of a sample; positions are unique because splitmix64 is a bijection."""
@@ -82,6 +83,7 @@ def reshard(
     max_samples: int | None = None,
     shards: int | None = None,
     rekey: str | None = None,
+    concatenated: bool = False,
     executor: Executor | None = None,
     tmpdir: str | None = None,
     progress: bool = False,
@@ -91,8 +93,8 @@ def reshard(
     The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. One limit determines
     where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
     the number of shards, which are then equal within one sample. *rekey* is a template for new keys with ``index``
-    (within the input), ``key`` and ``shard``, for inputs that share keys. The output does not depend on *executor*
-    (default: a ``ProcessPool`` of all cores).
+    (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* says that inputs may be
+    concatenated archives. The output does not depend on *executor* (default: a ``ProcessPool`` of all cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
@@ -106,13 +108,14 @@ def reshard(
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
-    urls = expand_urls(inputs)
+    named = expand_shards(inputs)
+    urls = [shard.url for shard in named]
     sizes = [Location.of(url).size() for url in urls]
     folder = work_folder(output_pattern, tmpdir)
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(urls, output_pattern, folder, buckets, seed if shuffle else None, rekey)
+    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated)
     _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut))
 
     with ExitStack() as stack:
@@ -198,7 +201,9 @@ class _Scatter:
 
     def _pieces(self, shard: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
-        samples: Iterator[Sample] = read_shard(self.plan.inputs[shard], ledger=Ledger(), allow_pipe=True)
+        samples: Iterator[Sample] = read_shard(
+            self.plan.inputs[shard], ledger=Ledger(), concatenated=self.plan.concatenated, allow_pipe=True
+        )
         if self.plan.rekey is not None:
             samples = ops.rekey(samples, self.plan.rekey)
         piece: list[tuple[int, int, bytes, bytes]] = []

@@ -65,6 +65,8 @@ def damaged(kind: str, path: Path) -> None:
         del data[8 * 1024 :]
     elif kind == "flipped":
         data[6 * 1024 + 3] ^= 1
+    elif kind == "zeroed":
+        data[4096:8192] = bytes(4096)
     elif kind == "interleaved":
         data[:] = data[0:1024] + data[2048:3072] + data[1024:2048] + data[3072:]
     elif kind == "field twice":
@@ -76,7 +78,7 @@ def damaged(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("tool", [*READERS, *ALL_OR_NOTHING])
 @pytest.mark.parametrize(
-    "kind", ["truncated", "cut between members", "flipped", "interleaved", "field twice", "no tar at all"]
+    "kind", ["truncated", "cut between members", "flipped", "zeroed", "interleaved", "field twice", "no tar at all"]
 )
 def test_damage_never_passes_silently(shell, tmp_path, tool, kind):
     damaged(kind, tmp_path / "bad.tar")
@@ -102,6 +104,59 @@ def test_damage_skipped_is_told(shell, tmp_path, tool):
         kept = {sample["__key__"] for sample in read_samples(tmp_path / "out/a.tar")}
         assert {f"good{i}" for i in range(8)} <= kept
     assert shell(f"{line} --on-error skip --max-errors 0 --overwrite".replace("tarshow", "tarshow")).returncode != 0
+
+
+TAKES_CONCATENATED = {
+    **READERS,
+    **ALL_OR_NOTHING,
+    "tarsort --regroup": "tarsort --regroup {tar} -o {out}/a.tar",
+    "tarreshard": "tarreshard -q -j 1 --shards 1 {tar} -o {out}/%d.tar",
+    "tarindex": "tarindex {tar}",
+    "tarindex --format wids": "tarindex --format wids -o {out}/a.json {tar}",
+    "tarindex --format tar.idx": "tarindex --format tar.idx -o {out} {tar}",
+    "tarcheck": "tarcheck {tar}",
+    "tarcheck --repair": "tarcheck {tar} --repair {out}/a.tar",
+}
+
+
+@pytest.mark.parametrize("tool", TAKES_CONCATENATED)
+def test_concatenated_archives_are_read_where_the_option_says_so(shell, tmp_path, tool):
+    for name, samples in ("a", SAMPLES[:3]), ("b", SAMPLES[3:]):
+        write_samples(samples, str(tmp_path / f"{name}.tar"))
+    (tmp_path / "all.tar").write_bytes((tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes())
+    (tmp_path / "out").mkdir()
+    line = TAKES_CONCATENATED[tool].format(tar="all.tar", out="out").replace("100'", "6'")
+    done = shell(line)
+    assert done.returncode == 1
+    assert "all.tar: offset " in done.stderr + done.stdout
+    assert "(-i)" in done.stderr + done.stdout
+    assert not (tmp_path / "all.tar.index").exists()
+    done = shell(f"rm -rf out/*; {line} --ignore-zeros")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    if (tmp_path / "out/a.tar").exists() and "--keys" not in tool:
+        assert sum(1 for _ in read_samples(tmp_path / "out/a.tar")) == 8
+    if tool.startswith("tarcheck"):
+        assert "joined    1 archives" in done.stdout
+
+
+def test_an_index_or_a_manifest_says_that_archives_were_concatenated(shell, tmp_path):
+    for name, samples in ("a", SAMPLES[:3]), ("b", SAMPLES[3:]):
+        write_samples(samples, str(tmp_path / f"{name}.tar"))
+    assert shell("cat a.tar b.tar >all.tar; tarindex -i all.tar").returncode == 0
+    assert '"concatenated": true' in (tmp_path / "all.shards.json").read_text()
+    for line in (
+        "tarindex --crc all.tar; tarindex --check --crc all.tar",  # the index knows it
+        "rm all.tar.index; tarcat all.shards.json | tarshow | wc -l",  # and so does the manifest
+        "tarcheck all.shards.json",
+        "tarindex --no-manifest all.shards.json",
+        "cat a.tar b.tar | tarcat -i - | tarshow | wc -l",
+    ):
+        done = shell(line)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert done.stdout in ("", "8\n") or line.startswith("tarcheck")
+    shell("rm all.tar.index; tarindex --manifest plain.json a.tar b.tar")
+    assert "concatenated" not in (tmp_path / "plain.json").read_text()
+    assert shell("tarcat all.tar >out.tar").returncode == 1
 
 
 @pytest.mark.parametrize("line", ["tarcat all.tar", "tarshow all.tar", "tar2tsv all.tar", "tarpcat all.tar"])

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
+from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index, compare_headers
+from tarshards.index.refresh import verify_indexes
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
@@ -54,9 +56,9 @@ def outcome(work) -> object:
         return type(error), str(error)
 
 
-def assert_index_says_what_reading_says(path) -> None:
+def assert_index_says_what_reading_says(path, **options) -> None:
     url = str(path)
-    assert outcome(lambda: by_index(build_index(url), path)) == outcome(lambda: read_samples(url))
+    assert outcome(lambda: by_index(build_index(url, **options), path)) == outcome(lambda: read_samples(url, **options))
 
 
 @pytest.fixture
@@ -189,8 +191,23 @@ def test_concatenated_archives(tmp_path, shard):
     write_samples([{"__key__": "z", "txt": "last"}], str(other))
     both = tmp_path / "both.tar"
     both.write_bytes(Path(shard).read_bytes() + bytes(10240) + other.read_bytes() + bytes(5))
-    assert len(build_index(str(both))) == 41
     assert_index_says_what_reading_says(both)
+    with pytest.raises(TarError, match="members after the end of the archive"):
+        build_index(str(both))
+    index = build_index(str(both), concatenated=True)
+    assert (len(index), index.archives) == (41, 2)
+    assert_index_says_what_reading_says(both, concatenated=True)
+    assert Index.unpack(index.pack()).archives == 2
+    build_index(str(both), crc=True, concatenated=True).save(str(both))
+    assert [sample["__key__"] for sample in IndexedShards(str(both))] == index.keys
+    assert [outcome.error for outcome in verify_indexes([str(both)], crc=True)] == [None]
+
+
+def test_an_index_of_one_archive_does_not_count_it(shard):
+    index = build_index(shard, concatenated=True)
+    assert index.archives == 1
+    assert index.pack() == build_index(shard).pack()
+    assert b"archives" not in index.pack()
 
 
 @given(st.data())
@@ -321,7 +338,7 @@ def test_a_network_is_asked_seldom(tmp_path, counted):
 
 
 def test_a_file_that_changes_meanwhile_is_told(shard, monkeypatch):
-    monkeypatch.setattr(build, "_index", lambda ranges: None)
+    monkeypatch.setattr(build, "_index", lambda *_: None)
     with pytest.raises(TarError, match=r"a\.tar: changed while it was being indexed"):
         build_index(shard)
 

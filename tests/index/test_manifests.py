@@ -68,8 +68,8 @@ def test_each_series_has_its_manifest(here):
     (here / "sub").mkdir()
     written = update(*(Shard(name, number) for number, name in enumerate(names)))
     assert written == ["train.shards.json", "val.shards.json", "whole.shards.json", "sub/train.shards.json"]
-    assert expand_shards("train.shards.json") == [("train-00.tar", 0, None), ("train-01.tar", 1, None)]
-    assert expand_shards("sub/train.shards.json") == [("sub/train-00.tar", 4, None)]
+    assert expand_shards("train.shards.json") == [Shard("train-00.tar", 0), Shard("train-01.tar", 1)]
+    assert expand_shards("sub/train.shards.json") == [Shard("sub/train-00.tar", 4)]
 
 
 def test_a_manifest_keeps_what_is_there_and_is_sorted(here):

@@ -207,16 +207,20 @@ def write(path: Path, *shards: Shard) -> None:
 
 def test_manifests(here):
     write(
-        here / "d/a.shards.json", Shard("x-[1].tar", 7, 1024), Shard("../y.tar"), Shard("/z.tar"), Shard("http://h/w")
+        here / "d/a.shards.json",
+        Shard("x-[1].tar", 7, 1024),
+        Shard("../y.tar"),
+        Shard("/z.tar", concatenated=True),
+        Shard("http://h/w"),
     )
     expected = [
-        ("d/x-[1].tar", 7, 1024),
-        ("d/../y.tar", None, None),
-        ("/z.tar", None, None),
-        ("http://h/w", None, None),
+        ("d/x-[1].tar", 7, 1024, False),
+        ("d/../y.tar", None, None, False),
+        ("/z.tar", None, None, True),
+        ("http://h/w", None, None, False),
     ]
     assert expand_shards("d/a.shards.json") == expected
-    assert expand_urls("d/a.shards.json") == [url for url, _, _ in expected]
+    assert expand_urls("d/a.shards.json") == [url for url, *_ in expected]
     assert expand_shards(here / "d/a.shards.json")[0].url == f"{here}/d/x-[1].tar"
     assert expand_urls("b.tar::d/{a,a}.shards.json")[:2] == ["b.tar", "d/x-[1].tar"]
     (here / "list").write_text("c.tar\nd/a.shards.json\n")

@@ -53,10 +53,15 @@ def program(name):
 
 
 class Skips(Counter):
-    """The part of a ledger that read_members needs."""
+    """The part of a ledger that read_members needs; `joined` counts the archives after the first."""
+
+    joined = 0
 
     def skip(self, kind):
         self[kind] += 1
+
+    def count(self, *, joined):
+        self.joined += joined
 
 
 class Drip:
@@ -109,11 +114,12 @@ def pax(*records, kind=b"x"):
 
 
 class Reading(NamedTuple):
-    """All that a reading gave: members, counts of those skipped, and the error that ended it or None."""
+    """All that a reading gave: members, counts of those skipped, the error that ended it or None, archives joined."""
 
     members: list
     skipped: dict
     error: TarError | None
+    joined: int = 0
 
 
 def read(stream, **options):
@@ -126,7 +132,7 @@ def read(stream, **options):
             members.append(member)
     except TarError as caught:
         error = caught
-    return Reading(members, dict(skips), error)
+    return Reading(members, dict(skips), error, skips.joined)
 
 
 def read_whole(stream, **options):

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from tar_corpus import entry, pax, program, read, read_whole, tarfile_archive, tarfile_members
 
-from tarshards.tar.read import END
+from tarshards.tar.read import BLOCK, END, MAX_END
 
 pytestmark = pytest.mark.usefixtures("twin")
 
@@ -95,8 +95,8 @@ def listed_by_bsd(path):
     return [line.split(maxsplit=8)[8] for line in lines if line.startswith(b"-")]
 
 
-def assert_read_as_the_oracles_do(path):
-    members = read_whole(path.read_bytes())
+def assert_read_as_the_oracles_do(path, **options):
+    members = read_whole(path.read_bytes(), **options)
     assert members == tarfile_members(path)
     names = [os.fsencode(member.name) for member in members]
     assert names == listed_by_gnu(path)
@@ -197,6 +197,10 @@ def test_concatenated_by_tar(gnu, tmp_path, format):
     gnu("--concatenate", "-f", path, other)
     members = assert_read_as_the_oracles_do(path)
     assert sorted(member.name for member in members) == names_in("short", "names", "n100")
+    gnu("--concatenate", "-f", path, other, other)  # between these two it leaves zeros
+    assert len(assert_read_as_the_oracles_do(path, concatenated=True)) == len(members) + 2 * len(
+        names_in("names", "n100")
+    )
 
 
 @pytest.mark.parametrize("formats", [("gnu", "pax", "ustar"), ("pax", "pax"), ("v7", "gnu")])
@@ -206,8 +210,54 @@ def test_concatenated_by_cat(gnu, tmp_path, formats):
         gnu("-cf", part, f"--format={format}", "short")
         with open(path, "ab") as file:
             file.write(part.read_bytes())
-    members = assert_read_as_the_oracles_do(path)
+    members = assert_read_as_the_oracles_do(path, concatenated=True)
     assert len(members) == len(formats) * len(names_in("short"))
+    assert read(path.read_bytes(), concatenated=True).joined == len(formats) - 1
+    assert_refused_where_gnu_stops(path)
+
+
+def assert_refused_where_gnu_stops(path):
+    """Without the word, reading fails where GNU tar without -i ends."""
+    reading = read(path.read_bytes())
+    assert "members after the end of the archive" in reading.error.reason
+    listed = program("tar")("-tf", path, "--quoting-style=literal").splitlines()
+    assert [os.fsencode(member.name) for member in reading.members] == [name for name in listed if name[-1:] != b"/"]
+
+
+def programs_archive(gnu, bsd, tree, path, writer):
+    """Let *writer* archive some files of *tree* in *path*."""
+    if writer == "tarfile":
+        with tarfile.open(path, "w") as archive:
+            archive.add(tree / "short", "short")
+    elif writer == "bsdtar":
+        bsd("-cf", path, "short")
+    else:
+        gnu("-cf", path, f"-b{writer}", "short")
+
+
+@pytest.mark.parametrize("first", [1, 2, 20, 64, 128, "bsdtar", "tarfile"])
+@pytest.mark.parametrize("second", [1, 128, "bsdtar", "tarfile"])
+def test_each_archive_may_end_as_its_program_pads_it(gnu, bsd, tree, tmp_path, first, second):
+    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    programs_archive(gnu, bsd, tree, path, first)
+    programs_archive(gnu, bsd, tree, other, second)
+    for each in path, other:
+        assert len(assert_read_as_the_oracles_do(each)) == len(names_in("short"))
+    path.write_bytes(path.read_bytes() + other.read_bytes())
+    assert len(assert_read_as_the_oracles_do(path, concatenated=True)) == 2 * len(names_in("short"))
+    assert_refused_where_gnu_stops(path)
+
+
+@pytest.mark.parametrize("blocking", [1, 20, 128])
+def test_any_size_of_data_may_precede_the_padding(gnu, tmp_path, blocking):
+    paddings = []
+    for blocks in {1, blocking - 3, blocking - 2, blocking - 1, blocking} - {-2, -1, 0}:
+        (tmp_path / "x.bin").write_bytes(b"x" * BLOCK * blocks)
+        gnu("-cf", tmp_path / "a.tar", f"-b{blocking}", "-C", tmp_path, "x.bin")
+        archive = (tmp_path / "a.tar").read_bytes()
+        paddings.append(len(archive) - len(archive.rstrip(b"\0")))
+        assert len(read_whole(archive)) == 1
+    assert max(paddings) == BLOCK * max(2, blocking + 1) <= MAX_END
 
 
 @pytest.mark.parametrize("format", ["gnu", "pax"])
@@ -223,9 +273,12 @@ def test_a_volume_label_is_no_member(gnu, tmp_path, format):
 def test_an_archive_of_nothing_has_no_members(gnu, bsd, tmp_path, blocking):
     path = tmp_path / "a.tar"
     gnu("-cf", path, f"-b{blocking}", "-T", os.devnull)
-    assert read_whole(path.read_bytes()) == []
+    reading = read(path.read_bytes())
+    assert reading.members == []
+    # Only two blocks cannot be a shard that was overwritten with zeros.
+    assert (reading.error is None) == (blocking == 1)
     bsd("-cf", path, "-T", os.devnull)
-    assert read_whole(path.read_bytes()) == []
+    assert (read(path.read_bytes()).error is None) == (path.stat().st_size == len(END))
 
 
 @pytest.mark.parametrize("format", ["gnu", "pax"])

@@ -89,7 +89,7 @@ def test_every_truncation_inside_a_member_raises_even_where_the_end_is_optional(
         if length >= content_end(archive) + BLOCK:
             assert reading == right
         elif length in starts[1:]:
-            assert reading == (right.members[: starts.index(length)], {}, None)
+            assert reading == (right.members[: starts.index(length)], {}, None, 0)
         else:
             assert_raised_in_the_member_that_is_cut(reading, right, length, starts)
 

@@ -6,40 +6,83 @@ import re
 import zipfile
 
 import pytest
-from tar_corpus import entry, header, pack, read, read_whole
+from tar_corpus import Drip, entry, header, pack, read, read_whole
 
-from tarshards.tar.read import BLOCK, END
+from tarshards.tar.read import BLOCK, END, MAX_END
 
 pytestmark = pytest.mark.usefixtures("twin")
 
 ONE, TWO = pack([("a.txt", b"1")]), pack([("b.txt", b"2" * 600)])
 
 
+def assert_has_both(archive, **options):
+    members = read_whole(archive, **options)
+    assert [(member.name, len(member.data)) for member in members] == [("a.txt", 1), ("b.txt", 600)]
+    assert [archive[member.offset : member.offset + 5] for member in members] == [b"a.txt", b"b.txt"]
+
+
+@pytest.mark.parametrize("zeros", [BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 10240, 1 << 16, MAX_END])
+def test_zeros_must_stand_at_the_end(zeros):
+    assert_has_both(ONE + TWO + bytes(zeros))
+    assert_has_both(ONE + TWO + bytes(zeros), concatenated=True)
+
+
 @pytest.mark.parametrize(
-    "archive",
+    ("archive", "place", "joined"),
     [
-        ONE + TWO + END,
-        ONE + TWO + bytes(BLOCK),
-        ONE + TWO + END * 20,
-        ONE + TWO + bytes(BLOCK + 1),
-        ONE + TWO + bytes(2 * BLOCK - 1),
-        ONE + bytes(BLOCK) + TWO + END,
-        ONE + END + TWO + END,
-        bytes(BLOCK) + ONE + END * 9 + TWO + END,
+        (ONE + bytes(BLOCK) + TWO + END, len(ONE), 1),
+        (ONE + END + TWO + END, len(ONE), 1),
+        (ONE + bytes(1 << 20) + TWO + END * 500, len(ONE), 1),
+        (bytes(BLOCK) + ONE + TWO + END, 0, 1),
+        (bytes(BLOCK) + ONE + END * 9 + TWO + END, 0, 2),
     ],
 )
-def test_zeros_may_stand_between_members_and_must_stand_at_the_end(archive):
-    assert [(member.name, len(member.data)) for member in read_whole(archive)] == [("a.txt", 1), ("b.txt", 600)]
-    assert [archive[member.offset : member.offset + 5] for member in read_whole(archive)] == [b"a.txt", b"b.txt"]
+@pytest.mark.parametrize("end", ["required", "optional"])
+def test_members_after_zeros_are_an_error_unless_archives_were_concatenated(archive, place, joined, end):
+    reading = read(archive, url="a.tar", end=end)
+    assert [member.name for member in reading.members] == ["a.txt"] * (place > 0)
+    behind = archive.index(b"a" if place == 0 else b"b.txt")
+    assert str(reading.error) == (
+        f"a.tar: offset {behind}: members after the end of the archive at offset {place}: the archive was damaged, "
+        "or archives were concatenated; pass concatenated=True (-i)"
+    )
+    assert_has_both(archive, end=end, concatenated=True)
+    assert read(archive, end=end, concatenated=True).joined == joined
 
 
-@pytest.mark.parametrize("archive", [ONE + TWO, ONE + END + TWO])
-def test_an_archive_without_an_end_is_truncated_unless_the_end_is_optional(archive):
+@pytest.mark.parametrize("more", [{"kind": b"5"}, {"kind": b"?"}, {"kind": b"g"}, {"kind": b"S"}])
+def test_any_header_after_zeros_is_an_error(more):
+    assert "members after the end" in read(ONE + END + entry(**more) + END).error.reason
+
+
+def test_more_zeros_at_the_end_than_writers_leave_are_an_error():
+    archive = ONE + bytes(MAX_END + 1)
     reading = read(archive)
+    assert (len(reading.members), reading.error.offset) == (1, len(ONE))
+    assert reading.error.reason.startswith(f"{MAX_END + 1} bytes of zeros at the end, more than the {MAX_END} that")
+    assert read(archive, concatenated=True).error is None
+    junk = read(archive + bytes(511) + b"j", concatenated=True)
+    assert junk.error.reason == "junk after the end of the archive"
+
+
+@pytest.mark.parametrize("zeros", [2 * BLOCK + 1, 10240, 1 << 20])
+@pytest.mark.parametrize("options", [{}, {"concatenated": True}, {"end": "optional"}])
+def test_a_shard_of_zeros_is_an_error(zeros, options):
+    error = read(bytes(zeros), url="a.tar", **options).error
+    assert (
+        str(error) == f"a.tar: offset 0: only zeros, {zeros} bytes: overwritten, or an empty archive of another program"
+    )
+    assert read(Drip(bytes(zeros)), url="a.tar", **options).error is not None
+    assert read(END, **options) == ([], {}, None, 0)
+
+
+@pytest.mark.parametrize(("archive", "options"), [(ONE + TWO, {}), (ONE + END + TWO, {"concatenated": True})])
+def test_an_archive_without_an_end_is_truncated_unless_the_end_is_optional(archive, options):
+    reading = read(archive, **options)
     assert (len(reading.members), reading.error.offset) == (2, len(archive))
     assert reading.error.reason == "truncated: no block of zeros at the end of the archive"
-    assert read(archive, end="optional").error is None
-    assert read(archive, end="typing error").error is not None
+    assert read(archive, end="optional", **options).error is None
+    assert read(archive, end="typing error", **options).error is not None
 
 
 @pytest.mark.parametrize("zeros", [1, 100, BLOCK - 1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, load_twin, pack, pax, read, seal, tarfile_archive
 
 from tarshards.tar import _tar_py
-from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, Member
+from tarshards.tar.read import AFTER_END, BLOCK, END, MEMBER_LIMIT, Member
 
 PAIRS = [("a.cls", b"7"), ("a.jpg", bytes(range(256)) * 3), ("d/" * 60 + "é.txt", b"\n"), ("e.txt", b"")]
 LONG = b"n" * 120
@@ -66,21 +66,21 @@ FULL = [
 ]
 
 
-@example(buffer=FULL[0], position=0, ended=False, limit=0)
-@example(buffer=FULL[1], position=0, ended=False, limit=0)
-@example(buffer=FULL[2], position=0, ended=False, limit=0)
-@example(buffer=FULL[3], position=0, ended=False, limit=0)
-@example(buffer=FULL[4], position=0, ended=False, limit=0)
+@example(buffer=FULL[0], position=0, zeros=0, limit=0)
+@example(buffer=FULL[1], position=0, zeros=0, limit=0)
+@example(buffer=FULL[2], position=0, zeros=0, limit=0)
+@example(buffer=FULL[3], position=0, zeros=0, limit=0)
+@example(buffer=FULL[4], position=0, zeros=0, limit=0)
 @settings(max_examples=1500, deadline=None)
-@given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), ended=st.booleans(), limit=LIMITS)
-def test_both_twins_say_the_same_of_any_buffer(buffer, position, ended, limit):
+@given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), zeros=st.sampled_from([0, 0, 1, 7]), limit=LIMITS)
+def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
     native = load_twin("native")
-    result = native.scan(buffer, position, ended, limit)
-    assert result == _tar_py.scan(buffer, position, ended, limit)
+    result = native.scan(buffer, position, zeros, limit)
+    assert result == _tar_py.scan(buffer, position, zeros, limit)
     assert [type(part) for part in result] == [list, int, int, int, type(result[4])]
     # In a buffer that ends where its memory ends, a sanitizer sees the first byte read too far.
     exact = (ctypes.c_char * len(buffer)).from_buffer_copy(buffer)
-    assert result == native.scan(exact, position, ended, limit)
+    assert result == native.scan(exact, position, zeros, limit)
 
     whole = [member for member in result[0] if member[3] <= len(buffer)]
     assert native.cut(exact, whole, 7, Member) == _tar_py.cut(buffer, whole, 7, Member)
@@ -100,10 +100,12 @@ def test_both_twins_say_the_same_of_any_buffer(buffer, position, ended, limit):
     buffer=buffers(),
     sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=5),
     end=st.sampled_from(["required", "optional"]),
+    concatenated=st.booleans(),
 )
-def test_how_the_bytes_come_changes_nothing(buffer, sizes, end):
-    whole, dripped = read(buffer, end=end), read(Drip(buffer, sizes), end=end)
-    assert whole[:2] == dripped[:2]
+def test_how_the_bytes_come_changes_nothing(buffer, sizes, end, concatenated):
+    options = {"end": end, "concatenated": concatenated}
+    whole, dripped = read(buffer, **options), read(Drip(buffer, sizes), **options)
+    assert (whole[:2], whole.joined) == (dripped[:2], dripped.joined)
     assert (whole.error is None) == (dripped.error is None)
     if whole.error:
         assert whole.error.offset == dripped.error.offset
@@ -115,7 +117,7 @@ def scan(twin):
     """One of the twins, for a whole buffer."""
 
     def scan_all(buffer, limit=MEMBER_LIMIT):
-        return load_twin(twin).scan(buffer, 0, False, limit)
+        return load_twin(twin).scan(buffer, 0, 0, limit)
 
     return scan_all
 
@@ -129,7 +131,7 @@ def test_a_member_is_its_name_its_places_and_its_kind(scan):
         [("a.txt", 0, 512, 515, ""), ("d/", 1024, 1536, 1536, "directory")],
         2560,
         512,
-        1,
+        2,
         None,
     )
 
@@ -373,14 +375,15 @@ def test_extended_headers_of_one_member_are_bounded_together(scan):
     assert problem_of(scan(half + half + header())) == (len(half), "an extended header with a bad size")
 
 
-def test_a_block_of_zeros_ends_an_archive_until_the_next_member(scan):
-    assert scan(bytes(BLOCK))[3] == 1
-    assert scan(bytes(BLOCK) + header())[3] == 0
-    assert scan(bytes(BLOCK) + pax(b"comment=1", kind=b"g"))[3] == 0
+def test_a_block_of_zeros_ends_an_archive(scan):
+    assert [scan(bytes(length))[3] for length in (0, BLOCK, 9 * BLOCK + 1)] == [0, 1, 9]
+    for more in header(), header(kind=b"5"), header(kind=b"?"), pax(b"comment=1", kind=b"g"), pax(b"path=a"):
+        assert scan(bytes(BLOCK) + more) == ([], BLOCK, BLOCK, 1, AFTER_END)
+        assert len(scan(header() + bytes(2 * BLOCK) + more)[0]) == 1
     assert problem_of(scan(bytes(BLOCK) + b"junk".ljust(BLOCK))) == (BLOCK, "junk after the end of the archive")
 
 
 def test_negative_arguments_are_refused(twin):
-    for position, limit in [(-1, 0), (0, -1)]:
+    for position, zeros, limit in [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]:
         with pytest.raises(ValueError, match="must not be negative"):
-            load_twin(twin).scan(b"", position, False, limit)
+            load_twin(twin).scan(b"", position, zeros, limit)

@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tar_corpus import TWINS, load_twin, pack
+from tar_corpus import TWINS, Skips, load_twin, pack
 from test_tar_scan import ARCHIVES, LIMITS, buffers
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.keys import split_name
 from tarshards.samples.read import group_members
 from tarshards.tar import _tar_py
-from tarshards.tar.read import END, MEMBER_LIMIT, read_members
+from tarshards.tar.read import END, MAX_END, MEMBER_LIMIT, read_members
 
 WHOLE = 1 << 30, 1 << 30, 0
 NAMES = st.one_of(
@@ -44,13 +44,14 @@ def source_of(content, kind):
     return file_of(content) if kind == "file" else lambda offset, size: content[offset : offset + size]
 
 
-def samples_read(archive, limit):
-    return list(group_members(read_members(io.BytesIO(archive), limit=limit)))
+def samples_read(archive, limit, concatenated, counter=None):
+    members = read_members(io.BytesIO(archive), limit=limit, concatenated=concatenated, ledger=counter)
+    return list(group_members(members))
 
 
 def samples_in(archive, found):
     """The samples that were found, with their data."""
-    keys, fields, arrays = found
+    keys, fields, arrays, _ = found
     columns = [struct.unpack(f"<{len(arrays[0]) // 4}{code}", array) for array, code in zip(arrays, "IHQQ")]
     samples = [{"__key__": key, "__url__": ""} for key in keys]
     for sample, field, offset, size in zip(*columns):
@@ -58,35 +59,51 @@ def samples_in(archive, found):
     return samples
 
 
-@example(archive=ARCHIVES[0], reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
-@example(archive=ARCHIVES[0] + b"junk", reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
-@example(archive=pack([("a.x", b""), ("a.X", b"")]) + END, reads=WHOLE, limit=MEMBER_LIMIT, cut=0)
-@example(archive=pack([(name, b"") for name in ("b.x__", "__a.y", "__a.x__")]) + END, reads=WHOLE, limit=1, cut=0)
+@example(archive=ARCHIVES[0], reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
+@example(archive=ARCHIVES[0] + b"junk", reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
+@example(archive=ARCHIVES[0] * 2, reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
+@example(archive=pack([("a.x", b"")]) + END + ARCHIVES[0], reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=True)
+@example(archive=END + ARCHIVES[0], reads=(1, 600, 0), limit=MEMBER_LIMIT, cut=0, concatenated=True)
+@example(archive=ARCHIVES[0] + bytes(MAX_END), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
+@example(archive=ARCHIVES[0] + bytes(MAX_END), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=True)
+@example(archive=END + bytes(1), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=True)
+@example(archive=pack([("a.x", b""), ("a.X", b"")]) + END, reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
+@example(
+    archive=pack([(name, b"") for name in ("b.x__", "__a.y", "__a.x__")]) + END,
+    reads=WHOLE,
+    limit=1,
+    cut=0,
+    concatenated=False,
+)
 @settings(max_examples=800, deadline=None)
 @given(
     archive=st.one_of(buffers(), SMALL_ARCHIVES.map(lambda members: pack(members) + END)),
     reads=st.tuples(st.integers(1, 3000), st.integers(1, 4000), st.integers(0, 1000)),
     limit=LIMITS,
     cut=st.sampled_from([0, 0, 0, 1, 512]),
+    concatenated=st.booleans(),
 )
-def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit, cut):
+def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit, cut, concatenated):
     archive = archive[: len(archive) - cut]
-    result = load_twin("native").walk(source_of(archive, "function"), len(archive), reads, limit, split_name)
+    options = limit, split_name, concatenated
+    result = load_twin("native").walk(source_of(archive, "function"), len(archive), reads, *options)
     descriptor = file_of(archive)
     try:
         for walk, source in product((load_twin("native").walk, _tar_py.walk), (descriptor, source_of(archive, ""))):
-            assert walk(source, len(archive), reads, limit, split_name) == result
-            assert walk(source, len(archive), WHOLE, limit, split_name) == result
+            assert walk(source, len(archive), reads, *options) == result
+            assert walk(source, len(archive), WHOLE, *options) == result
     finally:
         os.close(descriptor)
     if result is not None and len(set(result[0])) < len(result[0]):  # keys that come back are not looked for
         with pytest.raises(SampleError, match="adjacent"):
-            samples_read(archive, limit)
+            samples_read(archive, limit, concatenated)
     elif result is None:
         with pytest.raises(TarshardsError):
-            samples_read(archive, limit)
+            samples_read(archive, limit, concatenated)
     else:
-        assert samples_in(archive, result) == samples_read(archive, limit)
+        counter = Skips()
+        assert samples_in(archive, result) == samples_read(archive, limit, concatenated, counter)
+        assert result[3] == 1 + counter.joined
 
 
 @pytest.fixture(params=TWINS)
@@ -120,12 +137,13 @@ FOUND = (
         struct.pack("<4Q", 512, 1536, 3584, 4096),
         struct.pack("<4Q", 1, 600, 0, 1),
     ),
+    1,
 )
 
 
 def test_what_is_found(walk, source):
     assert walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name) == FOUND
-    assert walk(source(END), len(END), WHOLE, MEMBER_LIMIT, split_name) == ([], [], (b"",) * 4)
+    assert walk(source(END), len(END), WHOLE, MEMBER_LIMIT, split_name) == ([], [], (b"",) * 4, 1)
 
 
 @pytest.mark.parametrize("change", [1, 511, 512, 4096])
@@ -161,7 +179,7 @@ def test_only_new_fields_and_doubtful_names_are_asked_for(walk, source):
 
 def test_more_fields_than_an_index_holds_are_counted(walk, source):
     archive = pack([(f"a.{number}", b"") for number in range(65_538)]) + END
-    _, fields, arrays = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
+    _, fields, arrays, _ = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
     assert fields == [str(number) for number in range(65_538)]
     assert arrays[1][-4:] == struct.pack("<2H", 0, 1)
 

@@ -23,6 +23,7 @@ from PIL import Image
 
 from tarshards import ShardWriter, read_samples, write_samples
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import open_plain
 from tarshards.tar.read import END, pack_header, padding
 from tarshards.verbs.check import SHOWN, Report, check, check_shards, inspection
@@ -211,12 +212,18 @@ def test_members_in_no_sample(tmp_path):
     ]
 
 
-def test_an_archive_behind_another_is_a_warning(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"on_survey": lambda *_: None}])
+def test_an_archive_behind_another_is_an_error_unless_archives_were_concatenated(tmp_path, options):
     a, b = pack(tmp_path / "a.tar", "a.txt"), pack(tmp_path / "b.tar", "b.txt")
     Path(a).write_bytes(Path(a).read_bytes() + Path(b).read_bytes())
-    report = check_shards([a])
-    assert told(report) == [("warning", "zeros", None, None)]
-    assert report.samples == 2
+    report = check_shards([a], **options)
+    assert told(report) == [("error", "zeros", None, None)]
+    assert "concatenated=True (-i)" in report.findings[0].reason
+    assert (report.samples, report.joined) == (2, 0)
+    for shard, word in (a, True), (Shard(a, concatenated=True), False):
+        report = check_shards([shard], concatenated=word, **options)
+        assert told(report) == []
+        assert (report.samples, report.joined) == (2, 1)
 
 
 def test_indexes(tmp_path):

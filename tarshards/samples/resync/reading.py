@@ -9,9 +9,10 @@ from typing import Any
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import wrong_number
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
-from tarshards.samples.resync.walking import Gap
+from tarshards.samples.resync.walking import Gap, Zeros
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.tar.read import ArchiveEnd
 
@@ -24,8 +25,13 @@ def read_resyncing(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
+    expected: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the whole samples of one shard, in order; *ledger* gets an error for every gap and every other sample."""
+    """Yield the whole samples of one shard, in order; *ledger* gets an error for every gap and every other sample.
+
+    Members after the end of an archive are delivered; unless *concatenated*, that end is a gap. *expected* is the
+    number of samples that a manifest gives.
+    """
     with ExitStack() as stack:
         try:
             file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
@@ -35,12 +41,16 @@ def read_resyncing(
             return
         delivered = fields = 0
         try:
-            found = survey_file(file, split=split, end=end)
+            found = survey_file(file, split=split, end=end, concatenated=concatenated)
             for reason in found.skipped.elements():
                 ledger.skip(reason)
-            items: list[Gap | FoundSample] = [*found.gaps, *found.samples]
+            items: list[Gap | Zeros | FoundSample] = [*found.gaps, *found.samples]
+            if concatenated:
+                ledger.count(joined=len(found.ends))
+            else:
+                items += found.ends
             for item in sorted(items, key=_place):
-                if isinstance(item, Gap) or item.problem is not None:
+                if not isinstance(item, FoundSample) or item.problem is not None:
                     ledger(explain(found.url, item))
                     continue
                 sample = read_found(file, item)
@@ -49,6 +59,8 @@ def read_resyncing(
                 yield sample
             if file.error is not None:
                 ledger(file.error)
+            elif expected not in (None, len(found.samples)) and not found.gaps:
+                ledger(wrong_number(len(found.samples), expected, found.url))
             ledger.count(shards=1)
         except GeneratorExit:
             ledger.count(broken_off=1)
@@ -58,16 +70,21 @@ def read_resyncing(
             ledger.report()
 
 
-def explain(url: str, item: Gap | FoundSample) -> TarError | SampleError:
-    """Return the error that describes a gap, or a sample that is not whole."""
+def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError:
+    """Return the error that describes a gap, the end of an archive before another one, or a sample not known whole."""
+    if isinstance(item, Zeros):
+        reason = "an archive ends here and another one begins, or members were overwritten with zeros; "
+        return TarError(
+            f"{reason}pass concatenated=True (-i) if archives were concatenated", url=url, offset=item.start
+        )
     if isinstance(item, Gap):
         lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
     return SampleError(str(item.problem), url=url, offset=item.offset, key=item.key)
 
 
-def _place(item: Gap | FoundSample) -> int:
-    return item.start if isinstance(item, Gap) else item.offset
+def _place(item: Gap | Zeros | FoundSample) -> int:
+    return item.offset if isinstance(item, FoundSample) else item.start
 
 
 def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:

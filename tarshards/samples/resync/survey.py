@@ -33,6 +33,11 @@ class Survey:
     other: int = 0
 
     @property
+    def ends(self) -> list[Zeros]:
+        """The ends of archives that others follow."""
+        return [zeros for zeros in self.zeros if zeros.end < self.size]
+
+    @property
     def byte_counts(self) -> dict[str, int]:
         """The bytes of the shard by what they are; they add up to its size."""
         return {
@@ -75,18 +80,22 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     return found
 
 
-def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
+def survey_file(
+    file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required", concatenated: bool = False
+) -> Survey:
     """Survey an open shard, as ``survey_shard`` does."""
-    found = group_file(file, split=split, pieces=walk(file, end=end))
+    found = group_file(file, split=split, pieces=walk(file, end=end, concatenated=concatenated))
     judge(found.samples, found.gaps, file)
     return found
 
 
-def survey_shard(url: str, *, allow_pipe: bool = False, split: KeyRule = split_name) -> Survey:
+def survey_shard(
+    url: str, *, allow_pipe: bool = False, split: KeyRule = split_name, concatenated: bool = False
+) -> Survey:
     """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
 
     Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
     cannot be opened.
     """
     with open_plain(url, allow_pipe=allow_pipe) as file:
-        return survey_file(file, split=split)
+        return survey_file(file, split=split, concatenated=concatenated)

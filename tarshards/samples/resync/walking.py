@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tarshards.storage.plain import PlainFile
-from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, ArchiveEnd, padding, scan
+from tarshards.tar.read import BLOCK, END, MAX_END, MEMBER_LIMIT, ArchiveEnd, padding, scan, scan_through
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -18,6 +18,7 @@ WINDOW = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
+SMALL_RECORDS = [1 << power for power in range(11, 14)]
 GLOBAL = "global header"
 OVERWRITTEN = "zeros in place of members"
 
@@ -47,12 +48,13 @@ def after(member: ScannedMember) -> int:
     return end + padding(end - start)
 
 
-def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
+def walk(file: PlainFile, *, end: ArchiveEnd = "required", concatenated: bool = False) -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
-    another header or by the end. Zeros without the length of an archive's end are a gap; so are no zeros at the end,
-    unless *end* is "optional".
+    another header or by the end. Zeros without the length of an archive's end are a gap, and those of an archive
+    before another one are likely to have it only if *concatenated*; so are no zeros at the end, unless *end* is
+    "optional".
     """
     begin = 0
     run: list[Zeros | Gap] = []
@@ -63,51 +65,58 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
         if not isinstance(piece, list):
             run.append(piece)
             continue
-        for resolved in _resolve(run, begin, file.size):
+        for resolved in _resolve(run, begin, file.size, concatenated):
             begin = resolved.end if isinstance(resolved, Zeros) else begin
             yield resolved
         run = []
         yield piece
-    yield from _resolve(run, begin, file.size)
+    yield from _resolve(run, begin, file.size, concatenated)
 
 
-def _resolve(run: list[Zeros | Gap], begin: int, size: int) -> Iterator[Zeros | Gap]:
+def _resolve(run: list[Zeros | Gap], begin: int, size: int, concatenated: bool) -> Iterator[Zeros | Gap]:
     """Distinguish, in the *run* of pieces between two members, zeros that end an archive from damage."""
     if not run:
         return
     lead, tail = run[0], run[-1]
     gaps = [piece for piece in run if isinstance(piece, Gap)]
     if isinstance(lead, Zeros) and not gaps:
-        yield lead if is_end(lead, begin, size) else Gap(*lead, OVERWRITTEN)
+        yield lead if is_end(lead, begin, size, concatenated) else Gap(*lead, OVERWRITTEN)
         return
     start, end = lead.start, tail.end
-    if isinstance(lead, Zeros) and end == size and is_end(lead, begin, size):
+    if isinstance(lead, Zeros) and end == size and is_end(lead, begin, size, concatenated):
         yield lead
         start = lead.end
     reason = OVERWRITTEN if isinstance(lead, Zeros) and start == lead.start else gaps[0].reason
-    if isinstance(tail, Zeros) and end == size and is_end(tail, begin, size):
+    if isinstance(tail, Zeros) and end == size and is_end(tail, begin, size, concatenated):
         yield Gap(start, tail.start, reason)
         yield tail
     else:
         yield Gap(start, end, reason)
 
 
-def is_end(zeros: Zeros, begin: int, size: int) -> bool:
-    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as complete a record."""
+def is_end(zeros: Zeros, begin: int, size: int, concatenated: bool = False) -> bool:
+    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as complete a record.
+
+    Where archives are *concatenated*, records of more sizes are recognized.
+    """
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == size):
         return True
-    records = RECORDS if zeros.end == size else [RECORD]
+    if length == size or (length > MAX_END and not concatenated):
+        return False
+    records = RECORDS if concatenated or zeros.end == size else [RECORD]
+    if concatenated:
+        records = records + SMALL_RECORDS
     return any(len(END) <= length < len(END) + record and (zeros.end - begin) % record == 0 for record in records)
 
 
 def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
     size = file.size
-    position = ended = 0
+    position = zeros_before = 0
     ahead = LEAST
     while position < size:
         buffer = file.read(position, ahead)
-        found, length, need, ended, problem = scan(buffer, 0, ended, MEMBER_LIMIT)
+        found, length, need, zeros_before, problem = scan_through(buffer, zeros_before, MEMBER_LIMIT)
         at = 0
         members: list[ScannedMember] = []
         for name, header, start, end, kind in found:
@@ -135,7 +144,7 @@ def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
             yield Gap(position + at, resumed, "not a tar archive" if nothing else problem)
             if resumed == size:
                 return
-            position, ended, ahead = resumed, 0, LEAST
+            position, zeros_before, ahead = resumed, 0, LEAST
             continue
         if length > at:
             yield from _between(buffer[at:length], position + at)
@@ -143,10 +152,10 @@ def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
         if position + need > size:
             break
         ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, MOST))
-    yield from _end(file, position, ended, archive_end)
+    yield from _end(file, position, zeros_before > 0, archive_end)
 
 
-def _end(file: PlainFile, position: int, ended: int, archive_end: ArchiveEnd) -> Iterator[Piece]:
+def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -> Iterator[Piece]:
     """Yield the last pieces of a shard, after the last whole one; what ``read_members`` refuses is a gap."""
     rest = file.read(position, BLOCK) if ended else b""
     if not file.size:

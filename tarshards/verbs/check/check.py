@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.verbs.check.duplicates import KeyPlaces
 from tarshards.verbs.check.headers import ScannedShard, scan_headers
@@ -26,14 +27,17 @@ NOT_ADJACENT = "members of this key are not adjacent, or the sample occurs twice
 
 
 def check_shards(
-    urls: Iterable[str],
+    shards: Iterable[Shard | str],
     *,
     decode: bool = False,
     jobs: int = 1,
+    concatenated: bool = False,
     allow_pipe: bool = False,
     on_survey: OnSurvey | None = None,
 ) -> Report:
     """Check shards, and the dataset that they form.
+
+    Shards may consist of several archives where *concatenated*, or a manifest, says so.
 
     Reads headers only; with *decode* also all fields, which *jobs* threads decode, except those that can run code. What
     is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard
@@ -42,8 +46,8 @@ def check_shards(
     """
     with KeyPlaces() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
-        for url in urls:
-            check.shard(url, allow_pipe)
+        for shard in map(Shard.of, shards):
+            check.shard(shard.url, allow_pipe, concatenated or shard.concatenated)
         return check.finish()
 
 
@@ -57,7 +61,7 @@ class _Check:
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
         self.indexed: dict[str, bool] = {}
 
-    def shard(self, url: str, allow_pipe: bool) -> None:
+    def shard(self, url: str, allow_pipe: bool, concatenated: bool) -> None:
         location = Location.of(url)
         name = location.name
         self.names.append(name)
@@ -68,9 +72,9 @@ class _Check:
                 file = stack.enter_context(open_plain(location, allow_pipe=allow_pipe))
                 self.report.bytes += file.size
                 if self.on_survey is None:
-                    self._count_shard(file, name)
+                    self._count_shard(file, name, concatenated)
                 else:
-                    survey = self._survey(file, name)
+                    survey = self._survey(file, name, concatenated)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or location.is_remote:
@@ -80,33 +84,34 @@ class _Check:
             if survey is not None and self.on_survey is not None:
                 self.on_survey(file, survey)
 
-    def _count_shard(self, file: PlainFile, name: str) -> None:
+    def _count_shard(self, file: PlainFile, name: str, concatenated: bool) -> None:
         """Count the samples of a shard, from one scan of its headers where they are all that there is to check."""
         scanned = None if self.threads else scan_headers(file)
         if scanned is not None:
             self._count_scanned(scanned, name)
         else:
-            self._count_each(file, name)
+            self._count_each(file, name, concatenated)
 
-    def _survey(self, file: PlainFile, name: str) -> Survey:
+    def _survey(self, file: PlainFile, name: str, concatenated: bool) -> Survey:
         """Survey a shard, count its samples, and return the judged survey."""
         from tarshards.samples.resync.judging import judge
         from tarshards.samples.resync.survey import group_file
+        from tarshards.samples.resync.walking import walk
 
-        survey = group_file(file)
+        survey = group_file(file, pieces=walk(file, concatenated=concatenated))
         # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
         if survey.gaps:
             judge(survey.samples, survey.gaps, file)
-        self._count_each(file, name, survey)
+        self._count_each(file, name, concatenated, survey)
         if not survey.gaps:
             judge(survey.samples, survey.gaps, file)
         return survey
 
-    def _count_each(self, file: PlainFile, name: str, survey: Survey | None = None) -> None:
+    def _count_each(self, file: PlainFile, name: str, concatenated: bool, survey: Survey | None = None) -> None:
         """Count the samples of any shard one by one."""
         from tarshards.verbs.check.inspection import decoded, misread_by_dali, whole_samples
 
-        samples = whole_samples(file, self.report, survey)
+        samples = whole_samples(file, self.report, survey, concatenated=concatenated)
         for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
             self._count(sample, name)
             if odd := misread_by_dali(sample):

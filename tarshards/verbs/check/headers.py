@@ -50,7 +50,7 @@ def scan_headers(file: PlainFile) -> ScannedShard | None:
     found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split_name)
     if found is None or not found[0]:
         return None
-    keys, fields, arrays = found
+    keys, fields, arrays, _ = found
     if NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
     count = len(arrays[0]) // 4

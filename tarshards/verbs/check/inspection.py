@@ -19,21 +19,23 @@ from tarshards.samples.resync.reading import explain
 from tarshards.samples.resync.survey import Survey, group_file
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, walk
 from tarshards.storage.plain import PlainFile
-from tarshards.verbs.check.report import Finding, Report
+from tarshards.verbs.check.report import Report
 
 HELD = 1 << 16  # members of a shard whose headers are held rather than read twice
 BATCH = 1 << 21  # bytes of samples that are decoded at once
 WHITE = re.compile(r"\s")
 
 
-def whole_samples(file: PlainFile, report: Report, survey: Survey | None = None) -> Iterator[FoundSample]:
+def whole_samples(
+    file: PlainFile, report: Report, survey: Survey | None = None, *, concatenated: bool = False
+) -> Iterator[FoundSample]:
     """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
     *survey* is that of the shard, judged if there are gaps; without one the headers are read here, and the samples of a
-    shard without gaps are not held.
+    shard without gaps are not held. Members after the end of an archive are a finding unless *concatenated*.
     """
     if survey is None:
-        pieces = _Held(walk(file))
+        pieces = _Held(walk(file, concatenated=concatenated))
         gaps = [piece for piece in pieces if isinstance(piece, Gap)]
         if gaps:
             survey = group_file(file, pieces=pieces.held)
@@ -46,12 +48,13 @@ def whole_samples(file: PlainFile, report: Report, survey: Survey | None = None)
             whole = len(survey.samples) - lost
             report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
     else:
-        items = group_found(pieces.held or walk(file), skip=report.skip)
+        items = group_found(pieces.held or walk(file, concatenated=concatenated), skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
-            if item.end < file.size:
-                reason = "an archive ends here and another one begins, or members were overwritten with zeros"
-                report.add(Finding("warning", "zeros", reason, file.name, item.start))
+            if item.end < file.size and concatenated:
+                report.joined += 1
+            elif item.end < file.size:
+                report.add_error("zeros", explain(file.name, item))
         elif isinstance(item, Gap):
             report.add_error("damage", explain(file.name, item))
         elif item.problem is not None:

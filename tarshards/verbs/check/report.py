@@ -32,14 +32,15 @@ class Report(Contents):
     """What a check found, and what the shards hold.
 
     *counts* are the findings by severity and kind; *findings* holds the first SHOWN of each. *samples* and *members*
-    are whole, *lost* counts the samples that are not. *damaged* has the samples and bytes of each shard with a gap.
+    are whole, *lost* counts the samples that are not, *joined* the archives that follow another in their shard.
+    *damaged* has the samples and bytes of each shard with a gap.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.findings: list[Finding] = []
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.shards = self.bytes = self.members = self.lost = 0
+        self.shards = self.bytes = self.members = self.lost = self.joined = 0
         self.damaged: dict[str, dict[str, int]] = {}
         self.skipped: Counter[str] = Counter()
 
@@ -67,6 +68,7 @@ class Report(Contents):
             "errors": self.total("error"),
             "warnings": self.total("warning"),
             "shards": self.shards,
+            "joined": self.joined,
             "bytes": self.bytes,
             "samples": self.samples,
             "members": self.members,
@@ -94,6 +96,7 @@ class Report(Contents):
         lines += [
             *([""] if lines else []),
             f"shards    {self.shards}",
+            *([f"joined    {self.joined} archives to the first of their shard"] if self.joined else []),
             f"bytes     {self.bytes}",
             f"samples   {self.samples}",
             f"members   {self.members}",
