@@ -201,6 +201,7 @@ def test_concatenated_archives(tmp_path, shard):
     build_index(str(both), crc=True, concatenated=True).save(str(both))
     assert [sample["__key__"] for sample in IndexedShards(str(both))] == index.keys
     assert [outcome.error for outcome in verify_indexes([str(both)], crc=True)] == [None]
+    assert compare_headers(index, str(both)) is None
 
 
 def test_an_index_of_one_archive_does_not_count_it(shard):
