@@ -199,7 +199,7 @@ def test_energon_dry(shards, tmp_path):
 def test_wids_reads_a_manifest_and_its_shards(shards, tmp_path, capsys):
     wids = pytest.importorskip("wids", reason="wids is not installed")
     shards = shards[:2]  # for it knows no long names
-    counts = [Shard(url, 10, os.path.getsize(url)) for url in shards]
+    counts = [Shard(url, 10, os.path.getsize(url), concatenated=True) for url in shards]  # a word of ours
     (name,) = update_manifests(counts, str(tmp_path / "all.shards.json"))
     dataset = wids.ShardListDataset(
         name, base=str(tmp_path), cache_dir=str(tmp_path / "cache"), transformations=[lambda sample: sample]

@@ -308,6 +308,29 @@ def test_concatenated_archives_are_no_damage(plain):
         found = survey_file(plain(data))
         assert (found.gaps, [sample.problem for sample in found.samples]) == ([], [None] * 4)
         assert len(found.zeros) == 2
+        assert found.ends == found.zeros[:1]
+
+
+@pytest.mark.parametrize("record", [2048, 4096, 10240, 1 << 16])
+def test_archives_of_any_records_are_joined_where_the_word_says_so(plain, record):
+    one, other = archive(["a", "b"], FIELDS).data, archive(["c", "d"], FIELDS).data
+    data = one + bytes(-len(one) % record) + other
+    found = survey_file(plain(data), concatenated=True)
+    assert (found.gaps, [sample.problem for sample in found.samples]) == ([], [None] * 4)
+    assert len(found.ends) == 1
+    gap = survey_file(plain(one + bytes(7 * BLOCK) + other), concatenated=True).gaps
+    assert [each.reason for each in gap] == ["zeros in place of members"]
+
+
+def test_resyncing_tells_of_an_end_of_archive_unless_the_word_says_why(tmp_path):
+    one, other = archive(["a", "b"], FIELDS).data, archive(["c", "d"], FIELDS).data
+    (tmp_path / "a.tar").write_bytes(one + other)
+    for options, errors in ({}, 1), ({"concatenated": True}, 0):
+        ledger = Ledger(max_errors=9)
+        found = list(read_samples(tmp_path / "a.tar", on_error=ledger, on_damage="resync", **options))
+        assert [sample["__key__"] for sample in found] == list("abcd")
+        assert (len(ledger.quarantined), ledger.joined) == (errors, 1 - errors)
+    assert "archive ends here" not in str(ledger)
 
 
 def test_interleaved_samples_are_told_and_the_others_read(plain):

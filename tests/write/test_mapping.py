@@ -14,8 +14,10 @@ import pytest
 
 from tarshards import Ledger, OpError, TarError, TarWriter, read_samples
 from tarshards.index.build import build_index
+from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
 from tarshards.parallel import ProcessPool
+from tarshards.storage.manifest import Shard
 from tarshards.write.map import map_shards, output_names
 
 
@@ -99,6 +101,16 @@ def test_every_shard_becomes_its_output(shards, make_executor):
         (f"out-{i:03d}.tar", i + 1) for i in range(8)
     ]
     assert keys("d/out.shards.json") == keys(shards)
+
+
+def test_concatenated_inputs(shards):
+    Path("all.tar").write_bytes(Path("in-3.tar").read_bytes() + Path("in-4.tar").read_bytes())
+    with pytest.raises(TarError, match="members after the end"):
+        map_shards(upper, "all.tar", "out-{0..0}.tar")
+    write_manifest("all.shards.json", [Shard("all.tar", concatenated=True)])
+    for inputs, options in ("all.tar", {"concatenated": True}), ("all.shards.json", {}):
+        [report] = map_shards(upper, inputs, "out-{0..0}.tar", resume=False, **options)
+        assert (report.samples_in, report.samples_out) == (9, 9)
 
 
 def test_by_samples(shards):
