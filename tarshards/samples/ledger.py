@@ -46,8 +46,8 @@ class Tally:
     samples are to be read in planned epochs: planned = delivered + filtered + failed + lost + dropped + discarded, and
     *repeated*, delivered again to fill the tail, are apart. *read* counts by shard the planned samples that were read,
     lost or dropped, without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those
-    started in the middle. *failures* says why samples failed, and *quarantined* why shards and samples were not read; *joined* counts the
-    archives after the first in concatenated shards.
+    started in the middle. *joined* counts the archives after the first in concatenated shards. *failures* says why
+    samples failed, and *quarantined* why shards and samples were not read.
     """
 
     shards: int = 0
