@@ -233,7 +233,8 @@ typedef struct {
     struct Row {
         MappedMembers *table;
         int64_t member, place;
-        Text key;
+        PyObject *key;
+        Text text;
     } *rows;
     int64_t count;
     volatile int64_t at; /* in memory, for when the guard ends the work */
@@ -250,7 +251,7 @@ static void compare(void *argument) {
             if (row[AHEAD].member) fetch_before(header_of(row[AHEAD].table, row[AHEAD].member - 1));
         }
         const int before = row->member && row->table->compared[row->member - 1];
-        if (!matches(row->table, row->member, row->key, before))
+        if (!matches(row->table, row->member, row->text, before))
             comparing->undecided[comparing->differing++] = row->place;
     }
 }
@@ -258,23 +259,32 @@ static void compare(void *argument) {
 static PyTypeObject *members_type;
 
 /* Note the rows that were not compared before; return 0 with an exception set where one is not a member. */
-static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count,
-                   PyObject *held) {
+static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         if (members[i] < 0) continue;
-        PyObject *object = PyList_GetItem(tables, (Py_ssize_t)shards[i]), *key;
+        PyObject *object = PyList_GetItem(tables, (Py_ssize_t)shards[i]);
         if (!object) return 0;
         if (object == Py_None) continue;
         MappedMembers *table = (MappedMembers *)object;
         if (!PyObject_TypeCheck(object, members_type) || members[i] >= table->members)
             return PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard"), 0;
         if (table->compared[members[i]]) continue;
-        struct Row *row = comparing->rows + comparing->count++;
-        *row = (struct Row){table, members[i], i, {NULL, 0}};
-        row->key = text_of(PyList_GetItem(table->keys, (Py_ssize_t)number(&table->sample, members[i], 4)), &key);
-        const int kept = !key || PyList_Append(held, key) == 0;
-        Py_XDECREF(key);
-        if (!kept || !row->key.text) return 0;
+        PyObject *key = PyList_GetItem(table->keys, (Py_ssize_t)number(&table->sample, members[i], 4));
+        if (!key) return 0;
+        __builtin_prefetch(key);
+        comparing->rows[comparing->count++] = (struct Row){table, members[i], i, key, {NULL, 0}};
+    }
+    return 1;
+}
+
+/* Get the texts of the keys; return 0 with an exception set where that fails. *held* receives what holds them. */
+static int read_keys(Comparing *comparing, PyObject *held) {
+    for (int64_t i = 0; i < comparing->count; i++) {
+        PyObject *bytes;
+        comparing->rows[i].text = text_of(comparing->rows[i].key, &bytes);
+        const int kept = !bytes || PyList_Append(held, bytes) == 0;
+        Py_XDECREF(bytes);
+        if (!kept || !comparing->rows[i].text.text) return 0;
     }
     return 1;
 }
@@ -290,7 +300,7 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     PyObject *held = PyList_New(0);
     if (!comparing.rows || !comparing.undecided) PyErr_NoMemory();
     else if (shards.len != members.len) PyErr_SetString(PyExc_ValueError, "shards and members differ in length");
-    else if (held && collect(&comparing, tables, shards.buf, members.buf, count, held)) {
+    else if (held && collect(&comparing, tables, shards.buf, members.buf, count) && read_keys(&comparing, held)) {
         Py_BEGIN_ALLOW_THREADS
         while (guarded(compare, &comparing)) /* a shard has shrunk: whoever decides on this member finds out */
             comparing.undecided[comparing.differing++] = comparing.rows[comparing.at++].place;

@@ -163,6 +163,8 @@ class MappedPlaces:
     def touching(self) -> Iterator[None]:
         """Let a thread read every page into memory meanwhile, in file order, in which disks are quickest.
 
+        It compares the headers, too; those that differ are found again when they are needed.
+
         The thread has ended when this returns.
         """
         over = threading.Event()
@@ -176,12 +178,14 @@ class MappedPlaces:
                 thread.join()
 
     def _touch(self, over: threading.Event) -> None:
-        for view in self._buffers.views if self._buffers.lengths.sum() <= MOST_TOUCHED else ():
+        for shard, view in enumerate(self._buffers.views if self._buffers.lengths.sum() <= MOST_TOUCHED else ()):
             pages = np.frombuffer(view, np.uint8)[::PAGESIZE]
             for i in range(0, len(pages), TOUCHED):
                 if over.is_set():
                     return
                 pages[i : i + TOUCHED].max()
+            for members in self._members[:, self._first[shard] : self._first[shard + 1]]:
+                find_undecided(self._mapped, np.full(len(members), shard, np.int64), members)
 
     def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
