@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from range_server import serving
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
+from tarshards.index import open as open_
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index, compare_headers
 from tarshards.index.refresh import verify_indexes
@@ -376,3 +378,23 @@ def test_all_headers_are_compared_with_an_index(tmp_path):
     assert compare_headers(index, url) == "the shard has 7 samples, but had 20 when it was indexed"
     write_samples([samples[1], samples[0]], url)
     assert compare_headers(index, url) == "0 has changed since the shard was indexed"
+
+
+@pytest.mark.parametrize("kernel", ["_headers", "_headers_py", "remote"])
+def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatch, kernel):
+    parts = [[{"__key__": key, "txt": key[:9], "x.txt": "x"}] for key in ("a", "é" * 70, "d/" * 70 + "b", "c")]
+    for number, samples in enumerate(parts):
+        write_samples(samples, str(tmp_path / f"{number}.tar"))
+    pads = [b"", bytes(10240), bytes(512 * 3), bytes(1)]
+    data = b"".join((tmp_path / f"{number}.tar").read_bytes() + pad for number, pad in enumerate(pads))
+    (tmp_path / "all.tar").write_bytes(data)
+    build_index(str(tmp_path / "all.tar"), concatenated=True).save(str(tmp_path / "all.tar"))
+    if kernel != "remote":
+        twin = import_module(f"tarshards.index.{kernel}")
+        monkeypatch.setattr(open_, "MappedMembers", twin.MappedMembers)
+        monkeypatch.setattr(open_, "find_undecided", twin.find_undecided)
+    wanted = [sample | {"__url__": ""} for sample in read_samples(tmp_path / "all.tar", concatenated=True)]
+    with serving(tmp_path) as site:
+        shards = IndexedShards(f"{site.url}/all.tar" if kernel == "remote" else str(tmp_path / "all.tar"))
+        for number in (3, 1, 0, 2):
+            assert shards[number] | {"__url__": ""} == wanted[number]
