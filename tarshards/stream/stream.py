@@ -77,10 +77,10 @@ def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
 class Stream:
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
-    Each iteration begins at the source again and is an epoch further, which reorders what is shuffled. Leaving one
-    early closes what it opened. Iterated by itself a stream is whole on every rank, unless ``world=`` gives it a part;
-    loaders find their rank, and deliver its part. *source*, *ops*, *epochs*, *world*, ``iterate``, ``read`` and
-    ``report`` are what a stream consists of; loaders use them.
+    Each iteration begins at the source again, when its first sample is asked for, and is an epoch further, which
+    reorders what is shuffled. Leaving one early closes what it opened. Iterated by itself a stream is whole on every
+    rank, unless ``world=`` gives it a part; loaders find their rank, and deliver its part. *source*, *ops*, *epochs*,
+    *world*, ``iterate``, ``read`` and ``report`` are what a stream consists of; loaders use them.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
     [array([ 1,  9, 25]), array([49, 81])]
@@ -207,14 +207,20 @@ class Stream:
         self._resumed = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
+        self._progress = None
+        # Workers begin at once, so that what they say of their states is of one pass.
+        return self._run(None if self.world.seed is None else self._begin())
+
+    def _begin(self) -> Progress:
+        """Begin the next epoch, or what a loaded state says is left of its own."""
         world = self.world
         state = self._resumed or {}
         if state:
             _check_world(state["world"], world)
         self._resumed = None
         epoch = self.epochs.begin(world, state.get("epoch"))
-        self._progress = progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
-        return self._run(progress)
+        self._progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
+        return self._progress
 
     def _is_resumable(self) -> bool:
         """Whether the source says where the stream stands."""
@@ -230,7 +236,8 @@ class Stream:
         """Whether nothing says which part to deliver, so that a loader finds its rank."""
         return self._world is None
 
-    def _run(self, progress: Progress) -> Iterator[Any]:
+    def _run(self, progress: Progress | None) -> Iterator[Any]:
+        progress = progress or self._begin()
         try:
             samples = self._iterate(len(self.ops), progress)
             if self._is_resumable():

@@ -92,6 +92,18 @@ def test_an_epoch_begins_when_its_first_batch_is_asked_for(data, make):
     assert classes(unused) not in expected, "it begins now"
 
 
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("over", [Stream.from_shards, ShardDataset])
+def test_an_epoch_of_a_stream_begins_when_its_first_sample_is_asked_for(make_shards, over, index):
+    urls = make_shards(5, 20, index=index)
+    expected, stream = over(urls, shuffle=True), over(urls, shuffle=True)
+    for _ in range(2):
+        iter(stream), iter(stream)
+        assert stream.state_dict()["epoch"] == expected.state_dict()["epoch"]
+        assert list(stream) == list(expected)
+        iter(expected)
+
+
 @every_loader
 @pytest.mark.parametrize("size", [SIZE, 10])  # the last batch is short, or as long as others
 def test_who_counts_the_batches_has_an_audited_epoch(data, make, size):

@@ -183,7 +183,6 @@ class _Batches(IterableDataset[Any]):
                 f"this worker is of rank {world.rank} of {world.world_size}, and its loader of rank {order.rank} of "
                 f"{order.ranks}: workers began before init_process_group(); iterate after it"
             )
-        world = self.stream.world
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:
             if plan is None:
