@@ -132,7 +132,7 @@ def test_a_shard_that_shrinks_is_an_error(kernel, shard):
 
 def test_a_shard_without_members(kernel, tmp_path):
     path = tmp_path / "a.tar"
-    write(path, [])
+    write(path, [Entry("README", b"r")])
     members = table(kernel, path, build_index(str(path)))
     with pytest.raises(IndexError):
         members.fill({}, [], 0, 0)
