@@ -24,9 +24,13 @@ from typing import Any
 class TarshardsError(Exception):
     """Base of all errors; *url*, *offset* (bytes), *key* and *field* are None where unknown.
 
+    *cost* says what is lost where reading goes on after it, for a ledger.
+
     >>> str(TarshardsError("bad checksum", url="a.tar", offset=512))
     'a.tar: offset 512: bad checksum'
     """
+
+    cost = ""
 
     def __init__(
         self,

@@ -135,6 +135,8 @@ class Ledger:
     def _record(self, error: Exception, entries: list[Quarantined]) -> None:
         place: list[Any] = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
         reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
+        if cost := getattr(error, "cost", ""):
+            reason += f"; {cost}"
         entries.append(Quarantined._make([*place, reason]))
         self._errors += 1
         if self.on_error is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
+from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import KeyRule, Sample, is_reserved, join_name, split_name
 from tarshards.samples.ledger import Ledger
+from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -99,12 +101,27 @@ def read_shard(
             members = read_members(stream, url=name, end=end, concatenated=concatenated, ledger=ledger)
             yield from group_members(members, url=name, ledger=ledger, split=split, expected=expected)
         ledger.count(shards=1)
+    except TarError as error:
+        error.cost = _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
+        ledger(error)
     except TarshardsError as error:
         ledger(error)
     except OSError as error:
         ledger(_caused(OpenError(error.strerror or str(error), url=name), error))
     finally:
         ledger.report()
+
+
+def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
+    """Say what is not read of a damaged shard, as far as that is known, and which tool saves the rest."""
+    if location.is_stream:
+        return ""
+    unread = ""
+    if is_plain and error.offset is not None and location.path is not None and os.path.isfile(location.path):
+        size = os.path.getsize(location.path)
+        if error.offset < size:
+            unread = f"{size - error.offset} of {size} bytes not read; "
+    return f"{unread}`tarcheck --repair OUT` saves the whole samples"
 
 
 def _caused(error: Exception, cause: Exception) -> Exception:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import io
+import os
 import tarfile
+import threading
 
 import pytest
 import webdataset
@@ -202,3 +205,24 @@ def test_the_members_of_a_sample_have_the_names_that_read_back(key, fields):
 def test_samples_that_cannot_be_written(sample):
     with pytest.raises(SampleError):
         sample_members(sample)
+
+
+def test_damage_is_sized_and_the_tool_that_repairs_is_named(make_shards, tmp_path):
+    make_shards(1, 20)
+    data = (tmp_path / "set-0000.tar").read_bytes()
+    (tmp_path / "plain.tar").write_bytes(data[:5120] + b"?" * 512 + data[5632:])
+    (tmp_path / "packed.tar.gz").write_bytes(gzip.compress(data[:5120] + b"?" * 512))
+    os.mkfifo(tmp_path / "fifo.tar")
+    writer = threading.Thread(target=(tmp_path / "fifo.tar").write_bytes, args=(data[:5632] + b"?" * 512,))
+    writer.start()
+    ledger = Ledger(max_errors=9)
+    urls = [str(tmp_path / name) for name in ("plain.tar", "packed.tar.gz", "fifo.tar")]
+    samples = list(read_samples([*urls, f"pipe:head -c 5632 {urls[0]}"], on_error=ledger, allow_pipe=True))
+    writer.join()
+    assert ledger.samples == len(samples) == 8
+    costs = [entry.reason.partition("; ")[2] for entry in ledger.quarantined]
+    saves = "`tarcheck --repair OUT` saves the whole samples"
+    assert costs == [f"{len(data) - 5120} of {len(data)} bytes not read; {saves}", saves, saves, ""]
+    with pytest.raises(TarError) as caught:
+        list(read_samples(urls[0]))
+    assert "tarcheck" not in str(caught.value), "nothing is lost where the error is raised"
