@@ -12,8 +12,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r tarshards pyproject.toml "$work"
-mkdir "$work/tests/loaders"
+mkdir "$work/tests/loaders" "$work/tests/index"
 cp -r tests/tar tests/conftest.py tests/soak.py "$work/tests"
+cp tests/index/test_headers.py tests/index/rewritten.py "$work/tests/index"
 cp -r tests/loaders/readers "$work/tests/loaders"
 rm -f "$work"/tarshards/*/*.so
 cd "$work"
@@ -61,7 +62,9 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-compile tarshards/tar/_tar.c tarshards/tar/_tar.abi3.so
+for kernel in tar/_tar storage/_mapped index/_headers; do
+    compile "tarshards/$kernel.c" "tarshards/$kernel.abi3.so"
+done
 for option in -UPORTABLE -DPORTABLE; do
     for kernel in _rows _pixels; do
         compile "tarshards/index/$kernel.c" "tarshards/index/$kernel.abi3.so" "$option"
@@ -69,11 +72,13 @@ for option in -UPORTABLE -DPORTABLE; do
     # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
-from tarshards.index import _pixels, _rows, memory
+from tarshards.index import _headers, _pixels, _rows, headers, memory
+from tarshards.storage import _mapped, ranges
 from tarshards.tar import _tar, read
 assert (read.scan, memory.resize, memory.gather) == (_tar.scan, _pixels.resize, _rows.gather)
+assert (headers.MappedMembers, ranges.Mapping) == (_headers.MappedMembers, _mapped.Mapping)
 assert "libasan" in open("/proc/self/maps").read()
-for kernel in _tar, _rows, _pixels:
+for kernel in _tar, _mapped, _headers, _rows, _pixels:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
     code = open(kernel.__file__, "rb").read()
     assert b"__asan_report_load" in code
@@ -81,4 +86,4 @@ for kernel in _tar, _rows, _pixels:
 EOF
     passes -k native tests/loaders/readers
 done
-passes -k 'native or twins' tests/tar
+passes -k 'native or twins' tests/tar tests/index

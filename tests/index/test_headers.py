@@ -149,6 +149,15 @@ def test_names_of_all_formats_are_known_without_a_second_look(kernel, tmp_path, 
     assert kernel.find_undecided([members], np.zeros(count, np.int64), np.arange(count)) == []
 
 
+def test_members_of_concatenated_archives_are_known_without_a_second_look(kernel, tmp_path):
+    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    write(path, samples(3, "a{:03d}"))
+    write(other, samples(3, "b{:03d}"), "pax", times=0.5)
+    path.write_bytes(path.read_bytes() + other.read_bytes())
+    members = table(kernel, path, build_index(str(path), concatenated=True))
+    assert kernel.find_undecided([members], np.zeros(18, np.int64), np.arange(18)) == []
+
+
 def test_what_is_no_ascii_in_upper_case_needs_a_second_look(kernel, tmp_path):
     path = tmp_path / "a.tar"
     write(path, [Entry("a.Ö", b"1"), Entry("b.ö", b"1"), Entry("c.İ")])
