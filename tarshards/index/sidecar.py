@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError
+from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -19,7 +20,7 @@ from tarshards.tar.read import BLOCK
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT, VERSION = "tarshards-index", 1
+VERSION = 1
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
@@ -231,7 +232,7 @@ def index_location(shard_url: str) -> Location:
     location = Location.of(shard_url)
     if location.is_stream:
         raise ShardIndexError("streams have no index", url=location.name)
-    return location.sibling(".index")
+    return location.sibling(INDEX)
 
 
 def has_index(urls: Sequence[str]) -> list[bool]:

@@ -9,5 +9,6 @@ Read in this order:
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
-- ``manifest``: wids JSON; ``markers``: records of what was made
+- ``manifest``: wids JSON; ``beside``: the index and the counts of a shard that is replaced
+- ``markers``: records of what was made
 """

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.storage.beside import INDEX
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 
@@ -15,7 +16,7 @@ Spec = str | os.PathLike[str] | Iterable["Spec"]
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
 # Files beside shards that are not shards: globs leave them out.
-_BESIDE = (".index", ".idx", SUFFIX.lstrip("."))
+_BESIDE = (INDEX, ".idx", SUFFIX[1:])
 
 
 def expand_urls(spec: Spec) -> list[str]:

@@ -66,6 +66,15 @@ class Store(Transport):
             raise failed(exc, location) from location.safe(exc)
         return None if size is None else int(size)
 
+    def remove(self, location: Location) -> None:
+        store, path = find_store(location)
+        try:
+            store.rm_file(path)
+        except FileNotFoundError:
+            pass
+        except Exception as exc:
+            raise failed(exc, location) from location.safe(exc)
+
 
 TRANSPORT = Store()
 
@@ -252,9 +261,14 @@ def _streamed(file: Any, location: Location) -> OutputStream:
         except Exception as exc:
             raise failed(exc, location) from location.safe(exc)
 
-    def commit() -> None:
+    def finish() -> None:
         try:
             file.close()
+        except Exception as exc:
+            raise failed(exc, location) from location.safe(exc)
+
+    def commit() -> None:
+        try:
             file.commit()
         except Exception as exc:
             raise failed(exc, location) from location.safe(exc)
@@ -264,4 +278,4 @@ def _streamed(file: Any, location: Location) -> OutputStream:
         file.closed = True
         file.discard()
 
-    return OutputStream(location.name, write, commit=commit, discard=discard)
+    return OutputStream(location.name, write, finish=finish, commit=commit, discard=discard)

@@ -22,7 +22,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.redaction import without_userinfo
-from tarshards.storage.streams import InputStream, OutputStream, spooled
+from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -49,6 +49,14 @@ class Http(Transport):
 
     def ranges(self, location: Location) -> Ranges:
         return HttpRanges(location)
+
+    def remove(self, location: Location, *, timeout: float = 30.0, retries: int = 5) -> None:
+        address = Address(location, timeout)
+        try:
+            Patience(location, retries).attempt(lambda: address.request({}, method="DELETE").close())
+        except OpenError as error:
+            if not is_missing(error):
+                raise
 
 
 TRANSPORT = Http()

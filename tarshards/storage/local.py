@@ -44,6 +44,14 @@ class Local(Transport):
         except (OSError, ValueError) as exc:
             raise failure(exc, location.name) from exc
 
+    def remove(self, location: Location) -> None:
+        try:
+            os.unlink(str(location.path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as exc:
+            raise failure(exc, location.name) from exc
+
 
 TRANSPORT = Local()
 
@@ -73,7 +81,6 @@ def _open_temporary(target: str, name: str) -> OutputStream:
     file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
 
     def commit() -> None:
-        file.close()
         os.replace(temporary, target)
         os.close(lock)
 
@@ -85,7 +92,7 @@ def _open_temporary(target: str, name: str) -> OutputStream:
         finally:
             os.close(lock)
 
-    return OutputStream(name, file.write, commit=commit, discard=discard)
+    return OutputStream(name, file.write, finish=file.close, commit=commit, discard=discard)
 
 
 def _claim(target: str) -> tuple[str, int]:

@@ -366,6 +366,10 @@ class Location:
         """Return its size in bytes, None if its scheme does not tell; raise OpenError if it does not exist."""
         return self._transport.size(self)
 
+    def remove(self) -> None:
+        """Remove it, if it exists; raise OpenError if that fails, or its scheme cannot remove."""
+        self._transport.remove(self)
+
     def make_folder(self) -> None:
         """Make the folder of a local file; stores need none."""
         folder = os.path.dirname(self.path or "")
@@ -402,6 +406,9 @@ class Transport:
 
     def size(self, location: Location) -> int | None:
         return None
+
+    def remove(self, location: Location) -> None:
+        raise OpenError("a stream, which cannot be removed", url=location.name)
 
 
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:

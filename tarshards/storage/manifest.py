@@ -6,13 +6,14 @@ An entry of ours, ``"concatenated": true``, says that a shard may consist of sev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tarshards.errors import UrlError
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
+DESCRIPTION = ("nsamples", "filesize", "concatenated")  # what an entry says of its shard
 MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
 
 
@@ -59,8 +60,6 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
 
 def dump_manifest(shards: Iterable[Shard]) -> str:
     """Return the text of the manifest of *shards*, one a line."""
-    import json
-
     entries = []
     for shard in shards:
         entry: dict[str, Any] = {"url": shard.url}
@@ -70,9 +69,43 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
             entry["filesize"] = shard.size
         if shard.concatenated:
             entry["concatenated"] = True
-        entries.append(json.dumps(entry))
-    head = '{"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": ['
-    return head + ",".join(f"\n{entry}" for entry in entries) + "\n]}\n"
+        entries.append(entry)
+    return _dump({"__kind__": "wids-shard-index-v1", "wids_version": 1}, entries)
+
+
+def without_counts(text: bytes, is_replaced: Callable[[str], bool]) -> str | None:
+    """Return the manifest *text* with nothing but the names of shards that *is_replaced* says; None if it has no more.
+
+    Everything else is kept. A file that is not a manifest has no shards.
+
+    >>> text = b'{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}, {"url": "b.tar", "nsamples": 5}]}'
+    >>> print(without_counts(text, lambda url: url == "a.tar"), end="")
+    {"wids_version": 1, "shardlist": [
+    {"url": "a.tar"},
+    {"url": "b.tar", "nsamples": 5}
+    ]}
+    """
+    import json
+
+    try:
+        shards = parse_manifest(text, "")
+    except UrlError:
+        return None
+    found = json.loads(text)
+    stale = [place for place, shard in enumerate(shards) if shard != Shard(shard.url) and is_replaced(shard.url)]
+    if not stale:
+        return None
+    entries = found.pop("shardlist")
+    for place in stale:
+        entries[place] = {name: value for name, value in entries[place].items() if name not in DESCRIPTION}
+    return _dump(found, entries)
+
+
+def _dump(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
+    """Return the text of a manifest, one entry a line after the rest."""
+    import json
+
+    return f'{json.dumps(head)[:-1]}, "shardlist": [' + ",".join(f"\n{json.dumps(each)}" for each in entries) + "\n]}\n"
 
 
 def _parse_entry(entry: Any, place: int, url: str) -> Shard:

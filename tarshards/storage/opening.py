@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, BinaryIO
 
+from tarshards.storage.beside import forget
 from tarshards.storage.compression import MAX_RATIO, compressed, decompressed
 from tarshards.storage.location import Location
 
@@ -40,9 +42,14 @@ def open_shard(
 
     Reading finds gzip, bzip2, xz and zstd by their first bytes, never by the name; damage, and more than 1 MiB +
     *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz
-    .txz .zst`), the same data to the same bytes.
+    .txz .zst`), the same data to the same bytes; when it ends, the index of an earlier shard of this name is removed,
+    and so are that shard's counts in local manifests in its folder.
     """
     location = Location.of(url)
     stream: Any = location.open(mode, allow_pipe=allow_pipe)
-    shard: Any = compressed(stream, location) if mode == "wb" else decompressed(stream, location.name, max_ratio)
+    if mode == "wb":
+        stream.before_commit = partial(forget, location)
+        shard: Any = compressed(stream, location)
+    else:
+        shard = decompressed(stream, location.name, max_ratio)
     return shard

@@ -41,14 +41,25 @@ class InputStream(io.RawIOBase):
 class OutputStream(io.RawIOBase):
     """A stream that is written: `close` commits it, `abort` discards it.
 
+    Committing has two steps. *finish* does what may still fail, such as writing what is buffered; *commit* gives the
+    file its name. Between them `before_commit` is called.
+
     Leaving a with-block by an exception aborts, and so does forgetting to close.
     """
 
+    before_commit: Callable[[], object] | None = None
+
     def __init__(
-        self, name: str, write: Callable[[Any], Any], *, commit: Callable[[], object], discard: Callable[[], object]
+        self,
+        name: str,
+        write: Callable[[Any], Any],
+        *,
+        finish: Callable[[], object] | None = None,
+        commit: Callable[[], object],
+        discard: Callable[[], object],
     ):
         self.name = name
-        self._write, self._commit, self._discard = write, commit, discard
+        self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
         self._process = os.getpid()
 
     def writable(self) -> bool:
@@ -69,7 +80,9 @@ class OutputStream(io.RawIOBase):
         if self.closed:
             return
         try:
-            self._commit()
+            for step in (self._finish, self.before_commit, self._commit):
+                if step is not None:
+                    step()
         except BaseException as exc:
             self.abort()
             if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError):
@@ -103,11 +116,10 @@ def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
     file = tempfile.NamedTemporaryFile()  # noqa: SIM115
 
     def commit() -> None:
-        file.flush()
         put(file)
         file.close()
 
-    return OutputStream(name, file.write, commit=commit, discard=file.close)
+    return OutputStream(name, file.write, finish=file.flush, commit=commit, discard=file.close)
 
 
 def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenError:

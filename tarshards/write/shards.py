@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import sample_members
-from tarshards.storage.compression import compressed
+from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
+from tarshards.storage.opening import open_shard
 from tarshards.tar.read import BLOCK, END, pack_header
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ class TarWriter(_Writer):
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: set[str] = set()
-        stream: Any = location.open("wb", allow_pipe=allow_pipe)
-        self._stream: Any = compressed(stream, location)
-        self.is_compressed = self._stream is not stream
+        self.is_compressed = named_compression(location) is not None
+        self._stream: Any = open_shard(location, "wb", allow_pipe=allow_pipe)
 
     def write(self, sample: Sample) -> None:
         """Append one sample.

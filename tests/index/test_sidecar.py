@@ -188,7 +188,9 @@ def test_anything_else_is_refused(data):
     ],
 )
 def test_a_rewritten_shard_makes_it_stale(shard, change, reason):
+    index = Index.load(shard)
     write_samples(change(SAMPLES), shard)
+    index.save(shard)  # as if another program had written the shard
     with pytest.raises(ShardIndexError, match=reason) as caught:
         Index.load(shard)
     assert caught.value.url == f"{shard}.index"

@@ -1,0 +1,106 @@
+"""What describes a shard beside it, its index and its counts in manifests: forgotten when the shard is replaced."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from typing import Any
+
+from tarshards.errors import OpenError
+from tarshards.storage.location import Location
+from tarshards.storage.manifest import SUFFIX, without_counts
+from tarshards.storage.streams import failure, is_missing
+
+INDEX = ".index"  # how much longer the name of a shard's index is
+FORMAT = "tarshards-index"  # the first entry of an index, the map of which has less than 16
+_HEAD = b"\xa6format\xaf" + FORMAT.encode()
+
+
+def forget(location: Location) -> None:
+    """Remove the index of the shard at *location*, and its counts from manifests; called before it is replaced.
+
+    So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Manifests are
+    corrected where a local file is replaced: those named ``*.shards.json`` in its folder. Only an index of ours is
+    removed; indexes for other programs are named in a warning. Raises OpenError where an index cannot be removed.
+    """
+    if location.is_stream:
+        return
+    _remove_index(location)
+    path = location.path
+    if path is not None and os.path.isfile(path):
+        _forget_counts(path)
+        _name_exports(path)
+    if path is not None and os.path.islink(path):  # writing replaces the file that it leads to
+        forget(Location(os.path.realpath(path)))
+
+
+def _remove_index(location: Location) -> None:
+    sidecar = location.sibling(INDEX)
+    try:
+        with BufferedReader(sidecar.open()) as stream:  # type: ignore[type-var]
+            head = stream.read(1 + len(_HEAD))
+    except OpenError as error:
+        if is_missing(error) or (location.is_remote and _is_answer(error)):
+            return
+        raise
+    if head[1:] == _HEAD:
+        sidecar.remove()
+
+
+def _is_answer(error: OpenError) -> bool:
+    """Whether a server was reached and shows us no index: what it answers to a right to write, or a signed URL."""
+    cause: Any = error.__cause__
+    return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
+
+
+def _forget_counts(path: str) -> None:
+    folder, base = os.path.split(os.path.abspath(path))
+    with os.scandir(folder) as entries:
+        manifests = [entry.path for entry in entries if entry.name.endswith(SUFFIX[1:]) and entry.is_file()]
+    if not manifests:
+        return
+
+    def is_replaced(url: str) -> bool:
+        if url.rpartition("/")[2] != base and "%" not in url:  # most of many
+            return False
+        shard = Location(url)
+        found = shard.path if shard.scheme in ("", "file") else None
+        return found is not None and os.path.normpath(os.path.join(folder, found)) == os.path.join(folder, base)
+
+    with _locked(folder):  # others may be replacing other shards of the same manifest
+        for manifest in manifests:
+            try:
+                with open(manifest, "rb") as file:
+                    text = without_counts(file.read(), is_replaced)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise failure(error, manifest) from error
+            if text is not None:
+                with Location(manifest).open("wb") as stream:
+                    stream.write(text.encode())
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _name_exports(path: str) -> None:
+    """Warn of indexes that ``tarindex --format`` may have written for the shard at *path*."""
+    stem = path.removesuffix(".tar")
+    for name in [f"{path}.idx", f"{stem}.idx"] if stem != path else []:
+        if os.path.isfile(name):
+            import logging
+
+            reason = "may be of the shard that is replaced; write it again with `tarindex --format`"
+            logging.getLogger("tarshards").warning("%s: %s", name, reason)

@@ -1,0 +1,371 @@
+"""A shard that is replaced leaves nothing that describes the old one: no index, no count in a manifest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tarshards import (
+    OpenError,
+    ShardWriter,
+    TarWriter,
+    map_shards,
+    open_shard,
+    read_samples,
+    reshard,
+    write_dataset,
+    write_samples,
+)
+from tarshards.errors import ShardIndexError
+from tarshards.index.build import build_index
+from tarshards.index.manifests import read_manifest
+from tarshards.index.sidecar import Index
+from tarshards.storage.location import Location
+from tarshards.verbs.repair import repair_shards
+from tarshards.write.split import split_samples
+
+COUNT = 6
+OUT = "out-000000.tar"
+
+
+def samples(cls: int, count: int = COUNT):
+    """Samples of which those in the middle have the class *cls*; the archive has one size for classes 0 to 999."""
+    return [{"__key__": f"{i:06d}", "cls": cls if 0 < i < count - 1 else 1, "txt": "text"} for i in range(count)]
+
+
+def the_new():
+    return samples(10)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The dataset of one old shard with its index, listed by two manifests; and new.tar, to replace it."""
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("out-%06d.tar") as writer:
+        for sample in samples(9):
+            writer.write(sample)
+    write_samples(the_new(), "new.tar")
+    other = json.loads(Path("out.shards.json").read_text())
+    other["shardlist"].append({"url": "new.tar", "nsamples": COUNT})
+    Path("all.shards.json").write_text(json.dumps(other | {"name": "of two"}))
+    assert honest() == {OUT: 9, "new.tar": 10}
+    return tmp_path
+
+
+def honest() -> dict[str, int]:
+    """Check what stands beside the shards in the current folder, and return the highest class in each."""
+    classes = {}
+    for path in sorted(Path().glob("*.tar")):
+        url = str(path)
+        classes[url] = max(int(sample["cls"]) for sample in read_samples(url))
+        if os.path.exists(f"{url}.index"):
+            assert Index.load(url).difference(build_index(url)) is None, url
+    for path in Path().glob("*.shards.json"):
+        for shard in read_manifest(str(path)):
+            if os.path.exists(shard.url):
+                index = build_index(shard.url)
+                assert shard.samples in (None, len(index)), (path, shard)
+                assert shard.size in (None, index.shard_size), (path, shard)
+    return classes
+
+
+def same(samples):
+    yield from samples
+
+
+def by_shard_writer(**options):
+    with ShardWriter("out-%06d.tar", **options) as writer:
+        for sample in the_new():
+            writer.write(sample)
+
+
+def by_tar_writer():
+    with TarWriter(OUT) as writer:
+        for sample in the_new():
+            writer.write(sample)
+
+
+def by_open_shard():
+    with open_shard(OUT, "wb") as stream:
+        stream.write(Path("new.tar").read_bytes())
+
+
+def by_executor(function, *arguments, **options):
+    with ThreadPoolExecutor(1) as executor:
+        function(*arguments, executor=executor, **options)
+
+
+WRITERS = {
+    "TarWriter": by_tar_writer,
+    "write_samples": lambda: write_samples(the_new(), OUT),
+    "open_shard": by_open_shard,
+    "ShardWriter": by_shard_writer,
+    "ShardWriter(index=False)": lambda: by_shard_writer(index=False),
+    "write_dataset": lambda: by_executor(write_dataset, the_new(), "out-%06d.tar"),
+    "map_shards": lambda: by_executor(map_shards, same, "new.tar", OUT, progress=False),
+    "reshard": lambda: by_executor(reshard, "new.tar", "out-%06d.tar", shuffle=False),
+    "split_samples": lambda: split_samples(the_new(), "out-%06d.tar", overwrite=True),
+    "split_samples(index=True)": lambda: split_samples(the_new(), "out-%06d.tar", overwrite=True, index=True),
+    "repair_shards": lambda: repair_shards(["new.tar"], OUT),
+}
+INDEXED = {"ShardWriter", "write_dataset", "map_shards", "reshard", "split_samples(index=True)"}
+
+TOOLS = {
+    "tarcat": f"tarcat -q new.tar -o {OUT} --overwrite",
+    "tarpcat": f"tarpcat -q new.tar -o {OUT} --overwrite",
+    "tarsort": f"tarsort -q new.tar -o {OUT} --overwrite",
+    "tarmix": f"tarmix -q new.tar:1 --until {COUNT} -o {OUT} --overwrite",
+    "tarmerge": f"tarmerge -q new.tar 'pipe:tarcat -q -f txt new.tar' --conflict first -o {OUT} --overwrite",
+    "targrep": f"targrep -q . new.tar -o {OUT} --overwrite",
+    "tarproc": f"tarproc -q -c true new.tar -o {OUT} --overwrite",
+    "tarproc --resume": f"tarproc -q -c true --resume new.tar -o {OUT} --overwrite",
+    "tarcreate": f"tarcreate -q plan.tsv -o {OUT} --overwrite",
+    "tarcreate --lines": f"tarcreate -q --lines lines.txt -o {OUT} --overwrite",
+    "lines2tar": f"lines2tar -q -k '{{record:06d}}' -f cls classes.txt -o {OUT} --overwrite",
+    "tarsplit": "tarsplit -q new.tar -o out --overwrite",
+    "tarsplit --index": "tarsplit -q new.tar -o out --overwrite --index",
+    "tarreshard": "tarreshard -q -j 1 --keep-order new.tar -o out-%06d.tar --overwrite",
+    "tarcheck --repair": f"tarcheck -q new.tar --repair {OUT} --overwrite",
+    "quarantine": f"tarcat -q -f missing --on-error quarantine={OUT} new.tar -o /dev/null --overwrite; true",
+    "tarjob": f"tarjob --inputs new.tar --outputs {OUT} -- tarcat -q {{1}} -o {{2}} --overwrite",
+    "tarfirst": f"tarfirst -q --tar --slice 1: new.tar -o {OUT} --overwrite",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_leaves_nothing_of_the_old_shard(writer):
+    WRITERS[writer]()
+    assert honest()[OUT] == 10
+    assert os.path.exists(f"{OUT}.index") == (writer in INDEXED)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_leaves_nothing_of_the_old_shard(tool, path_with_tools):
+    rows = ["__key__\tcls\ttxt", *(f"{each['__key__']}\t{each['cls']}\ttext" for each in the_new())]
+    Path("plan.tsv").write_text("\n".join(rows) + "\n")
+    Path("classes.txt").write_text("".join(f"{each['cls']}\n" for each in the_new()))
+    members = [f"{each['__key__']}.cls text:{each['cls']}\n" for each in the_new()]
+    Path("lines.txt").write_text("".join(members))
+    environment = {**os.environ, "PATH": path_with_tools}
+    subprocess.run(["bash", "-c", TOOLS[tool]], check=True, env=environment, timeout=60)
+    assert honest()[OUT] == 10
+    assert os.path.exists(f"{OUT}.index") == (tool in ("tarsplit --index", "tarreshard"))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_killed_at_any_step_nothing_describes_another_shard(writer, place, tmp_path):
+    old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    seen = set()
+    for step in range(1000):
+        status = in_a_child(writer, step, place)
+        seen.add(honest()[OUT])
+        if status == 0:
+            break
+        assert status == KILLED
+        shutil.rmtree(tmp_path / f"{OUT}.reshard", ignore_errors=True)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for name, data in old.items():
+            (tmp_path / name).write_bytes(data)
+    assert step >= 2
+    assert seen == {9, 10}
+
+
+KILLED = 9
+
+
+def in_a_child(writer: str, step: int, place: str) -> int:
+    """Run a writer in a process that dies before, or after, the change of number *step* to a name in the folder."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = step
+
+    def dying(function):
+        def call(*arguments, **options):
+            nonlocal left
+            if left == 0 and place == "before":
+                os._exit(KILLED)
+            result = function(*arguments, **options)
+            if left == 0:
+                os._exit(KILLED)
+            left -= 1
+            return result
+
+        return call
+
+    try:
+        os.replace, os.unlink = dying(os.replace), dying(os.unlink)
+        WRITERS[writer]()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_write_that_fails_keeps_the_index_of_the_old_shard():
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    writer = TarWriter(OUT)
+    writer.write(the_new()[0])
+    writer.abort()
+    stream = open_shard(OUT, "wb")
+    stream.write(b"x")
+    stream.abort()
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_full_disk_at_the_end_keeps_the_index_of_the_old_shard(monkeypatch):
+    writer = TarWriter(OUT)
+    writer.write(the_new()[0])
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    writer._stream._finish = full
+    with pytest.raises(OpenError, match="No space"):
+        writer.close()
+    assert honest()[OUT] == 9
+    assert os.path.exists(f"{OUT}.index")
+
+
+def test_what_stands_beside_and_is_not_ours_stays(caplog):
+    write_samples(the_new(), "a.tar")
+    Path("a.tar.index").write_bytes(b"mine")
+    Path("a.idx").write_text("v1.2 3\n")
+    Path("b.shards.json").write_text("not a manifest")
+    Path("c.shards.json").mkdir()
+    with caplog.at_level(logging.WARNING):
+        write_samples(samples(11), "a.tar")
+    assert Path("a.tar.index").read_bytes() == b"mine"
+    assert Path("b.shards.json").read_text() == "not a manifest"
+    assert [record.getMessage() for record in caplog.records] == [
+        "a.idx: may be of the shard that is replaced; write it again with `tarindex --format`"
+    ]
+
+
+def test_a_manifest_keeps_everything_else():
+    by_tar_writer()
+    found = json.loads(Path("all.shards.json").read_text())
+    assert found["name"] == "of two"
+    assert found["shardlist"] == [{"url": OUT}, {"url": "new.tar", "nsamples": COUNT}]
+
+
+def test_a_shard_under_a_link_is_replaced_too():
+    os.symlink(OUT, "link.tar")
+    os.symlink(f"{OUT}.index", "link.tar.index")
+    write_samples(the_new(), "link.tar")
+    assert honest() == {OUT: 10, "link.tar": 10, "new.tar": 10}
+    assert not os.path.lexists("link.tar.index")
+
+
+def test_many_processes_replace_shards_of_one_manifest(tmp_path):
+    with ShardWriter("many-%02d.tar", max_samples=3) as writer:
+        for sample in samples(9, 60):
+            writer.write(sample)
+    children = []
+    for number in range(20):
+        if not (child := os.fork()):
+            try:
+                write_samples(the_new(), f"many-{number:02d}.tar")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
+    assert [shard[1:] for shard in read_manifest("many.shards.json")] == [(None, None)] * 20
+
+
+def test_a_remote_index_is_removed():
+    url = "memory://replacing/a.tar"
+    write_samples(samples(9), url)
+    build_index(url).save(url)
+    write_samples(the_new(), url)
+    with pytest.raises(ShardIndexError, match="no index found"):
+        Index.load(url)
+    write_samples(the_new(), url)  # nothing to remove is no error
+
+
+@pytest.fixture
+def web():
+    """A server of what was PUT; DELETE is answered as `web.deletes` says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            body = server.files.get(self.path)
+            self.answer(server.missing if body is None else 200, body or b"")
+
+        def do_PUT(self) -> None:
+            server.files[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(201)
+
+        def do_DELETE(self) -> None:
+            if server.deletes == 204:
+                server.files.pop(self.path, None)
+            self.answer(server.deletes)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.deletes, server.missing = {}, 204, 404
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("missing", [404, 403])
+def test_an_index_on_a_web_server_is_removed(web, missing):
+    web.missing = missing  # of an object that we may not see, a store says 403
+    url = f"http://127.0.0.1:{web.server_port}/a.tar"
+    write_samples(samples(9), url)
+    Index.load(OUT).save(url)
+    assert sorted(web.files) == ["/a.tar", "/a.tar.index"]
+    write_samples(the_new(), url)
+    assert sorted(web.files) == ["/a.tar"]
+    assert web.files["/a.tar"] == Path("new.tar").read_bytes()
+
+
+def test_an_index_that_a_web_server_keeps_is_an_error_before_the_shard_is_replaced(web):
+    url = f"http://127.0.0.1:{web.server_port}/a.tar"
+    write_samples(samples(9), url)
+    Index.load(OUT).save(url)
+    before, web.deletes = dict(web.files), 405
+    with pytest.raises(OpenError, match=r"a\.tar\.index: .*405"):
+        write_samples(the_new(), url)
+    assert web.files == before
+
+
+def test_a_location_is_removed_once(tmp_path):
+    for url in (str(tmp_path / "x"), "memory://replacing/x"):
+        location = Location.of(url)
+        location.remove()
+        with location.open("wb") as stream:
+            stream.write(b"x")
+        location.remove()
+        assert not location.exists()
+    with pytest.raises(OpenError, match="cannot be removed"):
+        Location.of("pipe:cat").remove()
+
+
+def test_names_are_taken_as_they_are():
+    for name in ("a b%20.tar", "ü.tar", "x'y.tar"):
+        shutil.copy(OUT, name)
+        build_index(name).save(name)
+        write_samples(the_new(), name)
+        assert not os.path.exists(f"{name}.index")
