@@ -45,14 +45,6 @@ def build_index(url: str, *, crc: bool = False, concatenated: bool = False) -> I
     return index
 
 
-def compare_headers(index: Index, url: str) -> str | None:
-    """Compare all headers of the shard *url* with *index*; return the first difference, None where there is none.
-
-    Raises what ``build_index`` raises.
-    """
-    return index.difference(build_index(url, concatenated=index.archives > 1))
-
-
 class FileRanges(Ranges):
     """A local file, read by system calls: for headers alone, mapping pages costs more than it saves."""
 

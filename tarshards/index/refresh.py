@@ -29,16 +29,20 @@ class IndexOutcome(NamedTuple):
 def refresh_indexes(
     shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False, dry_run: bool = False
 ) -> Iterator[IndexOutcome]:
-    """Create the index of every shard whose index is missing, stale or damaged; yield the outcomes in order.
+    """Create the index of every shard whose index is missing, damaged or differs from its headers; yield the outcomes.
 
-    With *crc* indexes without checksums are replaced too. With *dry_run* nothing is written.
+    With *crc* all data is read, and indexes with no checksums or other ones are replaced too; without it, the checksums
+    of an index are kept while the headers are the same. With *dry_run* nothing is written.
     """
     return _work(partial(_refresh, crc=crc, dry_run=dry_run), shards, jobs)
 
 
 def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
-    """Compare the size and fingerprint of every shard with its index, with *crc* all data; yield the outcomes."""
-    return _work(partial(_verify, crc=crc), shards, jobs)
+    """Compare all headers of every shard with its index, with *crc* all data too; yield the outcomes.
+
+    The error of an index that differs names the first difference.
+    """
+    return _work(partial(verify_index, crc=crc), shards, jobs)
 
 
 def export_indexes(
@@ -49,40 +53,57 @@ def export_indexes(
 
 
 def find_index(shard: Shard | str) -> Index:
-    """Return the index of a shard: from its sidecar, or built now if that is missing, stale or damaged."""
+    """Return the index of a shard as it is now; of its sidecar only whether it has several archives is believed."""
     shard = Shard.of(shard)
+    return _build(shard, _load(shard.url))
+
+
+def _load(url: str) -> Index | None:
+    """Return the index in the sidecar of a shard, None where it is missing, damaged, or stale by its fingerprint."""
     try:
-        return Index.load(shard.url)
+        return Index.load(url)
     except ShardIndexError:
-        return build_index(shard.url, concatenated=shard.concatenated)
+        return None
+
+
+def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
+    several = earlier is not None and earlier.archives > 1
+    return build_index(shard.url, crc=crc, concatenated=shard.concatenated or several)
 
 
 def _refresh(shard: Shard, *, crc: bool, dry_run: bool) -> IndexOutcome:
-    url, concatenated = shard.url, shard.concatenated
-    try:
-        index = Index.load(url)
-        fresh = "crc32" in index.arrays or not crc
-        concatenated = concatenated or index.archives > 1
-    except ShardIndexError:
-        fresh = False
-    if not fresh:
-        index = build_index(url, crc=crc, concatenated=concatenated)
-        if not dry_run:
-            index.save(url)
+    url, earlier = shard.url, _load(shard.url)
+    index = _build(shard, earlier, crc=crc)
+    fresh = earlier is not None and (not crc or "crc32" in earlier.arrays) and _difference(earlier, index) is None
+    if not fresh and not dry_run:
+        index.save(url)
     return IndexOutcome(index.shard(url), None if fresh else index_location(url).url)
 
 
-def _verify(shard: Shard, *, crc: bool) -> IndexOutcome:
-    url = shard.url
-    index = Index.load(url)
-    if crc:
-        if "crc32" not in index.arrays:
-            raise ShardIndexError(
-                "the index has no checksums; add them with `tarindex --crc`", url=index_location(url).name
-            )
-        if index != (found := build_index(url, crc=True, concatenated=index.archives > 1)):
-            raise ShardIndexError(f"stale: {index.difference(found)}", url=index_location(url).name)
+def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
+    """Compare the headers of a shard with its index, with *crc* its data too; raise ShardIndexError if they differ."""
+    url = Shard.of(shard).url
+    index = Index.load(url, check=False)
+    if crc and "crc32" not in index.arrays:
+        reason = "the index has no checksums; add them with `tarindex --crc`"
+        raise ShardIndexError(reason, url=index_location(url).name)
+    try:
+        found = build_index(url, crc=crc, concatenated=index.archives > 1)
+    except TarshardsError:
+        Index.load(url)  # raises where the shard has another size too
+        raise
+    if difference := _difference(index, found):
+        raise ShardIndexError(f"stale: {difference}; rebuild it with `tarindex`", url=index_location(url).name)
     return IndexOutcome(index.shard(url))
+
+
+def _difference(index: Index, found: Index) -> str | None:
+    """Describe the first difference of an index from *found*, that of the shard as it is now; None if there is none."""
+    if difference := index.difference(found):
+        return difference
+    if index.shard_size != found.shard_size:
+        return f"the shard has {found.shard_size} bytes, but had {index.shard_size} when it was indexed"
+    return None if index.fingerprint == found.fingerprint else "the shard's headers have changed since it was indexed"
 
 
 def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool) -> IndexOutcome:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tarshards import write_samples
+from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index import refresh
 from tarshards.index.build import build_index
-from tarshards.index.refresh import export_indexes, find_index, refresh_indexes, verify_indexes
+from tarshards.index.exports import pack_dali
+from tarshards.index.refresh import export_indexes, refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
 
 
@@ -61,6 +63,74 @@ def test_checksums_are_added(shards):
     assert Index.load(shards[0]).crc32 is not None
 
 
+def rewrite(url: str, change) -> None:
+    """Write the samples of a shard anew, under its index, as another program does."""
+    index = Index.load(url)
+    write_samples(change(list(read_samples(url))), url)
+    index.save(url)
+
+
+def grown(samples):
+    """One member in the middle is longer, in the same block."""
+    return [*samples[:2], {**samples[2], "bin": samples[2]["bin"] + b"1"}, *samples[3:]]
+
+
+def reordered(samples):
+    """Two members of the same size have changed places."""
+    return [*samples[:3], samples[4], samples[3], *samples[5:]]
+
+
+def renamed(samples):
+    return [*samples[:3], {**samples[3], "__key__": "7-x"}, *samples[4:]]
+
+
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(grown, "7-2.bin has changed"), (reordered, "7-3 has changed"), (renamed, "7-3 has changed")],
+)
+def test_a_change_in_the_middle_is_found_and_indexed(shards, change, what, crc):
+    if change is reordered:
+        write_samples(({"__key__": f"7-{j}", "bin": bytes(7)} for j in range(8)), shards[7])
+    list(refresh_indexes(shards[7:], crc=crc))
+    rewrite(shards[7], change)
+    assert Index.load(shards[7]) != build_index(shards[7], crc=crc)  # it has the same size, first and last header
+    for check in {False, crc}:
+        (outcome,) = verify_indexes(shards[7:], crc=check)
+        reason = f"stale: {what} since the shard was indexed; rebuild it with `tarindex`"
+        assert str(outcome.error) == f"{shards[7]}.index: {reason}"
+    (outcome,) = export_indexes(shards[7:], "dali")
+    assert Path(outcome.written).read_text() == pack_dali(build_index(shards[7]), shards[7])
+    assert [outcome.written for outcome in refresh_indexes(shards[7:])] == [f"{shards[7]}.index"]
+    assert Index.load(shards[7]) == build_index(shards[7])  # old checksums are not kept
+    assert [outcome.error for outcome in verify_indexes(shards[7:])] == [None]
+
+
+def test_what_is_the_same_is_not_written_again(shards, tmp_path):
+    list(refresh_indexes(shards, crc=True))
+    before = [os.stat(f"{url}.index") for url in shards]
+    for url in shards:
+        shutil.copy(url, tmp_path / "copy")
+        os.replace(tmp_path / "copy", url)
+        os.utime(url)
+    for crc in (False, True):
+        assert [outcome.written for outcome in refresh_indexes(shards, crc=crc)] == [None] * 8
+        assert [outcome.error for outcome in verify_indexes(shards, crc=crc)] == [None] * 8
+    assert [os.stat(f"{url}.index") for url in shards] == before
+    assert all(Index.load(url).crc32 is not None for url in shards)
+
+
+def test_checksums_that_differ_are_written_again(shards):
+    list(refresh_indexes(shards, crc=True))
+    with open(shards[3], "r+b") as file:
+        file.seek(1024 + 10)  # in the data of the second member
+        file.write(b"x")
+    assert [outcome.written for outcome in refresh_indexes(shards)] == [None] * 8
+    outcomes = enumerate(refresh_indexes(shards, crc=True))
+    assert [i for i, outcome in outcomes if outcome.written] == [3]
+    assert Index.load(shards[3]) == build_index(shards[3], crc=True)
+
+
 def test_dry(shards):
     assert all(outcome.written for outcome in refresh_indexes(shards, dry_run=True))
     assert not any(os.path.exists(f"{url}.index") for url in shards)
@@ -91,7 +161,10 @@ def test_changed_data_is_found_by_its_checksum(shards):
         file.write(b"x")
     assert verify(shards) == {}
     (error,) = [outcome.error for outcome in verify_indexes(shards, crc=True) if outcome.error]
-    assert str(error) == f"{shards[3]}.index: stale: 3-1.bin has changed since the shard was indexed"
+    assert (
+        str(error)
+        == f"{shards[3]}.index: stale: 3-1.bin has changed since the shard was indexed; rebuild it with `tarindex`"
+    )
     list(refresh_indexes(shards[4:]))
     os.unlink(f"{shards[4]}.index")
     list(refresh_indexes(shards[4:5]))
@@ -99,7 +172,6 @@ def test_changed_data_is_found_by_its_checksum(shards):
 
 
 def test_an_export_needs_no_index(shards, tmp_path):
-    assert find_index(shards[0]) == build_index(shards[0])
     (tmp_path / "out").mkdir()
     outcomes = list(export_indexes(shards, "dali", folder=str(tmp_path / "out"), jobs=2))
     assert [outcome.written for outcome in outcomes] == [f"{tmp_path}/out/a-{i}.idx" for i in range(8)]

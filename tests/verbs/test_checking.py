@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tarshards import ShardWriter, read_samples, write_samples
+from tarshards.index.build import build_index
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import open_plain
@@ -438,3 +439,14 @@ def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatc
         tarcheck.main(["--repair", str(tmp_path / "out.tar"), a], standalone_mode=False)
     assert calls == {"open": 1, "_pieces": 1, "_judge_segments": 1}
     assert [sample["__key__"] for sample in read_samples(tmp_path / "out.tar")] == ["s0", "s1", "s3", "s4", "s5"]
+
+
+def test_an_index_of_other_headers_is_an_error(tmp_path):
+    url = str(tmp_path / "a.tar")
+    samples = [{"__key__": f"{i}", "cls": 9} for i in range(5)]
+    write_samples(samples, url)
+    index = build_index(url)
+    write_samples([*samples[:2], {"__key__": "2", "cls": 10}, *samples[3:]], url)
+    index.save(url)
+    (finding,) = check_shards([url]).findings
+    assert finding.reason.startswith("stale: 2.cls has changed since the shard was indexed")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import ShardIndexError, TarshardsError
+from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile, open_plain
@@ -149,16 +149,22 @@ class _Check:
         return self.report.fields.get(field_)
 
     def _check_index(self, url: str, name: str) -> None:
+        from tarshards.index.refresh import verify_index
         from tarshards.index.sidecar import MISSING, Index
 
         self.indexed[name] = True
         try:
-            Index.load(url)
+            if Location.of(url).is_local:
+                verify_index(url)
+            else:
+                Index.load(url)  # comparing all headers would fetch them again
         except ShardIndexError as error:
             if error.reason == MISSING:
                 self.indexed[name] = False
             else:
                 self.report.add_error("index", error)
+        except (TarError, SampleError):
+            pass  # damage, which has been reported
 
     def finish(self) -> Report:
         from heapq import nsmallest
