@@ -67,7 +67,8 @@ def spec_name(spec: Spec) -> str:
 
 def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
     """Yield the shards of *spec*, found inside the list files *lists*."""
-    if isinstance(spec, bytes) or not isinstance(spec, str | os.PathLike | Iterable):
+    is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
+    if is_file or isinstance(spec, bytes) or not isinstance(spec, str | os.PathLike | Iterable):
         raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {type(spec).__name__}")
     if not isinstance(spec, str | os.PathLike):
         for each in spec:

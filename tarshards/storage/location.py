@@ -61,8 +61,12 @@ class Location:
 
     @classmethod
     def of(cls, url: str | os.PathLike[str] | Location) -> Location:
-        """Return the location of a URL or path; a Location is returned as it is."""
-        return url if isinstance(url, Location) else cls(os.fspath(url))
+        """Return the location of a URL or path; a Location is returned as it is. Anything else is a TypeError."""
+        if isinstance(url, Location):
+            return url
+        if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
+            return cls(text)
+        raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {url!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Location is immutable")

@@ -122,6 +122,24 @@ def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
     return OutputStream(name, file.write, finish=file.flush, commit=commit, discard=file.close)
 
 
+def passed_on(file: Any) -> OutputStream:
+    """Return an OutputStream into *file*, any object with a `write` that takes bytes; it is flushed but not closed."""
+    name = getattr(file, "name", None)
+
+    def write(data: Any) -> None:
+        while True:
+            count = file.write(data)
+            if not isinstance(count, int) or count >= len(data):  # only raw streams write less
+                return
+            data = memoryview(data)[count:]
+
+    def commit() -> None:
+        if hasattr(file, "flush"):
+            file.flush()
+
+    return OutputStream(name if isinstance(name, str) else repr(file), write, commit=commit, discard=lambda: None)
+
+
 def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenError:
     """Return the OpenError that says what *exc* means for *url*.
 

@@ -26,7 +26,7 @@ MAX_BYTES = 10**9
 
 def write_dataset(
     dataset: Any,
-    pattern: str,
+    pattern: str | os.PathLike[str],
     *,
     to_sample: Callable[[Any], Sample | None] | None = None,
     executor: Executor | None = None,
@@ -48,6 +48,7 @@ def write_dataset(
     """
     if isinstance(dataset, str | os.PathLike):
         dataset = read_tree(os.fspath(dataset))
+    pattern = Location.of(pattern).url
     length = len(dataset) if _is_sequence(dataset) else None
     state = f"{shard_name(pattern, 0)}.writing"
     digest = digest_of(pattern, max_bytes, length, _name_of(to_sample))

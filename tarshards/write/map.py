@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections import Counter
@@ -110,7 +111,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
     >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
     (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
     """
-    if isinstance(outputs, str) and shard_name(outputs, 0) != shard_name(outputs, 1):
+    if isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1):
         names = [shard_name(outputs, number) for number in range(count)]
     else:
         names = expand_urls(outputs)

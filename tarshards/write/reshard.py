@@ -75,7 +75,7 @@ class _Resharding:
 
 def reshard(
     inputs: Any,
-    output_pattern: str,
+    output_pattern: str | os.PathLike[str],
     *,
     shuffle: bool = True,
     seed: int = 0,
@@ -103,7 +103,7 @@ def reshard(
     """
     import numpy as np
 
-    cut = _cut(max_bytes, max_samples, shards)
+    cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
     if rekey is not None:

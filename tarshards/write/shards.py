@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
@@ -14,6 +15,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import passed_on
 from tarshards.tar.read import BLOCK, END, pack_header
 
 if TYPE_CHECKING:
@@ -44,20 +46,29 @@ class _Writer:
 
 
 class TarWriter(_Writer):
-    """Write samples to one shard: a path, any writable URL, or ``-`` for stdout.
+    """Write samples to one shard: a path, any writable URL, ``-`` for stdout, or a file object.
 
     Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
-    under its name when ``close`` succeeds; after ``abort``, or an exception in the ``with`` block, there is no shard.
+    under its name when ``close`` succeeds, and the index of an earlier one is removed; after ``abort``, or an exception
+    in the ``with`` block, there is no shard.
+
+    A file object is anything with a ``write`` that takes bytes. It is written forwards and left open; what ``abort``
+    leaves in it has no end of archive. Raises TypeError for another target.
     """
 
-    def __init__(self, target: str, *, allow_pipe: bool = False):
-        location = Location.of(target)
-        self.target = location.url
+    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False):
+        self.target: str | None = None  # the URL
+        self.is_compressed = False
+        self._stream: Any
+        if _is_file(target):
+            self._stream = passed_on(target)
+        else:
+            location = Location.of(target)  # type: ignore[arg-type]
+            self.target, self.is_compressed = location.url, named_compression(location) is not None
+            self._stream = open_shard(location, "wb", allow_pipe=allow_pipe)
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: set[str] = set()
-        self.is_compressed = named_compression(location) is not None
-        self._stream: Any = open_shard(location, "wb", allow_pipe=allow_pipe)
 
     def write(self, sample: Sample) -> None:
         """Append one sample.
@@ -100,6 +111,14 @@ class TarWriter(_Writer):
         self._stream.abort()
 
 
+def _is_file(target: Any) -> bool:
+    if not hasattr(target, "write") or (isinstance(target, os.PathLike) and not hasattr(target, "closed")):
+        return False  # fsspec's files are paths too, and py.path's paths write
+    if hasattr(target, "encoding"):
+        raise TypeError(f"a shard is written to a file that is open for bytes, not text: {target!r}")
+    return True
+
+
 class ShardWriter(_Writer):
     """Write samples to numbered shards, starting a new one when *max_samples* or *max_bytes* would be exceeded.
 
@@ -118,7 +137,7 @@ class ShardWriter(_Writer):
 
     def __init__(
         self,
-        pattern: str,
+        pattern: str | os.PathLike[str],
         *,
         max_samples: int | None = None,
         max_bytes: int | None = None,
@@ -133,7 +152,7 @@ class ShardWriter(_Writer):
             raise ValueError(f"max_samples must be at least 1, not {max_samples}")
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes must be positive, not {max_bytes}")
-        self.pattern = str(pattern)
+        self.pattern = Location.of(pattern).url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
         self.max_samples, self.max_bytes = max_samples, max_bytes
@@ -174,7 +193,7 @@ class ShardWriter(_Writer):
     def _begin_shard(self) -> TarWriter:
         writer = self._open_writer(self._name())
         self._members = None
-        if self._index and not writer.is_compressed:
+        if self._index and writer.target is not None and not writer.is_compressed:
             from tarshards.index.members import Members
 
             self._members = Members()
@@ -187,7 +206,7 @@ class ShardWriter(_Writer):
             self._entries = self._earlier_entries()
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
-        if self._members is not None:
+        if self._members is not None and writer.target is not None:
             self._members.index(writer.size, writer.target).save(writer.target)
         self._entries[name] = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
         self.shards.append(name)
@@ -225,8 +244,10 @@ class ShardWriter(_Writer):
             self._writer = None
 
 
-def write_samples(samples: Iterable[Sample], target: str, *, allow_pipe: bool = False) -> int:
-    """Write *samples* to one shard and return their number."""
+def write_samples(
+    samples: Iterable[Sample], target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False
+) -> int:
+    """Write *samples* to one shard, as ``TarWriter`` does, and return their number."""
     with TarWriter(target, allow_pipe=allow_pipe) as writer:
         for sample in samples:
             writer.write(sample)
@@ -247,13 +268,13 @@ def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
     return packed
 
 
-def shard_name(pattern: str, shard: int, values: Mapping[str, str] | None = None) -> str:
+def shard_name(pattern: str | os.PathLike[str], shard: int, values: Mapping[str, str] | None = None) -> str:
     """Replace the shard number and the names in *values* in *pattern*; other names stay as they are.
 
     >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
     ('a-007.tar', 'a-000007.tar', '%d-7.tar')
     """
-    return _fill(pattern, lambda width: format(shard, f"{width}d"), values)
+    return _fill(Location.of(pattern).url, lambda width: format(shard, f"{width}d"), values)
 
 
 def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:

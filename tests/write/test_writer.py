@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tarshards import ShardWriter, TarWriter, read_samples, write_samples
+from tarshards import (
+    IndexedShards,
+    ShardDataset,
+    ShardWriter,
+    Stream,
+    TarWriter,
+    expand_urls,
+    map_shards,
+    open_shard,
+    read_samples,
+    reshard,
+    write_dataset,
+    write_samples,
+)
 from tarshards.errors import EncodeError, OpenError, SampleError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.write.shards import shard_name
+from tarshards.write.split import split_samples
 
 SAMPLES = [{"__key__": f"k{i}", "cls": i, "txt": "x" * i} for i in range(10)]
 
@@ -37,6 +53,114 @@ def test_what_is_written_is_read(tmp_path, suffix):
     assert [(sample["__key__"], sample["txt"]) for sample in read_samples(target)] == [
         (sample["__key__"], sample["txt"].encode()) for sample in SAMPLES
     ]
+
+
+class Sink:
+    """A file that takes a part of what it is given, as raw streams may."""
+
+    def __init__(self):
+        self.data, self.closed = b"", False
+
+    def write(self, data) -> int:
+        part = bytes(data[:1000])
+        self.data += part
+        return len(part)
+
+
+@pytest.mark.parametrize("open_file", [io.BytesIO, Sink, lambda: io.FileIO("f.tar", "wb")])
+def test_a_file_object_is_a_target_and_stays_open(tmp_path, monkeypatch, open_file):
+    monkeypatch.chdir(tmp_path)
+    write_samples(SAMPLES, "a.tar")
+    file = open_file()
+    with TarWriter(file) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    assert not file.closed
+    names = {"a.tar"}
+    if open_file is io.BytesIO:
+        data = file.getvalue()
+    elif open_file is Sink:
+        data = file.data
+    else:
+        data, names = Path("f.tar").read_bytes(), {"a.tar", "f.tar"}
+        file.close()
+    assert data == Path("a.tar").read_bytes()
+    assert {path.name for path in Path().iterdir()} == names
+
+
+def test_a_file_object_gets_no_end_after_an_error():
+    file = io.BytesIO()
+    writer = TarWriter(file)
+    writer.write(SAMPLES[0])
+    writer.abort()
+    assert len(file.getvalue()) == 3 * 512  # two headers, the data of one
+    full = io.FileIO("/dev/full", "w")
+    with full, pytest.raises(OpenError, match="/dev/full: No space left"):
+        write_samples(SAMPLES, full)
+
+
+def test_a_shard_writer_may_open_files_of_its_caller(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files: dict[str, io.BytesIO] = {}
+    with ShardWriter(
+        "a-%d.tar", max_samples=5, open_writer=lambda name: TarWriter(files.setdefault(name, io.BytesIO()))
+    ) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    assert list(files) == ["a-0.tar", "a-1.tar"]
+    assert os.listdir() == ["a.shards.json"]
+
+
+@pytest.mark.parametrize("target", [3, None, b"a.tar", object(), {"a": 1}, io.StringIO()])
+@pytest.mark.parametrize("writer", [TarWriter, lambda target: write_samples(SAMPLES, target)])
+def test_another_target_is_refused(tmp_path, monkeypatch, writer, target):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError) as caught:
+        writer(target)
+    assert repr(target) in str(caught.value)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("target", [io.BytesIO(), 3])
+def test_a_pattern_is_a_name(tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    write_samples(SAMPLES, "a.tar")
+    with ThreadPoolExecutor(1) as executor:
+        for write in (
+            lambda: ShardWriter(target),
+            lambda: write_dataset(SAMPLES, target, executor=executor),
+            lambda: reshard("a.tar", target, executor=executor),
+            lambda: map_shards(iter, "a.tar", target, executor=executor),
+            lambda: split_samples(SAMPLES, target),
+        ):
+            with pytest.raises(TypeError, match=f"not {type(target).__name__}"):
+                write()
+    assert os.listdir() == ["a.tar"]
+
+
+def test_paths_are_names_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_samples(SAMPLES, Path("a.tar"))
+    with ThreadPoolExecutor(1) as executor, ShardWriter(Path("s-%d.tar"), max_samples=5) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+        assert write_dataset(SAMPLES, Path("d-%d.tar"), executor=executor) == ["d-0.tar"]
+        assert [shard.url for shard in reshard(Path("a.tar"), Path("r-%d.tar"), executor=executor)] == ["r-0.tar"]
+        reports = map_shards(iter, [Path("a.tar")], Path("m-%d.tar"), executor=executor, progress=False)
+        assert [report.output for report in reports] == ["m-0.tar"]
+        assert [shard.name for shard in split_samples(SAMPLES, Path("t-%d.tar"))] == ["t-0.tar"]
+    names = [Path("s-0.tar"), Path("s-1.tar")]
+    assert keys(names) == keys(Path("a.tar")) == [sample["__key__"] for sample in SAMPLES]
+    assert len(IndexedShards(names)) == len(list(Stream.from_shards(names))) == len(list(ShardDataset(names))) == 10
+
+
+@pytest.mark.parametrize("source", [io.BytesIO(b"a.tar"), io.StringIO("a.tar\n"), b"a.tar", 3])
+def test_an_open_file_is_no_shard_expression(source):
+    for read in (Stream.from_shards, IndexedShards, ShardDataset, expand_urls):
+        with pytest.raises(TypeError, match=f"not {type(source).__name__}"):
+            read(source)
+    with pytest.raises(TypeError, match=f"not {type(source).__name__}"):
+        open_shard(source)
 
 
 names = st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
