@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
 from tarshards.errors import OpenError, SampleError
@@ -45,6 +46,20 @@ def read_tree(
     classes = {} if class_field is None else list_classes(folder)
     wanted = None if fields is None else [names for names in split_fields((fields,)) if class_field not in names]
     return checked(_read_tree(folder, wanted, missing, class_field, classes, left_out))
+
+
+def tree_digest(folder: str) -> str:
+    """Return a digest of the names, sizes and times of the files that ``read_tree`` reads."""
+    digest = blake2b(digest_size=10)
+    for entry in _walk(folder, "", Counter()):
+        for field, path in sorted(entry.paths.items()):
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise OpenError(error.strerror or str(error), url=path) from error
+            line = f"{entry.key}\0{field}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def list_classes(folder: str) -> dict[str, int]:

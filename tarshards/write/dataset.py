@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from itertools import islice
+from functools import partial
+from hashlib import blake2b
+from itertools import chain, islice
 from typing import Any
 
-from tarshards.errors import EncodeError, OpError, SampleError
+from tarshards.epoch.splitmix import splitmix64
+from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError
 from tarshards.parallel import bounded_map
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.read import sample_members
-from tarshards.samples.tree import read_tree
-from tarshards.storage.location import Location
+from tarshards.samples.tree import read_tree, tree_digest
+from tarshards.storage.beside import forget
+from tarshards.storage.location import Location, look_up
 from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.streams import is_missing
 from tarshards.write.shards import ShardWriter, TarWriter, shard_name
+
+log = logging.getLogger("tarshards")
 
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or finished and waiting for an earlier one
 MAX_BYTES = 10**9
+MARKS = 512  # items by which an interrupted call knows its dataset again
 
 
 def write_dataset(
@@ -40,31 +50,21 @@ def write_dataset(
     default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
     are read here. The shards, their indexes and their manifest do not depend on the executor.
 
-    An interrupted call keeps what it has written, and the same call resumes there. It starts again if all was written,
-    or if *pattern*, *max_bytes*, *to_sample* or the length of the dataset changed.
+    An interrupted call keeps what it has written, and the same call resumes there: with the same *pattern*, *max_bytes*
+    and *to_sample*, shards that are as they were written, and the same dataset. A dataset is known by its type and
+    length, and by up to 512 of the items written, at random places, which are converted and compared; a folder also by
+    the name, size and time of every file. If anything differs, a warning is logged, the shards of the interrupted call
+    are removed, and writing starts anew. It also starts anew if all was written.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
-    EncodeError for a value that does not encode; each names the number of the item.
+    EncodeError for a value that does not encode; each names the number of the item. Raises StateError for an iterator
+    whose first item is that of the interrupted call and a later one is not: it cannot start anew.
     """
-    if isinstance(dataset, str | os.PathLike):
-        dataset = read_tree(os.fspath(dataset))
     pattern = Location.of(pattern).url
-    length = len(dataset) if _is_sequence(dataset) else None
-    state = f"{shard_name(pattern, 0)}.writing"
-    digest = digest_of(pattern, max_bytes, length, _name_of(to_sample))
-    begun = read_marker(state) or {}
-    if begun.get("digest") != digest:
-        begun = {"shards": 0, "items": 0}
-    shards, done = begun["shards"], begun["items"]
-    names = [shard_name(pattern, number) for number in range(shards)]
-    written = done
-
-    def finish(name: str, writer: TarWriter) -> None:
-        names.append(name)
-        write_marker(state, {"digest": digest, "shards": len(names), "items": written})
-
+    source = _Source(dataset)
+    journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
     function: Callable[[Any], Any]
-    encode = _Encoder(dataset if length is not None else None, to_sample)
+    encode = _Encoder(source.sequence, to_sample)
     with ExitStack() as stack:
         if executor is None:
             from tarshards.parallel import ProcessPool, call_shared
@@ -73,23 +73,22 @@ def write_dataset(
             executor, function, workers = pool, call_shared, pool.workers
         else:
             function, workers = encode, getattr(executor, "_max_workers", None) or 8
-        writer = stack.enter_context(ShardWriter(pattern, max_bytes=max_bytes, start=shards, on_finish=finish))
-        chunks = _chunks(dataset, length, done)
-        for encoded in bounded_map(function, chunks, executor=executor, window=AHEAD * workers):
-            for number, sample in encoded:
-                writer.write(sample)
-                written = number + 1
-    path = Location.of(state).path
-    if path is not None:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-    else:
-        write_marker(state, {})
-    return names
+        calls = partial(bounded_map, function, executor=executor, window=AHEAD * workers)
 
+        def encoded(chunks: Iterator[Any]) -> Iterator[tuple[int, Sample]]:
+            return chain.from_iterable(calls(chunks))
 
-def _is_sequence(dataset: Any) -> bool:
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys")
+        if journal.shards and (reason := journal.changed_shard() or journal.changed_item(source, encoded)):
+            source.restart(reason, journal.name)
+            journal.discard(reason)
+        writer = stack.enter_context(
+            ShardWriter(pattern, max_bytes=max_bytes, start=len(journal.shards), on_finish=journal.finish)
+        )
+        for number, sample in encoded(source.chunks(journal.items)):
+            writer.write(sample)
+            journal.add(number, sample)
+    journal.remove()
+    return journal.shards
 
 
 def _name_of(function: Any) -> str:
@@ -99,16 +98,174 @@ def _name_of(function: Any) -> str:
         return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _chunks(dataset: Any, length: int | None, done: int) -> Iterator[tuple[int, Any]]:
-    """Yield pairs: the number of the first item, and the items (for a sequence, their count)."""
-    if length is not None:
-        for first in range(done, length, CHUNK):
-            yield first, min(CHUNK, length - first)
-        return
-    items = islice(dataset, done, None)
-    while chunk := list(islice(items, CHUNK)):
-        yield done, chunk
-        done += len(chunk)
+class _Source:
+    """The items of a dataset, in chunks: the number of the first item, and the items or, of a sequence, their count."""
+
+    def __init__(self, dataset: Any):
+        self.sequence: Any = None
+        self._length = 0
+        self._open: Callable[[], Iterator[Any]] = lambda: iter(dataset)
+        self.identity: list[Any] = [type(dataset).__qualname__, getattr(dataset, "__qualname__", None)]
+        if isinstance(dataset, str | os.PathLike):
+            folder = os.fspath(dataset)
+            self._open = lambda: read_tree(folder)
+            self.identity = ["folder", tree_digest(folder)]
+        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys"):
+            self.sequence, self._length = dataset, len(dataset)
+            self.identity.append(self._length)
+        self._opened = self._items = iter(()) if self.sequence is not None else self._open()
+        self._read = 0  # items
+        self._kept: list[Any] | None = []  # what was read, until the first item has been compared
+
+    def chunks(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Yield all items from *first* on."""
+        if self.sequence is not None:
+            for number in range(first, self._length, CHUNK):
+                yield number, min(CHUNK, self._length - number)
+            return
+        self._kept = None
+        self._take(first - self._read)
+        while chunk := list(islice(self._items, CHUNK)):
+            yield first, chunk
+            first += len(chunk)
+
+    def single(self, numbers: Iterable[int], *, keep: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield the items of *numbers*, which rise, each for itself; with *keep*, what is read for them is kept."""
+        if not keep:
+            self._kept = None
+        for number in numbers:
+            yield number, 1 if self.sequence is not None else self._take(number + 1 - self._read)
+
+    def _take(self, count: int) -> list[Any]:
+        """Read *count* items and return the last, in a list which is empty if there are fewer."""
+        last: deque[Any] = deque(maxlen=1)
+        for item in islice(self._items, count):
+            self._read, count = self._read + 1, count - 1
+            last.append(item)
+            if self._kept is not None:
+                self._kept.append(item)
+        return [] if count else list(last)
+
+    def restart(self, reason: str, name: str) -> None:
+        """Go back to the first item; raise StateError, which names the file *name*, if that is gone."""
+        if self.sequence is not None:
+            return
+        items = self._open()
+        if items is self._opened:  # an iterator
+            if self._kept is None:
+                cure = "an iterator cannot start anew; remove this file, and call with a new one"
+                raise StateError(f"{name}: {reason}, and {cure}")
+            items = chain(self._kept, items)
+        self._items, self._read = items, 0
+
+
+class _Journal:
+    """What a call has written, kept in a file beside its first shard, with *marks*, digests of some of its items."""
+
+    def __init__(self, pattern: str, digest: str):
+        self.pattern, self.digest, self._rank = pattern, digest, 0
+        self._location = Location.of(shard_name(pattern, 0)).sibling(".writing")
+        self.name = self._location.name
+        begun = read_marker(self._location) or {}
+        self._written_as: str = begun.get("pattern", pattern)
+        self.shards = [shard_name(self._written_as, number) for number in range(begun.get("shards", 0))]
+        self.items: int = begun.get("items", 0)
+        self._sizes: list[int | None] = begun.get("sizes", [])
+        self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
+        self._discarded: int = begun.get("discarded", 0)  # shards of another call that are being removed
+        if self.shards and begun.get("digest") != digest:
+            self.discard("its dataset or its options are others")
+        elif self._discarded:
+            self._remove_discarded()
+
+    def add(self, number: int, sample: Sample) -> None:
+        """Note that *sample*, of the item *number*, was written."""
+        self.items = number + 1
+        if not self._marks or _has_rank(number, self._rank):
+            self._marks[number] = _mark(sample)
+        if len(self._marks) > MARKS:
+            self._rank += 1
+            first = min(self._marks)
+            self._marks = {n: mark for n, mark in self._marks.items() if n == first or _has_rank(n, self._rank)}
+
+    def finish(self, name: str, _: TarWriter) -> None:
+        """Note that the shard *name* is finished, and write down all notes."""
+        self.shards.append(name)
+        self._sizes.append(_size(Location.of(name)))
+        self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
+
+    def _save(self, **record: Any) -> None:
+        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern, **record})
+
+    def changed_shard(self) -> str | None:
+        """Say which shard is not as it was written, None if all are."""
+        for name, size, found in zip(self.shards, self._sizes, look_up(_size, self.shards)):
+            if size != found:
+                return f"{Location.of(name).name} is not as it was written"
+        return None
+
+    def changed_item(
+        self, source: _Source, encoded: Callable[[Iterator[Any]], Iterator[tuple[int, Sample]]]
+    ) -> str | None:
+        """Say which item of *source* is not as it was, None if none of those noted is."""
+        first, *others = sorted(self._marks)
+        for numbers, keep in (([first], True), (others, False)):
+            found = {number: _mark(sample) for number, sample in encoded(source.single(numbers, keep=keep))}
+            for number in numbers:
+                if found.get(number) != self._marks[number]:
+                    return f"item {number} is another now"
+        return None
+
+    def discard(self, reason: str) -> None:
+        """Remove the shards of the interrupted call and begin anew; the warning says for what *reason*."""
+        count = len(self.shards)
+        log.warning(
+            "%s: an interrupted call wrote %d shard%s, but %s: removed, to start anew",
+            *(self.name, count, "s" * (count != 1), reason),
+        )
+        self._discarded = count
+        self.shards, self.items, self._sizes, self._marks = [], 0, [], {}
+        self._save(discarded=count)  # were it removed later, the interrupted call would miss shards when it resumes
+        self._remove_discarded()
+
+    def _remove_discarded(self) -> None:
+        for number in range(self._discarded):
+            shard = Location.of(shard_name(self._written_as, number))
+            with suppress(OpenError):  # where nothing can be removed, shards are written over
+                forget(shard)
+                shard.remove()
+
+    def remove(self) -> None:
+        """Remove the file; all is written."""
+        try:
+            self._location.remove()
+        except OpenError:  # a server that removes nothing
+            self._save()
+
+
+def _has_rank(number: int, rank: int) -> bool:
+    """Whether an item is among a half of all items, a quarter of them, ...: a random one, as changes may be regular."""
+    return splitmix64(number) >> (64 - rank) == 0
+
+
+def _mark(sample: Sample) -> str:
+    """Return a digest of an encoded sample."""
+    digest = blake2b(digest_size=8)
+    for name, value in sorted(sample.items()):
+        data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        digest.update(f"{name}\0{len(data)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _size(url: str | Location) -> int | None:
+    """Return the size of a shard in bytes, -1 if it is missing, None if the server does not tell."""
+    try:
+        return Location.of(url).size()
+    except OpenError as error:
+        if is_missing(error):
+            return -1
+        raise
 
 
 class _Encoder:

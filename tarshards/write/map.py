@@ -25,7 +25,7 @@ from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress as show_progress
 from tarshards.tar.read import END
-from tarshards.write.shards import TarWriter, pack_members, shard_name
+from tarshards.write.shards import TarWriter, name_leftovers, pack_members, shard_name
 
 AHEAD = 1000  # shards submitted to the executor at a time
 
@@ -96,6 +96,8 @@ def map_shards(
     rows = [reports[number] for number in sorted(reports)]
     write_report(common_name(names) + ".report.jsonl", rows)
     write_manifests(row for row in rows if row.error is None)
+    if _is_pattern(outputs):
+        name_leftovers(os.fspath(outputs), len(names))
     return rows
 
 
@@ -111,16 +113,18 @@ def output_names(outputs: Any, count: int) -> list[str]:
     >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
     (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
     """
-    if isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1):
-        names = [shard_name(outputs, number) for number in range(count)]
-    else:
-        names = expand_urls(outputs)
+    is_pattern = _is_pattern(outputs)
+    names = [shard_name(outputs, number) for number in range(count)] if is_pattern else expand_urls(outputs)
     if len(names) != count:
         raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} shards would write {name}")
     return names
+
+
+def _is_pattern(outputs: Any) -> bool:
+    return isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1)
 
 
 @dataclass(frozen=True)

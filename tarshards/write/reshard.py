@@ -29,7 +29,7 @@ from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.stream import ops
 from tarshards.tar.read import END
 from tarshards.write.map import at_shard, run_all
-from tarshards.write.shards import TarWriter, pack_sample, shard_name
+from tarshards.write.shards import TarWriter, name_leftovers, pack_sample, shard_name
 
 MAX_BYTES = 10**9
 BUCKET = 1 << 26  # bytes, about
@@ -131,6 +131,7 @@ def reshard(
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
     made = [Shard(*found[span]) for span in spans]
     _write_manifest(output_pattern, made)
+    name_leftovers(output_pattern, len(made))
     shutil.rmtree(folder)
     return made
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tarshards.errors import SampleError
+from tarshards.errors import OpenError, SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import sample_members
 from tarshards.storage.compression import named_compression
@@ -124,7 +125,8 @@ class ShardWriter(_Writer):
 
     *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
     before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
-    written. ``shards`` lists the finished shards, which remain if a later one is aborted.
+    written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards that an earlier run
+    has left beyond the last one are not removed, but ``close`` logs a warning that names them.
 
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
@@ -163,6 +165,7 @@ class ShardWriter(_Writer):
         self.samples = 0
         self._start = self._number = start
         self._writer: TarWriter | None = None
+        self._is_open = True
         self._index = index and not Location.of(self.pattern).is_stream
         self._members: Members | None = None
         self._entries: dict[str, Shard] = {}
@@ -174,7 +177,7 @@ class ShardWriter(_Writer):
         if self._writer is not None and self._is_full(packed):
             self._finish_shard()
         if self._writer is None:
-            self._writer = self._begin_shard()
+            self._writer, self._is_open = self._begin_shard(), True
         before = self._writer.size - len(END)
         self._writer.write_members(sample["__key__"], packed)
         self.samples += 1
@@ -229,8 +232,11 @@ class ShardWriter(_Writer):
         return manifest_url(_fill(self.pattern, lambda width: "\0", self._values))
 
     def close(self) -> None:
-        """Finish the last shard and write the manifest; further calls do nothing."""
+        """Finish the last shard, write the manifest, and warn of shards beyond the last; further calls do nothing."""
         self._finish_shard()
+        if self._is_open:
+            name_leftovers(self.pattern, self._number, self._values)
+            self._is_open = False
         if self._index and self._entries:
             from tarshards.index.manifests import write_manifest
 
@@ -242,6 +248,22 @@ class ShardWriter(_Writer):
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
+
+
+def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:
+    """Warn of the shards of *pattern* from *number* on, which a run that wrote more shards has left."""
+    if Location.of(pattern).is_stream:
+        return
+    left: list[str] = []
+    with suppress(OpenError):  # of a server that does not tell
+        while (location := Location.of(shard_name(pattern, number + len(left), values))).exists():
+            left.append(location.name)
+    if left:
+        import logging
+
+        names = left[0] if len(left) == 1 else f"{left[0]} to {left[-1]}"
+        reason = "left by an earlier run, beyond the last shard that is written now; remove what is not of this dataset"
+        logging.getLogger("tarshards").warning("%s: %s", names, reason)
 
 
 def write_samples(

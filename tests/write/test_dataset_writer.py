@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tarshards import EncodeError, OpError, SampleError, ShardWriter, read_samples
+from tarshards import EncodeError, OpError, SampleError, ShardWriter, StateError, read_samples
+from tarshards.errors import OpenError
 from tarshards.parallel import ProcessPool
+from tarshards.samples import tree
 from tarshards.write.dataset import write_dataset
 
 
@@ -94,6 +97,203 @@ def test_another_call_begins_anew():
     assert [int(sample["cls"]) for sample in read_samples(sorted(map(str, Path().glob("out-*.tar"))))] == list(
         range(499)
     )
+
+
+def a_sample(number: int, cls: int = 1):
+    return {"cls": cls, "txt": f"text {number}\n" * (number % 50)}
+
+
+def rows(change=None, *, count: int = 600, stop: int | None = None):
+    """Samples, of which item *stop* cannot be read, and with *change* others at those numbers."""
+    for number in range(count):
+        if number == stop:
+            raise ValueError("broken")
+        yield a_sample(number, 2 if change is not None and number in change else 1)
+
+
+class Rows:
+    """A sequence of ``rows``, or with *iterable* what can only be iterated over, again and again."""
+
+    def __init__(self, *arguments, stop: int | None = None, **options):
+        self.rows, self.stop = list(rows(*arguments, **options)), stop
+
+    def __getitem__(self, number: int):
+        if number == self.stop:
+            raise ValueError("broken")
+        return self.rows[number]
+
+
+class Sequence(Rows):
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Iterable:
+    def __init__(self, *arguments, **options):
+        self.arguments, self.options = arguments, options
+
+    def __iter__(self):
+        return rows(*self.arguments, **self.options)
+
+
+def write(dataset, **options) -> list[str]:
+    with ThreadPoolExecutor(2) as executor:
+        return write_dataset(dataset, "out-%04d.tar", executor=executor, **{"max_bytes": 50_000, **options})
+
+
+def identity(path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns
+
+
+def interrupt(dataset, **options) -> int:
+    """Interrupt a call, and return how many samples it has written."""
+    with pytest.raises((OpError, ValueError), match="broken"):
+        write(dataset, **options)
+    assert os.path.exists("out-0000.tar.writing")
+    return len(list(read_samples(sorted(map(str, Path().glob("out-*.tar"))))))
+
+
+def written(pattern: str = "out-*.tar") -> list[dict]:
+    names = ("cls", "txt")
+    samples = list(read_samples(sorted(map(str, Path().glob(pattern)))))
+    assert [sample["__key__"] for sample in samples] == [f"{number:09d}" for number in range(len(samples))]
+    return [{name: sample[name].decode() for name in names} for sample in samples]
+
+
+def texts(dataset) -> list[dict]:
+    return [{"cls": str(sample["cls"]), "txt": sample["txt"]} for sample in dataset]
+
+
+@pytest.mark.parametrize("make", [Sequence, Iterable, rows])
+@pytest.mark.parametrize("change", [range(600), [0], [1], [100], range(0, 600, 2), range(1, 600, 2)])
+def test_nothing_of_another_dataset_is_kept(caplog, make, change):
+    done = interrupt(make(stop=500))
+    assert done > 100
+    if make is rows and 0 not in change:  # an iterator that has gone past its first item
+        before = contents("out-*")
+        with pytest.raises(StateError, match=rf"out-0000\.tar\.writing: item {min(change)} is another now.*start anew"):
+            write(make(change))
+        assert contents("out-*") == before
+        os.unlink("out-0000.tar.writing")
+    write(make(change))
+    assert written() == texts(rows(change))
+    if make is not rows or 0 in change:
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert warning.startswith("out-0000.tar.writing: an interrupted call wrote")
+        assert f"but item {min(change)} is another now: removed, to start anew" in warning
+    assert not os.path.exists("out-0000.tar.writing")
+
+
+@pytest.mark.parametrize("make", [Sequence, Iterable, rows])
+def test_the_same_dataset_goes_on(caplog, make):
+    done = interrupt(make(stop=500))
+    before = {path.name: identity(path) for path in Path().glob("out-*.tar*") if path.suffix != ".writing"}
+    write(make())
+    assert written() == texts(rows())
+    assert {name: identity(name) for name in before} == before
+    assert done > 100
+    assert caplog.records == []
+    resumed = contents("out-*")
+    write(make())
+    assert contents("out-*") == resumed
+
+
+@pytest.mark.parametrize("count", [150, 550, 650])
+def test_another_dataset_of_fewer_or_more_items(count):
+    interrupt(Iterable(stop=500))
+    write(Iterable(range(1000), count=count))
+    assert written() == texts(rows(range(1000), count=count))
+
+
+def test_other_options_and_functions_begin_anew(caplog):
+    interrupt(Sequence(stop=500))
+    write(Sequence(), max_bytes=20_000)
+    assert written() == texts(rows())
+    for path in Path().glob("out*"):
+        path.unlink()
+    interrupt(Sequence(stop=500))
+    write(Sequence(), to_sample=lambda sample: {**sample, "cls": 7})
+    assert {sample["cls"] for sample in written()} == {"7"}
+    assert len([record for record in caplog.records if "options are others" in record.getMessage()]) == 2
+
+
+def test_a_shard_that_was_changed_meanwhile_begins_anew(caplog):
+    interrupt(Sequence(stop=500))
+    os.truncate("out-0001.tar", 512)
+    write(Sequence())
+    assert written() == texts(rows())
+    interrupt(Sequence(stop=500))
+    os.unlink("out-0000.tar")
+    write(Sequence())
+    assert written() == texts(rows())
+    reasons = [record.getMessage() for record in caplog.records]
+    assert ["out-0001.tar is not as" in reasons[0], "out-0000.tar is not as" in reasons[1]] == [True, True]
+
+
+def test_a_folder_that_was_changed_begins_anew(caplog, monkeypatch):
+    os.mkdir("data")
+    for number in range(600):
+        Path(f"data/{number:03d}.txt").write_text("x" * 600)
+    os.symlink("nothing", "data/390.cls")
+    with pytest.raises(OpenError, match=r"390\.cls: No such file"):
+        write("data")
+    assert os.listdir() == ["data"]  # the folder is looked through first
+    os.unlink("data/390.cls")
+    with monkeypatch.context() as patch:
+        patch.setattr(tree, "read_file", failing_at("590.txt"))
+        with pytest.raises(OpenError, match=r"590\.txt: broken"):
+            write("data")
+    assert len(list(Path().glob("out-*.tar"))) > 2
+    os.utime("data/599.txt")  # which was not read yet
+    write("data")
+    assert [sample["txt"] for sample in read_samples(sorted(map(str, Path().glob("out-*.tar"))))] == [b"x" * 600] * 600
+    assert ["options are others" in record.getMessage() for record in caplog.records] == [True]
+
+
+def failing_at(name: str):
+    def read(path: str) -> bytes:
+        if path.endswith(name):
+            raise OpenError("broken", url=path)
+        return Path(path).read_bytes()
+
+    return read
+
+
+def test_marks_are_few_and_find_a_change_of_a_few_items(caplog):
+    def many(change=(), stop=None):
+        for number in range(5000):
+            if number == stop:
+                raise ValueError("broken")
+            yield {"cls": 2 if number in change else 1}
+
+    with pytest.raises(ValueError, match="broken"):
+        write(many(stop=4900), max_bytes=500_000)
+    state = json.loads(Path("out-0000.tar.writing").read_text())
+    assert 200 < len(state["marks"]) <= 512
+    assert state["items"] > 4000
+    with pytest.raises(StateError, match="is another now"):
+        write(many(range(1, 5000, 50)), max_bytes=500_000)
+    write(many(), max_bytes=500_000)
+    samples = list(read_samples(sorted(map(str, Path().glob("out-*.tar")))))
+    assert [sample["cls"] for sample in samples] == [b"1"] * 5000
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_killed_at_any_step_another_dataset_or_the_first_one_is_whole_in_the_end(place, kill_at):
+    """A is interrupted, then B is killed at each step; then B, or A, is written whole."""
+    large = {"max_bytes": 300_000}
+    for last in (range(600), None):
+        for step in count():
+            for path in Path().glob("out*"):
+                path.unlink()
+            interrupt(Sequence(stop=500), **large)
+            status = kill_at(lambda: write(Sequence(range(600)), **large), step, place)
+            write(Sequence(last), **large)
+            assert written() == texts(rows(last))
+            if status == 0:
+                break
+        assert step > 10
 
 
 def test_items_can_be_left_out():

@@ -163,15 +163,14 @@ def test_a_tool_leaves_nothing_of_the_old_shard(tool, path_with_tools):
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_killed_at_any_step_nothing_describes_another_shard(writer, place, tmp_path):
+def test_killed_at_any_step_nothing_describes_another_shard(writer, place, tmp_path, kill_at):
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     seen = set()
     for step in range(1000):
-        status = in_a_child(writer, step, place)
+        status = kill_at(WRITERS[writer], step, place)
         seen.add(honest()[OUT])
         if status == 0:
             break
-        assert status == KILLED
         shutil.rmtree(tmp_path / f"{OUT}.reshard", ignore_errors=True)
         for path in tmp_path.iterdir():
             path.unlink()
@@ -179,37 +178,6 @@ def test_killed_at_any_step_nothing_describes_another_shard(writer, place, tmp_p
             (tmp_path / name).write_bytes(data)
     assert step >= 2
     assert seen == {9, 10}
-
-
-KILLED = 9
-
-
-def in_a_child(writer: str, step: int, place: str) -> int:
-    """Run a writer in a process that dies before, or after, the change of number *step* to a name in the folder."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left = step
-
-    def dying(function):
-        def call(*arguments, **options):
-            nonlocal left
-            if left == 0 and place == "before":
-                os._exit(KILLED)
-            result = function(*arguments, **options)
-            if left == 0:
-                os._exit(KILLED)
-            left -= 1
-            return result
-
-        return call
-
-    try:
-        os.replace, os.unlink = dying(os.replace), dying(os.unlink)
-        WRITERS[writer]()
-        os._exit(0)
-    finally:
-        os._exit(1)
 
 
 def test_a_write_that_fails_keeps_the_index_of_the_old_shard():
@@ -369,3 +337,54 @@ def test_names_are_taken_as_they_are():
         build_index(name).save(name)
         write_samples(the_new(), name)
         assert not os.path.exists(f"{name}.index")
+
+
+def by_pattern(**options):
+    with ShardWriter("many-%02d.tar", max_samples=2, **options) as writer:
+        for sample in the_new():
+            writer.write(sample)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        by_pattern,
+        lambda: by_pattern(index=False),
+        lambda: by_executor(write_dataset, the_new(), "many-%02d.tar", max_bytes=6000),
+        lambda: by_executor(reshard, "new.tar", "many-%02d.tar", max_samples=2),
+        lambda: by_executor(map_shards, same, ["new.tar"] * 3, "many-%02d.tar", progress=False),
+        lambda: split_samples(the_new(), "many-%02d.tar", max_samples=2, overwrite=True),
+        lambda: subprocess.run(
+            ["tarsplit", "-q", "-n", "2", "new.tar", "-o", "many-%02d.tar", "--overwrite"], check=True
+        ),
+    ],
+)
+def test_shards_beyond_the_last_are_named_and_kept(write, caplog, capfd, monkeypatch, path_with_tools):
+    monkeypatch.setenv("PATH", path_with_tools)
+    with ShardWriter("many-%02d.tar", max_samples=2) as writer:
+        for sample in samples(9, 10):
+            writer.write(sample)
+    assert caplog.records == []
+    write()
+    told = [record.getMessage() for record in caplog.records] or capfd.readouterr().err.splitlines()
+    assert told == [
+        "many-03.tar to many-04.tar: left by an earlier run, beyond the last shard that is written now; remove what is "
+        "not of this dataset"
+    ]
+    assert [path.name for path in sorted(Path().glob("many-*.tar"))] == [f"many-0{number}.tar" for number in range(5)]
+    assert {name: cls for name, cls in honest().items() if name.startswith("many")} == {
+        **{f"many-0{number}.tar": 10 for number in range(3)},
+        **{f"many-0{number}.tar": 9 for number in (3, 4)},
+    }
+
+
+def test_without_samples_all_old_shards_are_left(caplog):
+    with ShardWriter("out-%06d.tar"):
+        pass
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [OUT]
+    caplog.clear()
+    writer = ShardWriter("out-%06d.tar")
+    writer.write(the_new()[0])
+    writer.close()
+    writer.close()
+    assert caplog.records == []
