@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -124,8 +123,11 @@ def write_manifest(url: str, shards: Iterable[Shard]) -> None:
 
 
 def remove_manifest(url: str) -> None:
-    """Remove the manifest *url* if it is a local file."""
-    path = Location.of(url).path
-    if path is not None:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    """Remove the manifest *url*, if there is one; a server that removes nothing keeps it until it is written again."""
+    location = Location.of(url)
+    if location.is_local:
+        location.remove()
+        return
+    with suppress(OpenError):
+        if location.exists():
+            location.remove()

@@ -103,6 +103,8 @@ def reshard(
     """
     import numpy as np
 
+    from tarshards.index.manifests import manifest_url, remove_manifest, write_manifest
+
     cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
@@ -111,7 +113,7 @@ def reshard(
     named = expand_shards(inputs)
     urls = [shard.url for shard in named]
     sizes = [Location.of(url).size() for url in urls]
-    folder = work_folder(output_pattern, tmpdir)
+    folder, manifest = work_folder(output_pattern, tmpdir), manifest_url(NUMBER.sub("\0", output_pattern))
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
@@ -128,9 +130,10 @@ def reshard(
         bounds = np.concatenate([[0], ends]).tolist()
         gather = _Gather(plan, np.concatenate([[0], np.cumsum(counts)]).tolist())
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
+        remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
     made = [Shard(*found[span]) for span in spans]
-    _write_manifest(output_pattern, made)
+    write_manifest(manifest, made)
     name_leftovers(output_pattern, len(made))
     shutil.rmtree(folder)
     return made
@@ -321,9 +324,3 @@ class _Gather:
                 entries, inputs = _bucket(tables, bucket)
                 chosen = slice(max(low - begin, 0), min(high, end) - begin)
                 yield from zip(inputs[chosen].tolist(), entries[chosen])
-
-
-def _write_manifest(pattern: str, shards: list[Shard]) -> None:
-    from tarshards.index.manifests import manifest_url, write_manifest
-
-    write_manifest(manifest_url(NUMBER.sub("\0", pattern)), shards)

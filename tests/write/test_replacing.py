@@ -25,7 +25,7 @@ from tarshards import (
     write_dataset,
     write_samples,
 )
-from tarshards.errors import ShardIndexError
+from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import read_manifest
 from tarshards.index.sidecar import Index
@@ -260,6 +260,33 @@ def test_a_remote_index_is_removed():
     with pytest.raises(ShardIndexError, match="no index found"):
         Index.load(url)
     write_samples(the_new(), url)  # nothing to remove is no error
+
+
+def shard_writer(pattern: str):
+    with ShardWriter(pattern, max_samples=2) as writer:
+        for number, sample in enumerate(the_new()):
+            if number == 4:
+                raise KeyError
+            writer.write(sample)
+
+
+def broken_reshard(pattern: str):
+    write_samples(the_new(), "again.tar")  # with the same keys, which is found when the new shards are written
+    with ThreadPoolExecutor(1) as executor:
+        reshard("new.tar::again.tar", pattern, executor=executor, shuffle=False, max_samples=6 + 1, tmpdir=".")
+
+
+@pytest.mark.parametrize("write", [shard_writer, broken_reshard])
+@pytest.mark.parametrize("folder_of", ["memory://replaced/", ""])
+def test_the_manifest_of_a_run_that_fails_is_not_the_old_one(write, folder_of):
+    pattern = f"{folder_of}set-%d.tar"
+    with ShardWriter(pattern, max_samples=2) as writer:
+        for sample in samples(9):
+            writer.write(sample)
+    assert len(read_manifest(f"{folder_of}set.shards.json")) == 3
+    with pytest.raises((KeyError, SampleError)):
+        write(pattern)
+    assert read_manifest(f"{folder_of}set.shards.json") == []
 
 
 @pytest.fixture
