@@ -30,6 +30,7 @@ from tarshards.index.build import build_index
 from tarshards.index.manifests import read_manifest
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.verbs.repair import repair_shards
 from tarshards.write.split import split_samples
 
@@ -221,10 +222,13 @@ def test_what_stands_beside_and_is_not_ours_stays(caplog):
 
 
 def test_a_manifest_keeps_everything_else():
+    text = Path("all.shards.json").read_text()
+    Path("all.shards.json").write_text(text.replace('"nsamples"', '"concatenated": true, "mine": 1, "nsamples"'))
     by_tar_writer()
     found = json.loads(Path("all.shards.json").read_text())
     assert found["name"] == "of two"
-    assert found["shardlist"] == [{"url": OUT}, {"url": "new.tar", "nsamples": COUNT}]
+    others = {"concatenated": True, "mine": 1, "nsamples": COUNT}
+    assert found["shardlist"] == [{"url": OUT, "mine": 1}, {"url": "new.tar", **others}]
 
 
 def test_a_shard_under_a_link_is_replaced_too():
@@ -249,7 +253,7 @@ def test_many_processes_replace_shards_of_one_manifest(tmp_path):
                 os._exit(1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
-    assert [shard[1:] for shard in read_manifest("many.shards.json")] == [(None, None)] * 20
+    assert all(shard == Shard(shard.url) for shard in read_manifest("many.shards.json"))
 
 
 def test_a_remote_index_is_removed():
