@@ -13,6 +13,9 @@ Sample = dict[str, Any]
 #: How a member's name splits into key and field; None for a name without a key.
 KeyRule = Callable[[str], tuple[str, str] | None]
 
+# Why members do not form a sample.
+DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
+
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Split the name of a member into its key and its field in lower case; return None for a name without a key.

@@ -9,7 +9,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.keys import KeyRule, Sample, is_reserved, join_name, split_name
+from tarshards.samples.keys import (
+    DUPLICATE_FIELD,
+    NOT_ADJACENT,
+    KeyRule,
+    Sample,
+    is_reserved,
+    join_name,
+    split_name,
+)
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
@@ -33,8 +41,9 @@ def read_samples(
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
 
-    The options are those of ``Opening``. The first error of a shard is raised, or passed to *on_error*; if that
-    returns, reading continues with the next shard, or after the damage if *on_damage* is "resync".
+    The options are those of ``Opening``. The first error is raised, or passed to *on_error*; if that returns, reading
+    continues: with the next sample where the error concerns one sample, else with the next shard, or after the damage
+    if *on_damage* is "resync".
     """
     check_reading(on_error, on_damage, end)
     read = partial(
@@ -74,7 +83,7 @@ def read_shard(
     end: ArchiveEnd = "required",
     concatenated: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the shard.
+    """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     The other options are those of ``Opening``. What a manifest says of *shard* applies: it may be concatenated, and a
     shard with another number of samples is an error (if *split* is the default).
@@ -96,18 +105,27 @@ def read_shard(
         )
         return
     url, name = shard.url, Location.of(shard.url).name
+    refused = False  # a sample was, and the ledger has raised: no error of the shard
+
+    def quarantine(error: SampleError) -> None:
+        nonlocal refused
+        refused = True
+        ledger(error)
+        refused = False
+
     try:
         with open_shard(url, allow_pipe=allow_pipe) as stream:
             members = read_members(stream, url=name, end=end, concatenated=concatenated, ledger=ledger)
-            yield from group_members(members, url=name, ledger=ledger, split=split, expected=expected)
+            yield from group_members(
+                members, url=name, ledger=ledger, split=split, on_error=quarantine, expected=expected
+            )
         ledger.count(shards=1)
-    except TarError as error:
-        error.cost = _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
-        ledger(error)
-    except TarshardsError as error:
-        ledger(error)
-    except OSError as error:
-        ledger(_caused(OpenError(error.strerror or str(error), url=name), error))
+    except (TarshardsError, OSError) as error:
+        if refused:
+            raise
+        if isinstance(error, TarError):
+            error.cost = _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
+        ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()
 
@@ -124,7 +142,8 @@ def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
     return f"{unread}`tarcheck --repair OUT` saves the whole samples"
 
 
-def _caused(error: Exception, cause: Exception) -> Exception:
+def _open_error(cause: OSError, url: str) -> OpenError:
+    error = OpenError(cause.strerror or str(cause), url=url)
     error.__cause__ = cause
     return error
 
@@ -135,12 +154,15 @@ def group_members(
     url: str = "",
     ledger: Ledger | None = None,
     split: KeyRule = split_name,
+    on_error: Callable[[SampleError], Any] | None = None,
     expected: int | None = None,
 ) -> Iterator[Sample]:
     """Yield one dict for each run of adjacent members with the same key, as *split* determines it.
 
-    Members without a key are skipped and counted by *ledger*. Raises SampleError for a duplicate field, for a key that
-    occurs again after another key, and at the end if the number of samples is not the *expected* one.
+    Members without a key are skipped and counted by *ledger*. Raises SampleError for a duplicate field or one named
+    ``__key__`` or ``__url__``, and for a key that occurs again after another key. With *on_error*, the sample of these
+    adjacent members is left out and its first error passed to it. Raises SampleError at the end if the number of
+    samples, with those left out, is not the *expected* one.
 
     >>> members = [Member("a.jpg", b"1", 0), Member("a.cls", b"2", 1024)]
     >>> list(group_members(members, url="x.tar"))
@@ -149,7 +171,7 @@ def group_members(
     key = ""
     sample: Sample = {}
     earlier: list[str] | set[str] = []  # keys; a list while they are sorted, since that needs no look-up
-    delivered = fields = 0
+    delivered = refused = fields = 0
     try:
         for name, data, offset in members:
             parts = split(name)
@@ -169,19 +191,28 @@ def group_members(
                             earlier = set(earlier)
                     else:
                         earlier.add(key)
+                elif isinstance(earlier, set) and parts[0] == key:
+                    continue  # another member of a sample that was refused
                 key = parts[0]
                 if isinstance(earlier, set) and key in earlier:
-                    raise SampleError("members of this key are not adjacent", url=url, offset=offset, key=key)
+                    refuse(SampleError(NOT_ADJACENT, url=url, offset=offset, key=key), on_error)
+                    refused += 1
+                    continue
                 sample = {"__key__": key, "__url__": url}
             if parts[1] in sample:
-                raise SampleError("duplicate field", url=url, offset=offset, key=key, field=parts[1])
+                refuse(SampleError(DUPLICATE_FIELD, url=url, offset=offset, key=key, field=parts[1]), on_error)
+                refused += 1
+                sample = {}
+                earlier = set(earlier) if isinstance(earlier, list) else earlier
+                earlier.add(key)
+                continue
             sample[parts[1]] = data
         if sample:
             delivered += 1
             fields += len(sample) - 2
             yield sample
-        if expected is not None and delivered != expected:
-            raise wrong_number(delivered, expected, url)
+        if expected is not None and delivered + refused != expected:
+            raise wrong_number(delivered + refused, expected, url)
     except GeneratorExit:
         if ledger is not None:
             ledger.count(broken_off=1)
@@ -195,6 +226,13 @@ def wrong_number(samples: int, expected: int, url: str) -> SampleError:
     """Return the error for a shard with another number of samples than its manifest says."""
     reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
     return SampleError(reason, url=url)
+
+
+def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) -> None:
+    """Raise the error of a sample, or pass it to *on_error*, which lets reading go on without that sample."""
+    if on_error is None:
+        raise error
+    on_error(error)
 
 
 def sample_members(sample: Sample) -> list[tuple[str, bytes]]:

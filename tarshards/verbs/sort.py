@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.fields import pick_field, place
-from tarshards.samples.keys import KeyRule, Sample, is_reserved, split_name
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, is_reserved, split_name
+from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -136,7 +136,8 @@ def regroup_members(
 ) -> Iterator[Sample]:
     """Yield one sample for all members of a key, wherever they are, in the order of the keys' first members.
 
-    *members* are pairs of a shard's URL and a member. Raises SampleError for a duplicate field.
+    *members* are pairs of a shard's URL and a member. A sample with a duplicate field is left out, and a SampleError
+    raised, or passed to *ledger*.
 
     >>> members = [("x.tar", Member(name, b"", 0)) for name in ("b.jpg", "a.jpg", "b.cls")]
     >>> [(sample["__key__"], len(sample) - 2) for sample in regroup_members(members)]
@@ -145,7 +146,7 @@ def regroup_members(
     ledger = Ledger() if ledger is None else ledger
     by_key = merge_sort(_keyed(members, split, ledger), memory=memory, tmpdir=tmpdir)
     groups = ([value for _, value in group] for _, group in groupby(by_key, key=itemgetter(0)))
-    firsts = ((group[0][0], _join(group)) for group in groups)
+    firsts = ((group[0][0], sample) for group in groups if (sample := _join(group, ledger)) is not None)
     for _, sample in merge_sort(firsts, memory=memory, tmpdir=tmpdir):
         ledger.count(samples=1, members=len(sample) - 2)
         yield sample
@@ -179,12 +180,14 @@ def _keyed(
             yield parts[0], (index, url, *parts, member.offset, member.data)
 
 
-def _join(group: list[tuple[Any, ...]]) -> Sample:
+def _join(group: list[tuple[Any, ...]], on_error: OnError) -> Sample | None:
+    """Return the sample of a key; None where its members do not form one and *on_error* accepts that."""
     _, url, key, *_ = group[0]
     sample: Sample = {"__key__": key, "__url__": url}
     for _, url, _, field, offset, data in group:
         if field in sample:
-            raise SampleError("duplicate field", url=url, offset=offset, key=key, field=field)
+            on_error(SampleError(DUPLICATE_FIELD, url=url, offset=offset, key=key, field=field))
+            return None
         sample[field] = data
     return sample
 

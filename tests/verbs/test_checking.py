@@ -126,7 +126,7 @@ def test_keys_that_come_again(tmp_path):
 
 def test_a_field_that_comes_twice(tmp_path):
     report = check_shards([pack(tmp_path / "a.tar", "a.x", "a.X", "b.x")])
-    assert told(report) == [("error", "sample", "a", None)]
+    assert told(report) == [("error", "sample", "a", "x")]
     assert (report.samples, report.lost) == (1, 1)
 
 

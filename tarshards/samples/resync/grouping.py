@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tarshards.samples.keys import KeyRule, is_reserved, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, is_reserved, split_name
 from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros
 from tarshards.tar.read import BLOCK, padding
 
@@ -17,7 +17,8 @@ class FoundSample:
     """Adjacent members of one key: (field, start, end) of the data of each.
 
     *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* says why
-    the sample does not count as whole, None if it does. *beside*: a gap or an end of archive is before, in or after it.
+    the sample does not count as whole, None if it does. *twice* is the first duplicate field and the offset of its
+    header. *beside*: a gap or an end of archive is before, in or after it.
     """
 
     key: str
@@ -27,6 +28,7 @@ class FoundSample:
     members: list[tuple[str, int, int]] = field(default_factory=list)
     size: int = 0
     problem: str | None = None
+    twice: tuple[str, int] | None = None
     extended: bool = False  # a member has a pax or GNU long name header
     unsure: bool = False  # the name of the first member may be truncated, if its extended header is lost
     before: Gap | Zeros | None = None  # the piece before it, except samples, and the one after it
@@ -85,10 +87,9 @@ def group_found(
                     yield sample
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
-            elif any(parts[1] == known for known, _, _ in sample.members):
-                sample.problem = "duplicate field"
-            if parts[1] in ("__key__", "__url__"):
-                sample.problem = "duplicate field"
+            known = any(parts[1] == each for each, _, _ in sample.members) or parts[1] in ("__key__", "__url__")
+            if known and sample.problem is None:
+                sample.problem, sample.twice = DUPLICATE_FIELD, (parts[1], header)
             after_gap = after_zeros = False
             sample.members.append((parts[1], start, end))
             sample.size += end + padding(end - start) - header

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from itertools import islice
 
+from tarshards.samples.keys import NOT_ADJACENT
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.walking import Gap, Zeros, checksum_error, sizes_in
 from tarshards.storage.plain import PlainFile
@@ -50,7 +51,7 @@ def judge(samples: list[FoundSample], gaps: list[Gap], file: PlainFile) -> None:
         if sample.problem is None and _ends_in_hole(sample, sound, file):
             sample.problem = RUNS_INTO
         if sample.key in seen or (sample.problem and sample.key in torn):
-            sample.problem = "members of this key are not adjacent"
+            sample.problem = NOT_ADJACENT
         if sample.problem is None:
             seen.add(sample.key)
 

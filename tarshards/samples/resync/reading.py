@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
-from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import wrong_number
 from tarshards.samples.resync.grouping import FoundSample
@@ -80,7 +80,8 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
     if isinstance(item, Gap):
         lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
-    return SampleError(str(item.problem), url=url, offset=item.offset, key=item.key)
+    field, offset = item.twice if item.twice and item.problem == DUPLICATE_FIELD else (None, item.offset)
+    return SampleError(str(item.problem), url=url, offset=offset, key=item.key, field=field)
 
 
 def _place(item: Gap | Zeros | FoundSample) -> int:
