@@ -15,8 +15,8 @@ import numpy as np
 from tarshards.errors import TarshardsError
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.options import field_names
 from tarshards.parallel import bounded_map
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -82,12 +82,13 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     pickled, inherited by forked processes and shared by threads.
 
     Raises ShardIndexError where a shard has no index, a stale one, or is compressed. For a manifest
-    (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed.
+    (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed. Opening a shard in
+    which no sample has one of *fields* raises SampleError.
     """
 
     def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None):
         shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls)
-        self.shards = OpenShards(shards, field_names(fields))
+        self.shards = OpenShards(shards, FieldNames.of(fields))
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
         self.counts, self.sizes = self.shards.counts, self.shards.sizes
         self._ends: list[int] = np.cumsum(self.counts).tolist()

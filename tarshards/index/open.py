@@ -14,6 +14,7 @@ from tarshards.index import _headers_py
 from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -29,15 +30,18 @@ class OpenShard:
     """One shard, open and verified to be the one that *index* describes.
 
     *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
-    Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale. Whatever takes a member
-    has its header compared with the index first, and raises ShardIndexError where it differs.
+    Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale, and SampleError where
+    no sample has one of *fields*. Whatever takes a member has its header compared with the index first, and raises
+    ShardIndexError where it differs.
     """
 
-    def __init__(self, url: str, index: Index, fields: frozenset[str] | None = None):
+    def __init__(self, url: str, index: Index, fields: FieldNames | None = None):
         location = Location.of(url)
         self.name, self.index, self.keys = location.name, index, index.keys
         self.ranges = location.ranges()
         index.check(self.ranges, url=index_location(url).name)
+        if fields is not None:
+            fields.check(index.fields, self.name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
         self._fill: Any = None
 
@@ -153,7 +157,7 @@ class OpenShards:
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
     """
 
-    def __init__(self, shards: list[Shard], fields: frozenset[str] | None):
+    def __init__(self, shards: list[Shard], fields: FieldNames | None):
         self.urls = [shard.url for shard in shards]
         self.names = [Location.of(url).name for url in self.urls]
         self.fields = fields

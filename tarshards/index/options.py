@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import has_index
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_shard
@@ -27,7 +28,8 @@ class Opening:
 
     - *index*: read the shards through their indexes, which gives random access and planned epochs (True; every shard
       needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
-    - *fields*: the names of the fields to read (``field_names`` makes them of what users give); None reads all
+    - *fields*: the names of the fields to read (``FieldNames.of`` makes them of what users give); None reads all. A
+      name that no sample of a shard has is an error: with an index when the shard is opened, else at the shard's end
     - *on_error*: called with the error of a sample or a shard that cannot be read, which is then left out; None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
 
@@ -47,7 +49,7 @@ class Opening:
     """
 
     index: bool | Literal["auto"] = "auto"
-    fields: frozenset[str] | None = None
+    fields: FieldNames | None = None
     on_error: Callable[[Exception], Any] | None = None
     allow_pipe: bool = False
     on_damage: OnDamage = "end"
@@ -87,8 +89,8 @@ class Opening:
         return False
 
     def read(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
-        """Yield the samples of one shard, read as a stream, with all their fields; *ledger* receives the errors."""
-        return read_shard(
+        """Yield the samples of one shard, read as a stream; *ledger* receives the errors."""
+        samples = read_shard(
             shard,
             ledger=ledger,
             allow_pipe=self.allow_pipe,
@@ -97,12 +99,4 @@ class Opening:
             end=self.end,
             concatenated=self.concatenated,
         )
-
-
-def field_names(fields: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the names of *fields*, given as a list or as words in one string; None, which means all, stays None.
-
-    >>> sorted(field_names("jpg cls"))
-    ['cls', 'jpg']
-    """
-    return None if fields is None else frozenset(fields.split() if isinstance(fields, str) else fields)
+        return samples if self.fields is None else self.fields.take(samples, Location.of(shard.url).name, ledger)

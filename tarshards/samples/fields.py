@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.ledger import OnError
 
 
 class Term(NamedTuple):
@@ -13,6 +17,62 @@ class Term(NamedTuple):
 
     name: str | None
     alternatives: list[str]
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """The names of the fields to read, as alternatives; of several, a sample gets all that it has.
+
+    >>> names = FieldNames.of("jpg;png cls")
+    >>> "png" in names, "txt" in names
+    (True, False)
+    >>> names.check(["jpg", "txt"], "a.tar")
+    Traceback (most recent call last):
+    tarshards.errors.SampleError: a.tar: no sample has a field cls; the fields are jpg, txt
+    """
+
+    alternatives: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, fields: str | Iterable[str] | None) -> FieldNames | None:
+        """Return the names of *fields*, a list or words in one string; None, which means all, stays None."""
+        words = fields.split() if isinstance(fields, str) else fields
+        return None if words is None else cls(tuple(tuple(word.split(";")) for word in words))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for alternatives in self.alternatives for name in alternatives)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return map(";".join, self.alternatives)
+
+    def lacking(self, known: Container[str]) -> tuple[str, ...] | None:
+        """Return the first alternatives of which none is *known*, None if there are no such."""
+        there = (any(name in known or is_reserved(name) for name in each) for each in self.alternatives)
+        return next((each for each, found in zip(self.alternatives, there) if not found), None)
+
+    def check(self, known: Collection[str], url: str) -> None:
+        """Raise SampleError if the samples of the shard *url*, whose fields are *known*, lack one altogether."""
+        if known and (lacking := self.lacking(known)):
+            reason = f"no sample has a field {' or '.join(lacking)}; the fields are {', '.join(sorted(known))}"
+            raise SampleError(reason, url=url)
+
+    def take(self, samples: Iterable[Sample], url: str, on_error: OnError) -> Iterator[Sample]:
+        """Yield *samples* with these fields only; at the end *on_error* gets the error of ``check``."""
+        known: set[str] = set()
+        names, complete = self.names, False
+        for sample in samples:
+            if not complete:
+                known.update(name for name in sample if not is_reserved(name))
+                complete = self.lacking(known) is None
+            yield {name: sample[name] for name in sample if name in names or is_reserved(name)}
+        try:
+            self.check(known, url)
+        except SampleError as error:
+            on_error(error)
 
 
 def split_fields(fields: tuple[str, ...]) -> list[list[str]]:

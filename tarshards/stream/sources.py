@@ -15,7 +15,7 @@ from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
-from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -75,12 +75,7 @@ class ShardSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard."""
         for shard in self.share(progress.epoch, progress.world):
-            samples = self.opening.read(shard, self.ledger)
-            if (fields := self.opening.fields) is None:
-                yield from samples
-            else:
-                for sample in samples:
-                    yield {name: sample[name] for name in sample if name in fields or is_reserved(name)}
+            yield from self.opening.read(shard, self.ledger)
 
     def share(self, epoch: int, world: World) -> list[Shard]:
         """List the shards of one worker: all are permuted by (seed, epoch), then shared out.

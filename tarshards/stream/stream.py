@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError
-from tarshards.index.options import Opening, field_names
+from tarshards.index.options import Opening
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import OnDamage
@@ -127,7 +128,7 @@ class Stream:
         that other shards have, is missing.
         """
         stream = Stream(())
-        opening = Opening(index, field_names(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
+        opening = Opening(index, FieldNames.of(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
         stream._world = world
         return stream

@@ -11,10 +11,10 @@ import pytest
 from range_server import serving
 from torch.utils.data import DataLoader
 
-from tarshards import Ledger, ShardDataset, Stream, World, read_samples
+from tarshards import Ledger, ShardDataset, ShardWriter, Stream, World, read_samples
 from tarshards.epoch.loop import Part
 from tarshards.epoch.options import EpochOptions
-from tarshards.errors import AuditError, OpenError, ShardIndexError, StateError, TarError
+from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
 from tarshards.index.access import IndexedShards
 from tarshards.index.options import Opening
 from tarshards.samples.keys import split_name
@@ -90,10 +90,68 @@ def test_tail_and_pool_need_an_index(make_shards, option, index):
 @pytest.mark.parametrize("index", [True, False])
 def test_fields_are_all_that_comes(make_shards, index):
     urls = make_shards(3, index=True)
-    for fields in ("cls", ["cls"], ("cls", "nobody")):
+    for fields in ("cls", ["cls"], ("cls",)):
         samples = Stream.from_shards(urls, index=index, fields=fields).collect()
         assert all(sample.keys() == {"__key__", "__url__", "cls"} for sample in samples)
     assert classes(samples) == list(range(9))
+
+
+NO_FIELD = r"no sample has a field {}; the fields are cls, txt"
+
+
+@pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset])
+def test_a_field_that_no_sample_has_is_an_error_at_the_end_of_each_shard(make_shards, tmp_path, kind):
+    urls = make_shards(2, 5)
+    read: list[dict] = []
+    with pytest.raises(SampleError, match=rf"set-0000\.tar: {NO_FIELD.format('jpgg')}"):
+        read.extend(kind(urls, fields="cls jpgg"))
+    assert len(read) == 5
+    ledger = Ledger(max_errors=2)
+    assert [set(sample) for sample in kind(urls, fields="cls jpgg", on_error=ledger)] == [
+        {"__key__", "__url__", "cls"}
+    ] * 10
+    assert [entry.shard for entry in ledger.quarantined] == [f"{tmp_path}/set-000{i}.tar" for i in range(2)]
+    assert (ledger.shards, ledger.samples) == (2, 10)
+
+
+@pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset, IndexedShards])
+def test_a_field_that_no_sample_has_is_an_error_when_an_indexed_shard_is_opened(make_shards, kind):
+    with pytest.raises(SampleError, match=rf"set-0000\.tar: {NO_FIELD.format('jpgg')}"):
+        kind(make_shards(2, index=True), fields=["cls", "jpgg"])
+
+
+def test_samples_of_a_shard_that_lacks_a_field_are_quarantined(tmp_path):
+    """With a manifest shards are opened when they are needed."""
+    with ShardWriter(f"{tmp_path}/a-%d.tar", max_samples=3, index=True) as writer:
+        for i in range(6):
+            writer.write({"__key__": f"{i}", "cls": i} | ({"txt": "x"} if i < 3 else {}))
+    ledger = Ledger(max_errors=3)
+    dataset = Stream.from_shards(f"{tmp_path}/a.shards.json", fields="cls txt", on_error=ledger)
+    assert classes(dataset) == [0, 1, 2]
+    ledger.check()
+    assert {entry.reason for entry in ledger.quarantined} == {"no sample has a field txt; the fields are cls"}
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_fields_that_some_sample_has_and_alternatives(tmp_path, index):
+    with ShardWriter(f"{tmp_path}/a-%d.tar", index=index) as writer:
+        writer.write({"__key__": "0", "cls": 0})
+        writer.write({"__key__": "1", "cls": 1, "png": b"", "__odd__": b""})
+        writer.write({"__key__": "2", "cls": 2, "jpg": b""})
+    for fields, wanted in (("jpg", "jpg"), ("cls jpg;gif", "cls jpg"), (["jpg;png", "gif;cls"], "jpg png cls")):
+        read = Stream.from_shards(f"{tmp_path}/a-0.tar", fields=fields)
+        assert set().union(*read) - {"__key__", "__url__"} == set(wanted.split())
+    with pytest.raises(SampleError, match="no sample has a field gif or tiff; the fields are cls, jpg, png"):
+        list(Stream.from_shards(f"{tmp_path}/a-0.tar", fields="gif;tiff cls"))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_without_samples_lacks_no_field(make_uneven, index):
+    assert classes(Stream.from_shards(make_uneven([0, 3, 0]), index=index, fields="cls")) == [0, 1, 2]
+
+
+def test_what_is_broken_off_lacks_no_field(make_shards):
+    assert len(list(islice(Stream.from_shards(make_shards(1, 5), fields="jpgg"), 4))) == 4
 
 
 def test_planned_is_what_streaming_gives_in_storage_order(make_uneven):

@@ -53,7 +53,7 @@ def open_dataset(urls_or_dataset: Any, guard: ImageGuard) -> Stream:
     """Return a dataset as it is, and for a shard expression a dataset of the fields that *guard* takes."""
     if isinstance(urls_or_dataset, Stream):
         return urls_or_dataset
-    names = [name for alternatives in guard.fields for name in alternatives]
+    names = [";".join(alternatives) for alternatives in guard.fields]
     return Stream.from_shards(urls_or_dataset, fields=names)
 
 

@@ -17,7 +17,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError
-from tarshards.index.options import Opening, field_names
+from tarshards.index.options import Opening
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.read import OnDamage
 from tarshards.stream.op import BoundOp
@@ -62,7 +63,7 @@ class ShardDataset(Stream, IterableDataset):
         allow_pipe: bool = False,
         world: World | None = None,
     ):
-        opening = Opening(index, field_names(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
+        opening = Opening(index, FieldNames.of(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
         self.source.ledger.share()
         self.ops = ()
