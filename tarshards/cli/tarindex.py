@@ -81,13 +81,16 @@ def main(
     else:
         outcomes = refresh.refresh_indexes(named, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
-    found, failed = [], 0
+    found, failed, faults = [], 0, 0
     for outcome in shard_progress(outcomes, len(named), quiet):
         if outcome.error is not None:
             say(str(outcome.error))
             failed += 1
         elif dry_run and outcome.written is not None and format_ != "wids":
             click.echo(outcome.written)
+        if outcome.faults:
+            say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
+            faults += len(outcome.faults)
         found.append(outcome.shard)
     if failed:
         say(f"{failed} of {len(named)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
@@ -96,3 +99,5 @@ def main(
         for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run):
             if dry_run:
                 click.echo(name)
+    if faults:
+        sys.exit(1)

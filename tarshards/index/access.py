@@ -81,6 +81,9 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
     pickled, inherited by forked processes and shared by threads.
 
+    A sample at fault, such as one with a duplicate field, has its place, but reading it raises SampleError. ``find``
+    and ``locate`` give the place of the first sample of a key, which may be at fault.
+
     Raises ShardIndexError where a shard has no index, a stale one, or is compressed. For a manifest
     (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed. Opening a shard in
     which no sample has one of *fields* raises SampleError.
@@ -150,6 +153,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def repeated_key(self) -> str | None:
         """Return a key that several samples of the shards have, None where all keys differ."""
         return self.shards.table.repeated()
+
+    def has_faults(self) -> bool:
+        """Return whether samples of the shards are at fault, so that reading them raises; every index is loaded."""
+        return any(self.shards.index(number).faults for number in range(len(self.urls)))
 
     def column(self, field: str) -> Column:
         """Return the ``.npy`` *field* of these samples as one read-only array; see ``Column``."""

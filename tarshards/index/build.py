@@ -12,13 +12,13 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
-from tarshards.index.sidecar import Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import split_name
+from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
+from tarshards.samples.keys import DUPLICATE_FIELD, NOT_ADJACENT, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
-from tarshards.tar.read import MEMBER_LIMIT, read_members, scan_through, walk
+from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through, walk
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
@@ -31,8 +31,9 @@ def build_index(url: str, *, crc: bool = False, concatenated: bool = False) -> I
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
     With *concatenated* the shard may consist of several archives, which the index counts. Of large members only the
-    headers are read. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
-    compressed one, which has no random access, and OpenError for a stream.
+    headers are read. Samples that ``read_samples`` refuses are its ``faults``. Raises the error that ``read_samples``
+    raises for a damaged shard, ShardIndexError for a compressed one, which has no random access, and OpenError for a
+    stream.
     """
     location = Location.of(url)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
@@ -76,12 +77,37 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
         raise failure(error, ranges.name) from error
     if found is None:
         return None
-    keys, fields, (sample, field, offset, size), archives = found
-    if not _are_different(keys) or RESERVED & set(fields):
-        return None
+    keys, fields, (sample, field, offset, size, twice), archives = found
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
-    return Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives)
+    index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives)
+    if twice or RESERVED & set(fields) or not _are_different(keys):
+        index.faults = _faults(index, twice, ranges)
+    return index
+
+
+def _faults(index: Index, twice: bytes, ranges: Ranges) -> dict[int, Fault]:
+    """Return the samples that ``group_members`` refuses; *twice* are the members whose field was in their sample."""
+    fields = [index.fields[number] for number in index.field.tolist()]
+    wrong = {member for (member,) in struct.iter_unpack("<I", twice)}
+    wrong |= {member for member, field in enumerate(fields) if field in RESERVED}
+
+    def fault(reason: str, member: int, field: str | None = None) -> Fault:
+        size = int(index.size[member - 1]) if member else 0
+        before = int(index.offset[member - 1]) + size + padding(size) if member else 0
+        return Fault(reason, header_offset(ranges, before, int(index.offset[member])), field)
+
+    seen: set[str] = set()
+    faults = {}
+    for sample, key in enumerate(index.keys):
+        if key in seen:
+            faults[sample] = fault(NOT_ADJACENT, int(index.first[sample]))
+        seen.add(key)
+    for member in sorted(wrong):
+        sample = int(index.sample[member])
+        if sample not in faults:
+            faults[sample] = fault(DUPLICATE_FIELD, member, fields[member])
+    return dict(sorted(faults.items()))
 
 
 def _are_different(keys: list[str]) -> bool:
@@ -97,12 +123,10 @@ def header_offset(ranges: Ranges, start: int, stop: int) -> int:
 
 def _reason(location: Location, concatenated: bool) -> Exception:
     """Return the error that reading a damaged shard raises."""
-    from tarshards.samples.read import group_members
-
     name = location.name
     try:
         with open_shard(location) as stream:
-            deque(group_members(read_members(stream, url=name, concatenated=concatenated), url=name), 0)
+            deque(read_members(stream, url=name, concatenated=concatenated), 0)
     except Exception as error:
         return error
     return TarError("changed while it was being indexed", url=name)

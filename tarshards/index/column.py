@@ -38,7 +38,8 @@ class Column:
     shard is opened, and its members' headers are compared, when it is first needed. While views of a shard are in use,
     its file must not be truncated.
 
-    Raises SampleError or DecodeError, which name the sample, for a member that is missing or another kind of array.
+    Raises SampleError or DecodeError, which name the sample, for a member that is missing or another kind of array,
+    and for a sample at fault.
     """
 
     def __init__(self, shards: OpenShards, field: str, places: range):
@@ -137,7 +138,9 @@ class Column:
         index = shard.index
         members = index.members_of(self._field)
         if len(members) < len(index):
-            missing = np.setdiff1d(np.arange(len(index)), index.sample[members])[0]
+            missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
+            if missing in index.faults:
+                raise index.fault(missing, shard.name)
             raise SampleError(f"no field {self._field}", url=shard.name, key=index.keys[missing])
         return shard, members
 

@@ -44,6 +44,7 @@ class OpenShard:
             fields.check(index.fields, self.name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
         self._fill: Any = None
+        self._faults = index.faults
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -64,9 +65,14 @@ class OpenShard:
         return kind(self.ranges.mapping, index.keys, index.fields, index.first, *columns)
 
     def read(self, sample: int) -> Sample:
-        """Return the sample of this number; raise OpenError, which names it, where it cannot be read."""
+        """Return the sample of this number; raise OpenError, which names it, where it cannot be read.
+
+        Raises SampleError for one at fault, as the index says.
+        """
         if self._fill is None:  # a plain attribute because cached properties are slower to read
             self._fill = self._fetch if self.members is None else self.members.fill
+        if self._faults and sample in self._faults:
+            raise self.index.fault(sample, self.name)
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
             undecided = self._fill(result, self._fields, sample, 0)

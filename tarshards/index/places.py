@@ -115,6 +115,7 @@ class MappedPlaces:
         self._shards: dict[int, OpenShard] = {}
         self.broken: dict[int, TarshardsError] = {}
         self._first = np.concatenate(([0], np.cumsum(shards.counts)))
+        self._faults: dict[int, SampleError] = {}  # by the number of the sample
         total = int(self._first[-1])
         self._keys = np.full(total, "", object)
         starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
@@ -140,6 +141,7 @@ class MappedPlaces:
     def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
         begin, end = self._first[number], self._first[number + 1]
         self._keys[begin:end] = index.keys
+        self._faults |= {int(begin) + sample: index.fault(sample, self.names[number]) for sample in index.faults}
         for start, size, member, term in zip(starts, sizes, self._members, self.terms):
             for field in reversed(term.alternatives):
                 if fields is None or field in fields:
@@ -198,7 +200,8 @@ class MappedPlaces:
         keys = BatchKeys(self._keys, number)
         for term, missing in zip(self.terms, self._missing):
             for i in () if missing is None else np.flatnonzero(missing[number]).tolist():
-                failures.setdefault(i, _missing(term.alternatives, self.names[shards[i]], keys[i]))
+                fault = self._faults.get(int(number[i]))
+                failures.setdefault(i, fault or _missing(term.alternatives, self.names[shards[i]], keys[i]))
         rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
         known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
         headers = None if self._compared.all() else Headers(self, shards, number)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, index_location
 from tarshards.storage.location import Location
@@ -19,11 +19,15 @@ MANY = 1 << 26  # bytes of shards from which on several processes are faster tha
 
 
 class IndexOutcome(NamedTuple):
-    """The result for one shard: its counts, and the file that was (or would be) written, or else the error."""
+    """The result for one shard: its counts, and the file that was (or would be) written, or else the error.
+
+    *faults* are the errors of samples that the index marks.
+    """
 
     shard: Shard
     written: str | None = None
     error: TarshardsError | None = None
+    faults: Sequence[SampleError] = ()
 
 
 def refresh_indexes(
@@ -53,9 +57,20 @@ def export_indexes(
 
 
 def find_index(shard: Shard | str) -> Index:
-    """Return the index of a shard as it is now; of its sidecar only whether it has several archives is believed."""
+    """Return the index of a shard as it is now, for export; its sidecar says only whether it is concatenated.
+
+    Raises SampleError for a shard with samples at fault, which the formats of others cannot mark.
+    """
     shard = Shard.of(shard)
-    return _build(shard, _load(shard.url))
+    index = _build(shard, _load(shard.url))
+    for fault in _faults(index, shard.url):
+        reason = f"{fault.reason}; write the other samples to a new shard with `tarcheck --repair`"
+        raise SampleError(reason, url=fault.url, offset=fault.offset, key=fault.key, field=fault.field)
+    return index
+
+
+def _faults(index: Index, url: str) -> list[SampleError]:
+    return [index.fault(sample, Location.of(url).name) for sample in index.faults]
 
 
 def _load(url: str) -> Index | None:
@@ -77,7 +92,8 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool) -> IndexOutcome:
     fresh = earlier is not None and (not crc or "crc32" in earlier.arrays) and _difference(earlier, index) is None
     if not fresh and not dry_run:
         index.save(url)
-    return IndexOutcome(index.shard(url), None if fresh else index_location(url).url)
+    written = None if fresh else index_location(url).url
+    return IndexOutcome(index.shard(url), written, faults=_faults(index, url))
 
 
 def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from tarshards.errors import OpenError, ShardIndexError
+from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
@@ -20,7 +20,7 @@ from tarshards.tar.read import BLOCK
 if TYPE_CHECKING:
     import numpy as np
 
-VERSION = 1
+VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, only where samples are at fault
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
@@ -40,6 +40,14 @@ def _array(name: str) -> cached_property[np.ndarray]:
     return cached_property(view)
 
 
+class Fault(NamedTuple):
+    """Why members do not form a sample; *offset*, of a header, and *field* are those of the first error."""
+
+    reason: str
+    offset: int
+    field: str | None
+
+
 class Index:
     """Where every member of one shard lies.
 
@@ -52,6 +60,9 @@ class Index:
     are not covered. It is 0 for a shard without members.
 
     ``archives`` is the number of archives that the shard consists of: more than one if it is concatenated.
+
+    ``faults`` are the samples at fault, by number: those with a duplicate field, and those whose key occurred before.
+    They are numbered and counted like others, but cannot be read.
     """
 
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
@@ -64,10 +75,11 @@ class Index:
         fields: list[str],
         arrays: dict[str, bytes],
         archives: int = 1,
+        faults: dict[int, Fault] | None = None,
     ):
         self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
         self.arrays = arrays  # as the file holds them
-        self.archives = archives
+        self.archives, self.faults = archives, faults or {}
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -95,14 +107,20 @@ class Index:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each sample by its key."""
-        return {key: number for number, key in enumerate(self.keys)}
+        """The number of each sample by its key; a key that occurs again stands for the first."""
+        return dict(zip(reversed(self.keys), reversed(range(len(self)))))
+
+    def fault(self, sample: int, url: str) -> SampleError:
+        """Return the error of a sample at fault; *url* names the shard."""
+        reason, offset, field = self.faults[sample]
+        return SampleError(reason, url=url, offset=offset, key=self.keys[sample], field=field)
 
     def members_of(self, field: str) -> np.ndarray:
-        """Return the numbers of the members that are of *field*, in the order of the shard."""
+        """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
         import numpy as np
 
-        return np.flatnonzero(self.field == (self.fields.index(field) if field in self.fields else -1))
+        members = np.flatnonzero(self.field == (self.fields.index(field) if field in self.fields else -1))
+        return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
     def shard(self, url: str) -> Shard:
         """Return what a manifest says of the shard, which is *url*."""
@@ -115,11 +133,13 @@ class Index:
         shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
         if self.archives > 1:
             shard["archives"] = self.archives
-        head = {"format": FORMAT, "version": VERSION, "shard": shard, "keys": self.keys, "fields": self.fields}
+        version = WITH_FAULTS if self.faults else VERSION
+        head = {"format": FORMAT, "version": version, "shard": shard, "keys": self.keys, "fields": self.fields}
         arrays = {name: self.arrays[name] for name in FORMATS if name in self.arrays}
+        faults = {"faults": [[sample, *fault] for sample, fault in self.faults.items()]} if self.faults else {}
         packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
-        packer.pack_map_header(len(head) + len(arrays) + 1)
-        for name, value in (head | arrays).items():
+        packer.pack_map_header(len(head) + len(arrays) + len(faults) + 1)
+        for name, value in (head | arrays | faults).items():
             packer.pack(name)
             packer.pack(value)
         packed = packer.bytes() + CHECKSUM
@@ -135,12 +155,13 @@ class Index:
             raise ShardIndexError(_what_is_wrong(packed), url=url)
         try:
             found = msgpack.unpackb(packed, unicode_errors="surrogateescape")
-            if found["format"] != FORMAT or found["version"] != VERSION:
+            if found["format"] != FORMAT or found["version"] not in (VERSION, WITH_FAULTS):
                 raise ShardIndexError(_what_is_wrong(packed), url=url)
             arrays = {name: found[name] for name in FORMATS if name in found}
             shard = found["shard"]
             named = found["keys"], found["fields"], arrays
-            index = cls(shard["size"], shard["fingerprint"], *named, shard.get("archives", 1))
+            faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
+            index = cls(shard["size"], shard["fingerprint"], *named, shard.get("archives", 1), faults)
             problem = _inconsistency(index)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
@@ -271,8 +292,9 @@ def _what_is_wrong(packed: bytes) -> str:
         is_ours, version = False, 0
     if not is_ours:
         return "not an index of tarshards" if packed else "not an index: the file is empty"
-    if version != VERSION:
-        return f"index version {version!r} is not supported, only version {VERSION}; create a new index with `tarindex`"
+    if version not in (VERSION, WITH_FAULTS):
+        supported = f"only versions {VERSION} and {WITH_FAULTS}"
+        return f"index version {version!r} is not supported, {supported}; create a new index with `tarindex`"
     return "damaged: truncated, or wrong checksum"
 
 
@@ -288,6 +310,8 @@ def _inconsistency(index: Index) -> str | None:
         "".join(index.keys) + "".join(index.fields)  # the quickest way to find a value that is not a string
     except TypeError:
         return "a key or a field that is not a string"
+    if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
+        return "a fault without a sample, reason or place"
     if not members:
         return "keys without members" if index.keys else None
     if (
@@ -304,3 +328,9 @@ def _inconsistency(index: Index) -> str | None:
     if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
         return "members that overlap or lie beyond the shard's end"
     return None
+
+
+def _is_fault(sample: Any, fault: Any, samples: int) -> bool:
+    reason, offset, field = fault
+    is_placed = isinstance(offset, int) and isinstance(field, (str, type(None)))
+    return isinstance(sample, int) and 0 <= sample < samples and isinstance(reason, str) and is_placed

@@ -139,12 +139,12 @@ typedef struct {
     Bytes sample, field, offset, size; /* one number per member */
     Bytes key;                         /* of the current sample */
     Bytes latest;                      /* for each field, the number of samples when it last occurred, 8 bytes */
+    Bytes twice;                       /* the numbers of the members whose field occurred in their sample before */
     struct {
         char text[TEXT];
         int64_t length, number;
     } plain[PLAIN];
     int plains;
-    int unsound;      /* a sample has a duplicate field */
     int concatenated; /* whether archives may follow the first */
     int64_t archives;
 } Walk;
@@ -197,8 +197,8 @@ static int add_member(Walk *walk, const char *key, int64_t length, int64_t numbe
     int64_t latest, count = PyList_Size(walk->keys);
     memcpy(&latest, walk->latest.data + 8 * number, 8);
     memcpy(walk->latest.data + 8 * number, &count, 8);
-    if (latest == count) walk->unsound = 1;
-    int failed = put(&walk->sample, count - 1, 4) < 0 || put(&walk->field, number, 2) < 0;
+    int failed = latest == count && put(&walk->twice, (int64_t)walk->sample.used / 4, 4) < 0;
+    failed = failed || put(&walk->sample, count - 1, 4) < 0 || put(&walk->field, number, 2) < 0;
     return failed || put(&walk->offset, offset, 8) < 0 || put(&walk->size, size, 8) < 0 ? -1 : 0;
 }
 
@@ -284,7 +284,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
                     return -1;
             }
         } while (walk->concatenated && pass_end(&scan) && ++walk->archives);
-        if (scan.problem || walk->unsound) return 0;
+        if (scan.problem) return 0;
         zeros_before = scan.zeros;
         position += scan.position;
         if (scan.position > large * count) {
@@ -323,14 +323,16 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     walk.fields = PyList_New(0);
     walk.numbers = PyDict_New();
     PyObject *result = NULL;
-    Bytes *arrays[] = {&walk.sample, &walk.field, &walk.offset, &walk.size, &walk.key, &walk.latest, &walk.window};
+    Bytes *arrays[] = {&walk.sample, &walk.field,  &walk.offset, &walk.size,
+                       &walk.key,    &walk.latest, &walk.twice,  &walk.window};
     int sound = walk.keys && walk.fields && walk.numbers ? walk_through(&walk, size, limit, least, most, large) : -1;
     if (sound > 0)
-        result = Py_BuildValue("OO(NNNN)L", walk.keys, walk.fields,
+        result = Py_BuildValue("OO(NNNNN)L", walk.keys, walk.fields,
                                PyBytes_FromStringAndSize(walk.sample.data, (Py_ssize_t)walk.sample.used),
                                PyBytes_FromStringAndSize(walk.field.data, (Py_ssize_t)walk.field.used),
                                PyBytes_FromStringAndSize(walk.offset.data, (Py_ssize_t)walk.offset.used),
                                PyBytes_FromStringAndSize(walk.size.data, (Py_ssize_t)walk.size.used),
+                               PyBytes_FromStringAndSize(walk.twice.data, (Py_ssize_t)walk.twice.used),
                                (long long)walk.archives);
     else if (!sound)
         result = Py_NewRef(Py_None);

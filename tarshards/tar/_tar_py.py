@@ -166,7 +166,7 @@ def walk(
     limit: int,
     split: Callable[[str], tuple[str, str] | None],
     concatenated: bool = False,
-) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes], int] | None:
+) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes, bytes], int] | None:
     """Find the members of samples in an archive of *size* bytes, skipping the data of large members.
 
     *source* is a file descriptor, or a function that takes an offset and a size and returns bytes. *reads* gives the
@@ -174,10 +174,11 @@ def walk(
     maximum size of a member; *split* splits a name into key and field, or returns None. *concatenated* says that other
     archives may follow the first.
 
-    Returns ``(keys, fields, (sample, field, offset, size), archives)``, the last of which is their number. Adjacent
-    members with the same key form a sample. The arrays have one little-endian number per member: uint32, the position
-    of its sample in *keys*; uint16, the low bits of the position of its field in *fields*; uint64, the offset of its
-    data; uint64, its size in bytes. Returns None for a damaged archive, and for a sample with a duplicate field.
+    Returns ``(keys, fields, (sample, field, offset, size, twice), archives)``, the last of which is their number.
+    Adjacent members with the same key form a sample. The arrays have one little-endian number per member: uint32, the
+    position of its sample in *keys*; uint16, the low bits of the position of its field in *fields*; uint64, the offset
+    of its data; uint64, its size in bytes. *twice* lists, as uint32, the numbers of the members whose field occurred in
+    their sample before. Returns None for a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, keep lower-case fields as they are, and return None only for empty keys, for components with "__" in
@@ -193,6 +194,7 @@ def walk(
     latest: dict[int, int] = {}  # field -> number of samples when it last occurred
     members: list[tuple[int, int, int, int]] = []
     position, zeros, ahead, last, archives = 0, 0, least, None, 1
+    twice: list[int] = []
     while position < size:
         ahead = min(ahead, size - position)
         window = read(position, ahead)
@@ -220,7 +222,7 @@ def walk(
                 keys.append(key)
                 last = key
             if latest.get(number) == len(keys):
-                return None
+                twice.append(len(members))
             latest[number] = len(keys)
             members.append((len(keys) - 1, number & 0xFFFF, position + start, end - start))
         if problem:
@@ -242,6 +244,7 @@ def walk(
         return None
     columns = zip(*members) if members else [()] * 4
     arrays = [struct.pack(f"<{len(members)}{code}", *column) for code, column in zip("IHQQ", columns)]
+    arrays.append(struct.pack(f"<{len(twice)}I", *twice))
     return keys, list(numbers), tuple(arrays), archives  # type: ignore[return-value]
 
 

@@ -185,16 +185,21 @@ class KeyFilter:
         try:
             indexed = IndexedShards([shard])
             numbers = [number for number, key in enumerate(indexed.keys) if key in self.keys]
-            for result in indexed.read_all(np.zeros(len(numbers), np.int64), np.array(numbers, np.int64)):
-                if isinstance(result, dict):
-                    ledger.count(samples=1, members=len(result) - 2)
-                    yield result
-                else:
-                    ledger(result)
-            indexed.verify()
-            ledger.count(shards=1)
         except TarshardsError as error:
             ledger(error)
+            return
+        for result in indexed.read_all(np.zeros(len(numbers), np.int64), np.array(numbers, np.int64)):
+            if isinstance(result, dict):
+                ledger.count(samples=1, members=len(result) - 2)
+                yield result
+            else:
+                ledger(result)
+        try:
+            indexed.verify()
+        except TarshardsError as error:
+            ledger(error)
+        else:
+            ledger.count(shards=1)
 
     def check(self, on_error: Callable[[Exception], Any] | None = None) -> None:
         """Raise SampleError if keys are lacking, or call *on_error* with one for each."""

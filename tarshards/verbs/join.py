@@ -45,8 +45,8 @@ def join_shards(
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
     From where their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs
-    are indexed and the indexes fit into half of *memory*. Errors of shards and *concatenated* are as in
-    ``read_samples``.
+    are indexed, no index marks samples at fault, and the indexes fit into half of *memory*. Errors of shards and
+    *concatenated* are as in ``read_samples``.
     """
     shards = [expand_shards(spec) for spec in inputs]
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
@@ -60,7 +60,7 @@ def join_shards(
         if not all(has_index([shard.url for each in shards[1:] for shard in each])):
             return None
         indexed = [IndexedShards(each) for each in shards[1:]]
-        if sum(map(len, indexed)) * ENTRY > memory // 2:
+        if sum(map(len, indexed)) * ENTRY > memory // 2 or any(each.has_faults() for each in indexed):
             return None
         return [IndexedInput(each, taken) for each in indexed]
 

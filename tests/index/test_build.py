@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from range_server import serving
 
 from tarshards import read_samples, write_samples
-from tarshards.errors import OpenError, ShardIndexError, TarError, TarshardsError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
 from tarshards.index import open as open_
 from tarshards.index.access import IndexedShards
@@ -51,16 +51,25 @@ def by_index(index: Index, path) -> list[dict]:
     return samples
 
 
-def outcome(work) -> object:
-    try:
-        return list(work())
-    except TarshardsError as error:
-        return type(error), str(error)
+def by_reading(url: str, **options) -> object:
+    """The samples that are read and the errors of those at fault, or the error of the shard."""
+    errors: list[Exception] = []
+    samples = list(read_samples(url, on_error=errors.append, **options))
+    damage = [(type(error), str(error)) for error in errors if not isinstance(error, SampleError)]
+    return damage[0] if damage else (samples, list(map(str, errors)))
 
 
 def assert_index_says_what_reading_says(path, **options) -> None:
     url = str(path)
-    assert outcome(lambda: by_index(build_index(url, **options), path)) == outcome(lambda: read_samples(url, **options))
+    try:
+        index = build_index(url, **options)
+    except TarshardsError as error:
+        found: object = type(error), str(error)
+    else:
+        assert Index.unpack(index.pack()) == index
+        sound = [sample for number, sample in enumerate(by_index(index, path)) if number not in index.faults]
+        found = sound, [str(index.fault(number, url)) for number in index.faults]
+    assert found == by_reading(url, **options)
 
 
 @pytest.fixture
@@ -246,12 +255,16 @@ def test_what_is_no_shard(tmp_path, content):
 
 
 @pytest.mark.parametrize("names", ["a.x b.x a.y", "a.x a.x", "a.x a.X", "b.x c.x c.x", "a.__url__"])
-def test_members_that_are_no_samples(tmp_path, names):
+def test_members_that_are_no_samples_are_marked(tmp_path, names):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in names.split():
             archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(TarshardsError, match=r"a\.tar: offset \d+: .*(adjacent|duplicate)"):
-        build_index(str(tmp_path / "a.tar"))
+    index = build_index(str(tmp_path / "a.tar"))
+    (fault,) = index.faults.values()
+    assert (fault.offset, fault.reason) == (
+        512 * (len(names.split()) - 1),
+        "members of this key are not adjacent" if names == "a.x b.x a.y" else "duplicate field",
+    )
     assert_index_says_what_reading_says(tmp_path / "a.tar")
 
 

@@ -128,7 +128,11 @@ def u8(*numbers: int) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 2}, "index version 2 is not supported, only version 1"),
+        ({"version": 3}, "index version 3 is not supported, only versions 1 and 2"),
+        ({"faults": [[20, "odd", 0, None]]}, "damaged: a fault without a sample, reason or place"),
+        ({"faults": [[0, "odd", "here", None]]}, "damaged: a fault without a sample, reason or place"),
+        ({"faults": [[0, "odd"]]}, "damaged: TypeError"),
+        ({"faults": 7}, "damaged: TypeError"),
         ({"format": "squirrel"}, "not an index of tarshards"),
         ({"keys": None}, "damaged: KeyError"),
         ({"shard": 7}, "damaged: TypeError"),
