@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any
 
@@ -18,31 +18,36 @@ def is_followed(op: BoundOp) -> bool:
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
-def follow(
-    ops: Sequence[BoundOp],
-    samples: Iterable[Any],
-    epoch: int,
-    ledger: Ledger,
-    add: Callable[[Tally], Any],
-    *,
-    whole: bool = False,
-) -> Iterator[Any]:
-    """Run *ops* over *samples*, and give the counts of those that are left out to *add*, their errors to *ledger*.
+def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, ledger: Ledger) -> Iterator[Any]:
+    """Run *ops* over the samples of an epoch; *ledger* gets the errors, and counts the samples that are left out.
 
-    The samples are those of a *whole* epoch, or fewer. Raises AuditError if an op lost some.
+    Raises AuditError if an op lost some, and logs a warning if filters left out all.
     """
     passage = Passage(ops, ledger)
     upstream = iter(samples)
     try:
         yield from passage.run(upstream, epoch)
         passage.verify()
-        if whole:
-            passage.warn()
+        passage.warn()
     finally:
         if hasattr(upstream, "close"):
             upstream.close()  # so that the source has counted what it read when the counts are reported
         if passage.entered != passage.delivered:
-            add(passage.tally())
+            ledger.add(passage.tally())
+
+
+def follow_part(
+    ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, ledger: Ledger, leave_out: Callable[[Tally], Any]
+) -> list[Any]:
+    """Run *ops* over a few samples of an epoch, as ``follow`` does; the counts go to *leave_out*."""
+    passage = Passage(ops, ledger)
+    try:
+        results = list(passage.run(samples, epoch))
+        passage.verify()
+        return results
+    finally:
+        if passage.entered != passage.delivered:
+            leave_out(passage.tally())
 
 
 class Passage:
@@ -134,16 +139,16 @@ class Count:
     """Counts what is taken of an iterator, without Python code for each."""
 
     def __init__(self) -> None:
-        self._numbers = iter(range(1, sys.maxsize))
+        self._ticks = repeat(True, sys.maxsize)
         self.has_ended = False
 
     def over(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Yield *samples*, counted."""
-        return compress(chain(samples, self._end()), self._numbers)
+        return compress(chain(samples, self._end()), self._ticks)
 
     def _end(self) -> Iterator[Any]:
         self.has_ended = True
         yield from ()
 
     def __int__(self) -> int:
-        return sys.maxsize - 1 - length_hint(self._numbers)
+        return sys.maxsize - length_hint(self._ticks)

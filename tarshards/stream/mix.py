@@ -17,7 +17,7 @@ from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.stream.following import follow
+from tarshards.stream.following import follow_part
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
@@ -108,7 +108,7 @@ class MixedSource(PlannedSource):
         for sample in part.read(self.shards, self.ledger):
             ops = self.datasets[sample["__dataset__"]].ops
             if ops:
-                yield from follow(ops, [sample], epoch, self.ledger, part.leave_out)
+                yield from follow_part(ops, [sample], epoch, self.ledger, part.leave_out)
             else:
                 yield sample
 

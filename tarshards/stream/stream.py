@@ -19,7 +19,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import OnDamage
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
-from tarshards.stream.following import follow, is_followed
+from tarshards.stream.following import follow, follow_part, is_followed
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import (
     VERSION,
@@ -255,9 +255,9 @@ class Stream:
         return self._iterate(len(self.ops), Progress(epoch, world))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
-        """Yield the samples of a part of a planned epoch, after the ops, which leave out what the part then counts."""
+        """Return the samples of a part of a planned epoch, after the ops; the part counts those that they leave out."""
         samples = self.source.read(part, epoch)
-        return follow(self.ops, samples, epoch, self.source.ledger, part.leave_out) if self.ops else samples
+        return follow_part(self.ops, samples, epoch, self.source.ledger, part.leave_out) if self.ops else samples
 
     def report(self) -> None:
         """In a worker process: send the counts of all ledgers to the process that they come from."""
@@ -277,7 +277,7 @@ class Stream:
             while begin and self.ops[begin - 1].function is not ops.repeat:
                 begin -= 1
             samples = self._iterate(begin, progress)
-            return follow(self.ops[begin:depth], samples, progress.epoch, ledger, ledger.add, whole=True)
+            return follow(self.ops[begin:depth], samples, progress.epoch, ledger)
         return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, ledger))
 
     @property
