@@ -272,8 +272,9 @@ def test_states_that_do_not_fit(make_shards):
 def test_two_iterations_at_once_stand_where_each_is(make_shards):
     stream = Stream.from_shards(make_shards(2, 5)).shuffle(2)
     first, second = iter(stream), iter(stream)
+    next(first)
     next(second)
-    for _ in range(4):
+    for _ in range(3):
         next(first)
     assert stream.state_dict()["delivered"] == 1, "that of the one begun last"
 
