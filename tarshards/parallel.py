@@ -73,7 +73,7 @@ def settled_map(
 
 
 class _SettledCall(Future[Any]):
-    """What became of a call; giving it up gives the call up."""
+    """The outcome of a call; cancelling it cancels the call."""
 
     call: Future[Any]
 

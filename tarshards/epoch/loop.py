@@ -59,7 +59,7 @@ class Shares(Sequence[range]):
 
 
 class Outcome(NamedTuple):
-    """What became of the samples of a part, of which *taken*, *lost* and *left_out* are as there."""
+    """What became of the samples of a part; *taken*, *lost* and *left_out* mean what they mean in ``Part``."""
 
     taken: int
     lost: int

@@ -68,7 +68,7 @@ static void fetch_before(const char *header) {
 
 static int is_regular(char type) { return type == 0 || type == '0' || type == '7'; }
 
-/* Return whether a name splits into a key and a field, of which the index has the lower case. */
+/* Return whether a name splits into a key and a field; the index has the field in lower case. */
 static int is_name(const char *name, int64_t length, Text key, Text field) {
     if (length != key.length + 1 + field.length || memcmp(name, key.text, (size_t)key.length)) return 0;
     if (name[key.length] != '.') return 0;
@@ -167,7 +167,7 @@ static void take(void *argument) {
     }
 }
 
-/* Make room for the members of a sample; return their total size, -1 with an exception set. */
+/* Allocate the members of a sample; return their total size, -1 with an exception set. */
 static int64_t prepare(Taking *taking, PyObject *names, int64_t begin, int64_t end) {
     const MappedMembers *table = taking->table;
     int64_t total = 0;

@@ -163,7 +163,7 @@ def _is_header(block: bytes, key: bytes, field: bytes, size: int) -> bool:
 
 
 def _is_name(name: bytes, key: bytes, field: bytes) -> bool:
-    """Return whether a name splits into a key and a field, of which the index has the lower case."""
+    """Return whether a name splits into a key and a field; the index has the field in lower case."""
     found = name[len(key) + 1 :]
     return name.startswith(key + b".") and (found == field or found.lower() == field)
 

@@ -149,7 +149,7 @@ class OpenShard:
 
 
 def _cut(window: bytes, low: int, offset: int, size: int) -> bytes:
-    """Return the *size* bytes at *offset* of a shard, of which *window* are those from *low* on."""
+    """Return the *size* bytes at *offset* of a shard; *window* holds its bytes from *low* on."""
     return window[offset - low : offset - low + size]
 
 

@@ -99,7 +99,7 @@ class Places(NamedTuple):
         return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers)
 
     def keep(self, kept: np.ndarray) -> Places:
-        """Return the places of the samples *kept*, none of which has failed, and whose headers have been compared."""
+        """Return the places of the samples *kept*, which have not failed and whose headers have been compared."""
         return Places(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
 
 

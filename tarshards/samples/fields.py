@@ -50,7 +50,7 @@ class FieldNames:
         return map(";".join, self.alternatives)
 
     def lacking(self, known: Container[str]) -> tuple[str, ...] | None:
-        """Return the first alternatives of which none is *known*, None if there are no such."""
+        """Return the first alternatives without a *known* name, None if all have one."""
         there = (any(name in known or is_reserved(name) for name in each) for each in self.alternatives)
         return next((each for each, found in zip(self.alternatives, there) if not found), None)
 

@@ -15,7 +15,7 @@ from tarshards.storage.manifest import SUFFIX, without_counts
 from tarshards.storage.streams import failure, is_missing
 
 INDEX = ".index"  # how much longer the name of a shard's index is
-FORMAT = "tarshards-index"  # the first entry of an index, the map of which has less than 16
+FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 

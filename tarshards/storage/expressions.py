@@ -85,7 +85,7 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
 
 
 def _split(spec: str) -> Iterator[str]:
-    """Yield the parts of *spec* between `::`, of which a chain of fsspec is one.
+    """Yield the parts of *spec* between `::`; a chain of fsspec is one part.
 
     >>> list(_split("a.tar::simplecache::http://host/b.tar::pipe:ssh host 'std::cat'"))
     ['a.tar', 'simplecache::http://host/b.tar', "pipe:ssh host 'std::cat'"]
