@@ -39,8 +39,8 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
     found = find_header(read, begin, offset)
     if found is not None and found[1] == size and split_name(found[0]) == (key, field):
         return
-    there = "no header of it" if found is None else f"{found[0]!r} of {found[1]} bytes"
-    reason = f"stale index: it has {size} bytes of this member here, the shard {there}; rebuild it with `tarindex`"
+    there = "no sound header" if found is None else f"{found[0]!r} of {found[1]} bytes"
+    reason = f"stale index: it says {size} bytes, and here is {there}; rebuild it with `tarindex`"
     raise ShardIndexError(reason, url=url, offset=offset - BLOCK, key=key, field=field)
 
 

@@ -217,7 +217,7 @@ def test_an_extended_header_far_before_its_member_counts(tmp_path, size):
     write(path, [Entry("a.bin", data[:-extended]), entry, Entry("c.cls", b"2")], "pax")
     with LocalRanges(str(path), "a.tar") as ranges:
         assert path.read_bytes().index(b"b.cls\0") == index.offset[1] - 512
-        with pytest.raises(ShardIndexError, match=r"b\.cls: stale index.*the shard 'z\.cls' of 1 bytes"):
+        with pytest.raises(ShardIndexError, match=r"b\.cls: stale index.*here is 'z\.cls' of 1 bytes"):
             check_header(ranges.read, index, 1, url="a.tar")
         check_header(ranges.read, index, 2, url="a.tar")
 

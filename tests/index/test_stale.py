@@ -220,8 +220,8 @@ def test_indexed_shards_refuse_a_label_that_grew(grown, twin):
         (ShardIndexError, key, "cls") for key in CHANGED
     ]
     assert str(errors[0]) == (
-        f"{grown}: offset {errors[0].offset}: 0009.cls: stale index: it has 1 bytes of this member here, "
-        "the shard '0009.cls' of 2 bytes; rebuild it with `tarindex`"
+        f"{grown}: offset {errors[0].offset}: 0009.cls: stale index: it says 1 bytes, and here is "
+        "'0009.cls' of 2 bytes; rebuild it with `tarindex`"
     )
     assert Path(grown).read_bytes()[errors[0].offset :].startswith(b"0009.cls\0")
     assert [key for key, *_ in cls_alone(grown)[0]] == [key for key, _ in RIGHT]
@@ -344,7 +344,7 @@ def test_a_damaged_header_costs_its_own_sample(tmp_path, twin):
     found, errors = by_access(str(path))
     assert [int(data) for _, _, data in found] == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [str(error) for error in errors] == [
-        f"{path}: offset {header}: 4.cls: stale index: it has 1 bytes of this member here, the shard no header of it; "
+        f"{path}: offset {header}: 4.cls: stale index: it says 1 bytes, and here is no sound header; "
         "rebuild it with `tarindex`"
     ]
 

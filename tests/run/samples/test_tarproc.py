@@ -39,7 +39,7 @@ def test_failing_samples_go_to_quarantine(make_tar, tarproc, tmp_path):
     line = ("-e", "skip", "--on-error", "quarantine=bad.tar", "-c", "test $TAR_INDEX != 3")
     status, errors = tarproc(*line, make_tar(9), "-o", "out.tar")
     assert status == 1
-    assert "quarantined      1" in errors
+    assert "failed           1 samples" in errors
     assert [sample["__key__"] for sample in read_samples(tmp_path / "bad.tar")] == ["0003"]
 
 
