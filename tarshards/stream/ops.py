@@ -18,7 +18,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import DecodeError, OpError, SampleError
-from tarshards.parallel import EventLoop, is_coroutine_function, refuse_async, settled_map
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
@@ -41,7 +40,7 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
     >>> list(map([1, 2], str))
     ['1', '2']
     """
-    refuse_async(function, "map")
+    _refuse_async(function, "map")
     handle = _handler(on_error)
     for sample in samples:
         try:
@@ -61,7 +60,7 @@ def filter(
     >>> list(filter(range(5), lambda x: x % 2))
     [1, 3]
     """
-    refuse_async(predicate, "filter")
+    _refuse_async(predicate, "filter")
     pairs = map(samples, lambda sample: (sample, predicate(sample)), on_error=on_error)
     return (sample for sample, wanted in pairs if wanted)
 
@@ -76,7 +75,7 @@ def map_fields(
     [{'x': '1', 'y': 2}]
     """
     for function in functions.values():
-        refuse_async(function, "map_fields")
+        _refuse_async(function, "map_fields")
     return map(samples, partial(_map_fields, functions), on_error=on_error)
 
 
@@ -154,7 +153,7 @@ def _op_error(error: Exception, sample: Any) -> OpError:
 
 
 def _handler(on_error: OnError | None) -> OnError:
-    refuse_async(on_error, "on_error=")
+    _refuse_async(on_error, "on_error=")
     return _raise_cause if on_error is None else on_error
 
 
@@ -181,7 +180,7 @@ def decode(
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
     """
-    refuse_async(on_error, "on_error=")
+    _refuse_async(on_error, "on_error=")
     for sample in samples:
         field = ""
         decoded = {}
@@ -213,7 +212,7 @@ def batched(
     """
     if size < 1:
         raise ValueError(f"a batch holds at least 1 sample, not {size}")
-    refuse_async(collate, "batched")
+    _refuse_async(collate, "batched")
     return _batched(samples, size, collate, partial)
 
 
@@ -321,6 +320,12 @@ def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, 
     return builtins.enumerate(samples, start)
 
 
+def _refuse_async(function: Any, caller: str) -> None:
+    from tarshards.parallel import refuse_async  # which loads concurrent.futures: longer than a tool takes to start
+
+    refuse_async(function, caller)
+
+
 @op(per_sample=True, one_for_one=True, context=("on_error",))
 def async_map(
     samples: Iterable[Any],
@@ -344,6 +349,8 @@ def async_map(
         raise ValueError(f"async_map needs at least 1 worker, not {workers}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
+    from tarshards.parallel import is_coroutine_function
+
     if executor is not None and is_coroutine_function(function):
         raise TypeError("an async function runs on an event loop of its own; leave out executor=")
     return _async_map(samples, function, workers, executor, ordered, _handler(on_error))
@@ -358,6 +365,8 @@ def _async_map(
     handle: OnError,
 ) -> Iterator[Any]:
     from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+
+    from tarshards.parallel import EventLoop, is_coroutine_function, settled_map
 
     with ExitStack() as stack:
         if is_coroutine_function(function):
@@ -408,7 +417,7 @@ class Rate(NamedTuple):
 @op(resumable=True, one_for_one=True, instead="measure the loop over the loader")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
-    refuse_async(callback, "monitor")
+    _refuse_async(callback, "monitor")
     begun = last = time.perf_counter()
     number = size = last_number = last_size = 0
     for sample in samples:
