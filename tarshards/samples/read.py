@@ -124,7 +124,7 @@ def read_shard(
         if refused:
             raise
         if isinstance(error, TarError):
-            error.cost = _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
+            error.cost += _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
         ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()
@@ -213,6 +213,10 @@ def group_members(
             yield sample
         if expected is not None and delivered + refused != expected:
             raise wrong_number(delivered + refused, expected, url)
+    except TarError as error:
+        if expected is not None:
+            error.cost = f"{expected - delivered - refused} of {expected} samples lost; "
+        raise
     except GeneratorExit:
         if ledger is not None:
             ledger.count(broken_off=1)

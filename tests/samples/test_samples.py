@@ -226,3 +226,14 @@ def test_damage_is_sized_and_the_tool_that_repairs_is_named(make_shards, tmp_pat
     with pytest.raises(TarError) as caught:
         list(read_samples(urls[0]))
     assert "tarcheck" not in str(caught.value), "nothing is lost where the error is raised"
+
+
+def test_a_manifest_says_how_many_samples_a_damaged_shard_lost(make_shards, tmp_path):
+    make_shards(2, 20, index=True)
+    data = (tmp_path / "set-0001.tar").read_bytes()
+    (tmp_path / "set-0001.tar").write_bytes(data[:5120])
+    ledger = Ledger(max_errors=9)
+    samples = list(read_samples(tmp_path / "set.shards.json", on_error=ledger))
+    assert len(samples) == 22
+    [entry] = ledger.quarantined
+    assert entry.reason.endswith("; 18 of 20 samples lost; `tarcheck --repair OUT` saves the whole samples")
