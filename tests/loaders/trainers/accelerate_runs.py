@@ -11,28 +11,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from our_loaders import OURS
 from torch.utils.data import DataLoader
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, World, readers
+from tarshards import ShardDataset, World
 from tarshards.errors import WorldError
 
 STEPS = 4  # of gradient accumulation
-
-
-def shard_loader(urls: str, size: int, **options: Any) -> ShardLoader:
-    return ShardLoader(ShardDataset(urls, shuffle=True, **options).decode(), size)
-
-
-def with_workers(urls: str, size: int, **options: Any) -> ShardLoader:
-    return ShardLoader(ShardDataset(urls, shuffle=True, **options).decode(), size, num_workers=2)
-
-
-def array_loader(urls: str, size: int, **options: Any) -> ArrayLoader:
-    data = Stream.from_shards(urls, shuffle=True, **options)
-    return ArrayLoader(data, size, fields={"cls": readers.integer()}, device="cpu")
-
-
-OURS = [shard_loader, with_workers, array_loader]
 
 
 class Training:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from our_loaders import OURS
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, readers
+from tarshards import ShardDataset
 
 EPOCHS = 3
 QUIET = {
@@ -25,19 +26,6 @@ QUIET = {
 }
 
 
-def shard_loader(urls: str, size: int, **options: Any) -> ShardLoader:
-    return ShardLoader(ShardDataset(urls, shuffle=True, **options).decode(), size)
-
-
-def with_workers(urls: str, size: int, **options: Any) -> ShardLoader:
-    return ShardLoader(ShardDataset(urls, shuffle=True, **options).decode(), size, num_workers=2)
-
-
-def array_loader(urls: str, size: int, **options: Any) -> ArrayLoader:
-    data = Stream.from_shards(urls, shuffle=True, **options)
-    return ArrayLoader(data, size, fields={"cls": readers.integer()}, device="cpu")
-
-
 def torchs_loader(urls: str, size: int, **options: Any) -> DataLoader:
     """Without a length: torch's does not count the short batches of each worker, and Lightning stops at it."""
     data = ShardDataset(urls, shuffle=True, **options).decode().batched(size)
@@ -46,9 +34,6 @@ def torchs_loader(urls: str, size: int, **options: Any) -> DataLoader:
 
 def torchdatas_loader(urls: str, size: int, **options: Any) -> StatefulDataLoader:
     return StatefulDataLoader(ShardDataset(urls, shuffle=True, **options).decode(), batch_size=size)
-
-
-OURS = [shard_loader, with_workers, array_loader]
 
 
 class Model(pl.LightningModule):

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from accelerate import Accelerator
 from accelerate.state import GradientState
-from accelerate_runs import OURS, STEPS, Training, array_loader, resumed, shard_loader
+from accelerate_runs import STEPS, Training, resumed
+from our_loaders import OURS, array_loader, shard_loader
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 

@@ -7,19 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import pytorch_lightning as pl
-from lightning_runs import (
-    EPOCHS,
-    OURS,
-    QUIET,
-    Model,
-    Saving,
-    array_loader,
-    fit,
-    shard_loader,
-    torchdatas_loader,
-    torchs_loader,
-    with_workers,
-)
+from lightning_runs import EPOCHS, QUIET, Model, Saving, fit, torchdatas_loader, torchs_loader
+from our_loaders import OURS, array_loader, shard_loader, with_workers
 
 from tarshards import Ledger
 from tarshards.errors import StateError
