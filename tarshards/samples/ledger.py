@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections import Counter
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tarshards.errors import AuditError
-
-log = logging.getLogger("tarshards")
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
@@ -361,7 +358,10 @@ class Ledger:
 def warn_of_nothing(tally: Tally) -> None:
     """Log a warning where filters have left none of the samples that were read."""
     if tally.samples and tally.filtered and not tally.delivered and not tally.in_flight:
+        import logging
+
         filters = ", ".join(f"{name} left out {count}" for name, count in sorted(tally.filtered.items()))
+        log = logging.getLogger("tarshards")
         log.warning("no sample of this epoch was delivered: of %d read, %s", tally.samples, filters)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import NamedTuple
 
 from tarshards.errors import OpenError, SampleError
@@ -50,6 +49,8 @@ def read_tree(
 
 def tree_digest(folder: str) -> str:
     """Return a digest of the names, sizes and times of the files that ``read_tree`` reads."""
+    from hashlib import blake2b  # which loads OpenSSL, in longer than a tool takes to read its options
+
     digest = blake2b(digest_size=10)
     for entry in _walk(folder, "", Counter()):
         for field, path in sorted(entry.paths.items()):
