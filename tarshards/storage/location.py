@@ -117,7 +117,7 @@ class Location:
 
     @cached_property
     def links(self) -> list[str]:
-        """The parts of a chain of fsspec, of which each reads what the next one names; else just the URL.
+        """The parts of a chain of fsspec, each reading what the next one names; else just the URL.
 
         >>> Location("zip://a.tar::simplecache::s3://bucket/all.zip").links
         ['zip://a.tar', 'simplecache', 's3://bucket/all.zip']

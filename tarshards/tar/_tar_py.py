@@ -174,7 +174,7 @@ def walk(
     maximum size of a member; *split* splits a name into key and field, or returns None. *concatenated* says that other
     archives may follow the first.
 
-    Returns ``(keys, fields, (sample, field, offset, size, twice), archives)``, the last of which is their number.
+    Returns ``(keys, fields, (sample, field, offset, size, twice), archives)``; *archives* is their number.
     Adjacent members with the same key form a sample. The arrays have one little-endian number per member: uint32, the
     position of its sample in *keys*; uint16, the low bits of the position of its field in *fields*; uint64, the offset
     of its data; uint64, its size in bytes. *twice* lists, as uint32, the numbers of the members whose field occurred in

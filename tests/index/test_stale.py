@@ -153,7 +153,7 @@ def compare(found: Found, errors: list[Exception], held: dict[tuple[str, str], b
 
 
 def unchanged(path: Path) -> set[str]:
-    """The keys of the samples of which all members lie where the index says."""
+    """The keys of the samples whose members all lie where the index says."""
     index = Index.load(str(path))
     with suppress(TarshardsError):
         new = build_index(str(path))
@@ -191,7 +191,7 @@ def test_a_rewritten_shard_gives_what_it_holds_over_http(tmp_path):
 
 @pytest.fixture
 def grown(tmp_path) -> str:
-    """A shard of 1,000 samples, of which each tenth class was corrected from 9 to 10 after the shard was indexed."""
+    """A shard of 1,000 samples; each tenth class was corrected from 9 to 10 after the shard was indexed."""
     path = tmp_path / "grown.tar"
 
     def entries(last: int) -> Iterator[Entry]:
