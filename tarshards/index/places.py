@@ -204,7 +204,7 @@ class MappedPlaces:
                 failures.setdefault(i, fault or _missing(term.alternatives, self.names[shards[i]], keys[i]))
         rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
         known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
-        headers = None if self._compared.all() else Headers(self, shards, number)
+        headers = None if self._compared[number].all() else Headers(self, shards, number)
         return Places(keys, list(known), failures, headers)
 
     def find_stale(self, headers: Headers) -> Failures:

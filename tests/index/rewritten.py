@@ -94,7 +94,7 @@ def contents(path: Path) -> dict[tuple[str, str], bytes]:
 
 
 def rewrite(entries: list[Entry], rng: random.Random) -> list[Entry]:
-    """Return other entries of which many lie where the old ones lay."""
+    """Return other entries; many lie where the old ones lay."""
     entries = list(entries)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(entries))

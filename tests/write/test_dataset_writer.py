@@ -104,7 +104,7 @@ def a_sample(number: int, cls: int = 1):
 
 
 def rows(change=None, *, count: int = 600, stop: int | None = None):
-    """Samples, of which item *stop* cannot be read, and with *change* others at those numbers."""
+    """Samples whose item *stop* cannot be read, with others at the numbers in *change*."""
     for number in range(count):
         if number == stop:
             raise ValueError("broken")

@@ -39,7 +39,7 @@ OUT = "out-000000.tar"
 
 
 def samples(cls: int, count: int = COUNT):
-    """Samples of which those in the middle have the class *cls*; the archive has one size for classes 0 to 999."""
+    """Samples; those in the middle have the class *cls*, and the archive has one size for classes 0 to 999."""
     return [{"__key__": f"{i:06d}", "cls": cls if 0 < i < count - 1 else 1, "txt": "text"} for i in range(count)]
 
 
