@@ -6,6 +6,7 @@ import gc
 from itertools import islice
 
 import pytest
+from leaving_out import fail_on_fives, nothing
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, World, readers
@@ -21,16 +22,6 @@ INDEXED = pytest.mark.parametrize("index", [True, False])
 
 def odd(sample) -> bool:
     return int(sample["cls"]) % 2 == 1
-
-
-def nothing(sample) -> bool:
-    return False
-
-
-def fail_on_fives(sample):
-    if int(sample["cls"]) % 5 == 0:
-        raise ValueError("a five")
-    return sample
 
 
 def counts(ledger: Ledger) -> tuple[int, int, int, int, int]:

@@ -6,6 +6,7 @@ import logging
 from itertools import islice
 
 import pytest
+from leaving_out import fail_on_fives, nothing
 
 from tarshards import Ledger, Stream, mix
 from tarshards.errors import AuditError
@@ -16,16 +17,6 @@ INDEXED = pytest.mark.parametrize("index", [True, False])
 
 def even(sample) -> bool:
     return int(sample["cls"]) % 2 == 0
-
-
-def nothing(sample) -> bool:
-    return False
-
-
-def fail_on_fives(sample):
-    if int(sample["cls"]) % 5 == 0:
-        raise ValueError("a five")
-    return sample
 
 
 def stream(make_shards, index: bool, **options) -> Stream:
