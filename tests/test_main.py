@@ -28,16 +28,21 @@ def test_version():
 def test_report_names_kernels_and_extras():
     text = run("-m", "tarshards")
     assert text.startswith(f"tarshards {tarshards.__version__}, Python {sys.version.split()[0]}")
-    assert "of 4 compiled" in text
+    assert f"of {len(program.KERNELS)} compiled" in text
     assert "  torch       torch " in text
     assert "bench" not in text
+
+
+def test_report_covers_every_kernel():
+    sources = {path.relative_to(ROOT / "tarshards") for path in (ROOT / "tarshards").glob("*/*.c")}
+    assert set(program.KERNELS) == {".".join(path.with_suffix("").parts) for path in sources}
 
 
 def test_report_without_kernels(monkeypatch):
     for name in program.KERNELS:
         monkeypatch.setitem(sys.modules, f"tarshards.{name}", None)
     lines = list(program.report())
-    assert lines[1] == "kernels   0 of 4 compiled"
+    assert lines[1] == f"kernels   0 of {len(program.KERNELS)} compiled"
     assert all(name in lines[2] for name in program.KERNELS)
 
 
