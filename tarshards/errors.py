@@ -1,19 +1,20 @@
 """The error tree; every error says where in the data it happened.
 
 TarshardsError
-├── UrlError         an invalid shard expression or URL (also a ValueError)
-├── OpenError        a URL that cannot be opened, or fails while it is read or written
-├── TarError         bytes that are not a complete, valid tar archive
-├── SampleError      members that do not form samples, or samples that do not form members
-├── OpError          a user's function that failed on a sample
-├── DecodeError      a field whose bytes do not decode
-├── EncodeError      a field whose value does not encode
-├── WorldError       ranks, workers and shards that do not match
-├── ShardIndexError  an index that is missing, stale or damaged
-├── StateError       a state from another dataset, version or kind of run
-└── AuditError       samples that were neither delivered nor accounted for
+├── OpenError        (OSError) a URL that cannot be opened, or fails while it is read or written
+├── UrlError         (ValueError) an invalid shard expression or URL
+├── TarError         (ValueError) bytes that are not a complete, valid tar archive
+├── SampleError      (ValueError) members that do not form samples, or samples that do not form members
+├── OpError          (ValueError) a user's function that failed on a sample
+├── DecodeError      (ValueError) a field whose bytes do not decode
+├── EncodeError      (ValueError) a field whose value does not encode
+├── WorldError       (ValueError) ranks, workers and shards that do not match
+├── ShardIndexError  (ValueError) an index that is missing, stale or damaged
+├── StateError       (ValueError) a state from another dataset, version or kind of run
+└── AuditError       (ValueError) samples that were neither delivered nor accounted for
 
-Bad arguments raise Python's own TypeError and ValueError.
+Each is also the error of Python in brackets, so that ``except OSError`` catches whatever a URL fails with. Bad
+arguments raise Python's own TypeError and ValueError.
 """
 
 from __future__ import annotations
@@ -47,52 +48,79 @@ class TarshardsError(Exception):
         super().__init__(": ".join([part for part in place if part is not None] + [reason]))
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.reason, self.url, self.offset, self.key, self.field)
+        return _rebuild, (type(self), self.args), vars(self)
 
 
-def _rebuild(kind: type[TarshardsError], reason: str, url: Any, offset: Any, key: Any, field: Any) -> TarshardsError:
-    return kind(reason, url=url, offset=offset, key=key, field=field)
+def _rebuild(kind: type[TarshardsError], arguments: tuple[Any, ...]) -> TarshardsError:
+    """Return an error with its text alone; the pickle sets the rest, notes included, as attributes."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
+
+
+class OpenError(TarshardsError, OSError):
+    """A URL that cannot be opened, or fails while it is read or written.
+
+    *errno* is that of the OSError behind it, and ENOENT where a server says that nothing is there; None where unknown.
+
+    >>> error = OpenError("no answer", url="http://host/a.tar")
+    >>> error.filename, error.strerror, error.errno
+    ('http://host/a.tar', 'no answer', None)
+    """
+
+    # OSError would change the text of an error that has its own attributes of these names.
+    errno: int | None = None
+
+    def __init__(self, reason: str, *, errno: int | None = None, **place: Any):
+        super().__init__(reason, **place)
+        self.errno = errno
+
+    @property
+    def filename(self) -> str | None:
+        """The URL, under OSError's name."""
+        return self.url
+
+    @property
+    def strerror(self) -> str:  # type: ignore[override]
+        """The reason, under OSError's name."""
+        return self.reason
 
 
 class UrlError(TarshardsError, ValueError):
     """An invalid shard expression or URL."""
 
 
-class OpenError(TarshardsError):
-    """A URL that cannot be opened, or fails while it is read or written."""
-
-
-class TarError(TarshardsError):
+class TarError(TarshardsError, ValueError):
     """Bytes that are not a complete, valid tar archive."""
 
 
-class SampleError(TarshardsError):
+class SampleError(TarshardsError, ValueError):
     """Members that do not form samples, or samples that do not form members."""
 
 
-class OpError(TarshardsError):
+class OpError(TarshardsError, ValueError):
     """A user's function that failed on a sample; its own exception is the cause."""
 
 
-class DecodeError(TarshardsError):
+class DecodeError(TarshardsError, ValueError):
     """A field whose bytes do not decode."""
 
 
-class EncodeError(TarshardsError):
+class EncodeError(TarshardsError, ValueError):
     """A field whose value does not encode."""
 
 
-class WorldError(TarshardsError):
+class WorldError(TarshardsError, ValueError):
     """Ranks, workers and shards that do not match."""
 
 
-class ShardIndexError(TarshardsError):
+class ShardIndexError(TarshardsError, ValueError):
     """An index that is missing, stale or damaged."""
 
 
-class StateError(TarshardsError):
+class StateError(TarshardsError, ValueError):
     """A state from another dataset, version or kind of run."""
 
 
-class AuditError(TarshardsError):
+class AuditError(TarshardsError, ValueError):
     """Samples that were neither delivered nor accounted for."""

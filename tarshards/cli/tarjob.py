@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import click
 from click.core import ParameterSource
 
-from tarshards.cli._common import UNITS, Program, Size, say
+from tarshards.cli._common import UNITS, Program, Size, say, usage_errors
+from tarshards.errors import OpenError, StateError, TarshardsError, UrlError
 
 BACKENDS = ("local", "slurm", "kubernetes")
 #: The options that only some backends have.
@@ -150,6 +151,10 @@ def _run(**options: Any) -> None:
         if dry_run:
             local = backend == "local"
             text = _preview(plan) if local else make_scheduler(backend, wanted, folder).preview(plan)
+    except UrlError as error:  # the items are words of the command line
+        raise click.UsageError(str(error)) from error
+    except TarshardsError:
+        raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if dry_run:
@@ -157,10 +162,8 @@ def _run(**options: Any) -> None:
         return
     if backend == "local":
         _run_here(plan, folder, wanted, quiet=quiet)
-    try:
+    with usage_errors():
         status = submit(plan, folder, backend, wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     if status.ended:
         _finish(plan, status, [], quiet)
     if wait:
@@ -178,7 +181,6 @@ def _check_known(backend: str) -> None:
 def _grouped(plan: Any, group: str | None) -> Any:
     if group is None:
         return plan
-    from tarshards.errors import OpenError
     from tarshards.run.jobs.job_plan import group_tasks
     from tarshards.storage.location import Location, look_up
 
@@ -259,7 +261,6 @@ def _code(status: Any) -> int:
 
 
 def _folder(name: str | None) -> Any:
-    from tarshards.errors import StateError
     from tarshards.run.jobs.job_folder import JobFolder, names
 
     known = names()
@@ -313,7 +314,6 @@ def retry(name: str | None, wait: bool, quiet: bool) -> None:
 @click.argument("items", nargs=-1)
 def logs(name: str | None, items: tuple[str, ...]) -> None:
     """Print the logs of ITEMS of the job NAME, given by value or number; by default of those that failed."""
-    from tarshards.errors import StateError
     from tarshards.run.jobs.scheduler import log_of
     from tarshards.run.jobs.status import survey
 

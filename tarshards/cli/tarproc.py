@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, say, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    say,
+    tool,
+    usage_errors,
+)
 from tarshards.errors import OpError
 from tarshards.storage.location import Location
 from tarshards.write.shards import write_samples
@@ -93,7 +102,7 @@ def main(
 
     policy = failed or ("abort" if halt is None else "skip")
     failures = _Failures(source)
-    try:
+    with usage_errors():
         rule = Halt.parse(halt) if halt is not None else None
         outputs = map_command(
             source,
@@ -107,8 +116,6 @@ def main(
             state=state,
             retry_failed=resume_failed,
         )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     try:
         with closing(outputs):  # type: ignore[type-var]
             write_samples(outputs, output, allow_pipe=True)

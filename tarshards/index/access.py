@@ -145,8 +145,9 @@ class IndexedShards(SampleReader, Sequence[Sample]):
 
     def find(self, key: str) -> int:
         """Return the place of the first sample with this key; raise KeyError where there is none."""
+        place = self.shards.table.find(key)
         try:
-            return self._range.index(self.shards.table.find(key))
+            return self._range.index(place)
         except ValueError:
             raise KeyError(key) from None
 

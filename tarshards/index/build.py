@@ -73,6 +73,8 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
     try:
         reads = REMOTE if ranges.remote else LOCAL
         found = walk(source, ranges.size, reads, MEMBER_LIMIT, split_name, concatenated)
+    except OpenError:
+        raise
     except OSError as error:
         raise failure(error, ranges.name) from error
     if found is None:

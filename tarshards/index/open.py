@@ -79,10 +79,10 @@ class OpenShard:
             while undecided >= 0:
                 self._decide(undecided)
                 undecided = self._fill(result, self._fields, sample, undecided + 1)
-        except (OSError, OpenError) as error:
+        except OSError as error:
             offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
-            reason = getattr(error, "reason", None) or str(error)
-            raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample]) from error
+            reason = error.strerror or str(error)
+            raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
         return result
 
     def take(self, member: int) -> bytes:

@@ -163,6 +163,8 @@ class Index:
             faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
             index = cls(shard["size"], shard["fingerprint"], *named, shard.get("archives", 1), faults)
             problem = _inconsistency(index)
+        except ShardIndexError:
+            raise
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
         if problem:

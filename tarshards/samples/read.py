@@ -23,6 +23,7 @@ from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import failure
 from tarshards.tar.read import ArchiveEnd, Member, read_members
 
 #: What reading does at damage: end the shard, or continue at the next sound header.
@@ -143,7 +144,7 @@ def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
 
 
 def _open_error(cause: OSError, url: str) -> OpenError:
-    error = OpenError(cause.strerror or str(cause), url=url)
+    error = failure(cause, url)
     error.__cause__ = cause
     return error
 

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tarshards.errors import OpenError, SampleError
+from tarshards.errors import SampleError
 from tarshards.samples.fields import split_fields
 from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.samples.lines import checked
+from tarshards.storage.streams import failure
 
 MISSING = "fail", "skip", "ignore"
 
@@ -57,7 +58,7 @@ def tree_digest(folder: str) -> str:
             try:
                 status = os.stat(path)
             except OSError as error:
-                raise OpenError(error.strerror or str(error), url=path) from error
+                raise failure(error, path) from error
             line = f"{entry.key}\0{field}\0{status.st_size}\0{status.st_mtime_ns}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -141,7 +142,7 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
-        raise OpenError(error.strerror or str(error), url=folder) from error
+        raise failure(error, folder) from error
 
 
 def read_file(path: str) -> bytes:
@@ -150,4 +151,4 @@ def read_file(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except (OSError, ValueError) as error:
-        raise OpenError(getattr(error, "strerror", None) or str(error), url=path) from error
+        raise failure(error, path) from error

@@ -89,11 +89,10 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBa
             stream.seek(-len(head), os.SEEK_CUR)
         else:
             stream = Prefixed(head, stream, url)
-    except OSError as exc:
+    except BaseException as exc:
         stream.close()
-        raise failure(exc, url) from exc
-    except BaseException:
-        stream.close()
+        if isinstance(exc, OSError) and not isinstance(exc, OpenError):
+            raise failure(exc, url) from exc
         raise
     compression = find_compression(head)
     return stream if compression is None else Decompressed(stream, compression, url, max_ratio)
@@ -183,6 +182,8 @@ class Decompressed(InputStream):
     def _take(self) -> bytes:
         try:
             data = self._stream.read(_FEED) or b""
+        except OpenError:
+            raise
         except OSError as exc:
             raise failure(exc, self.name, self._taken) from exc
         self._taken += len(data)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from tarshards.errors import OpenError, UrlError
+from tarshards.errors import UrlError
 from tarshards.storage.beside import INDEX
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
+from tarshards.storage.streams import failure
 
 #: A shard expression, or any nesting of them.
 Spec = str | os.PathLike[str] | Iterable["Spec"]
@@ -123,7 +124,7 @@ def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
         with open(path, encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
     except OSError as exc:
-        raise OpenError(exc.strerror or str(exc), url=f"@{path}") from exc
+        raise failure(exc, f"@{path}") from exc
     except UnicodeDecodeError as exc:
         raise UrlError("a list file is UTF-8 text, one spec a line", url=f"@{path}") from exc
     for line in lines:

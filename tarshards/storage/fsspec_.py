@@ -14,7 +14,7 @@ from typing import Any
 from tarshards.errors import OpenError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.streams import InputStream, OutputStream, spooled
+from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -171,7 +171,7 @@ def failed(exc: Exception, location: Location, offset: int | None = None) -> Ope
         reason = CHANGED
     else:
         reason = location.words(exc)
-    return OpenError(reason, url=location.name, offset=offset)
+    return OpenError(reason, url=location.name, offset=offset, errno=errno_of(exc))
 
 
 class StoreInput(InputStream):

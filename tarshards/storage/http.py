@@ -22,7 +22,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.redaction import without_userinfo
-from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
+from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -173,6 +173,8 @@ class Patience:
         while True:
             try:
                 result = action()
+            except OpenError:  # which waiting does not help
+                raise
             except (OSError, http.client.HTTPException) as exc:
                 self.failures += 1
                 if not _may_pass(exc) or self.failures > self.retries:
@@ -189,7 +191,7 @@ class Patience:
             reason = status_of(exc, self.location)
         reason = ", ".join([reason, *getattr(exc, "__notes__", [])])
         tried = f" (attempt {self.failures})" if self.failures > 1 else ""
-        return OpenError(reason + tried, url=self.location.name, offset=offset)
+        return OpenError(reason + tried, url=self.location.name, offset=offset, errno=errno_of(exc))
 
 
 def _may_pass(exc: BaseException) -> bool:

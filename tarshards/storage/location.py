@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
-from tarshards.storage.streams import is_missing, says_missing, words
+from tarshards.storage.streams import errno_of, failure, is_missing, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -201,7 +201,7 @@ class Location:
     def safe(self, exc: BaseException) -> BaseException:
         """Return *exc*, or where its text or that of what caused it shows credentials, one that says it without them.
 
-        It is as missing as *exc* is: see ``is_missing``.
+        It has the errno of *exc*.
         """
         from traceback import TracebackException
 
@@ -209,7 +209,8 @@ class Location:
         if self.redacted(text) == text:
             return exc
         said = f"{type(exc).__name__}: {self.words(exc)}"
-        stand_in = FileNotFoundError(said) if says_missing(exc) else OSError(said)
+        stand_in = OSError(said)
+        stand_in.errno = errno_of(exc)
         return stand_in.with_traceback(exc.__traceback__)
 
     @property
@@ -380,8 +381,8 @@ class Location:
         if folder:
             try:
                 os.makedirs(folder, exist_ok=True)
-            except OSError as error:
-                raise OpenError(error.strerror or str(error), url=folder) from error
+            except (OSError, ValueError) as error:
+                raise failure(error, folder) from error
 
 
 class Transport:

@@ -27,11 +27,13 @@ def digest_of(*parts: Any) -> str:
 def read_marker(url: str | Location) -> Record | None:
     """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be told."""
     try:
-        record = json.loads(Location.of(url).read(MAX_BYTES))
+        text = Location.of(url).read(MAX_BYTES)
     except OpenError as error:
         if is_missing(error):
             return None
         raise
+    try:
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tarshards.errors import OpenError, TarshardsError
+from tarshards.errors import TarshardsError
 from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import failure
 
 PIECE = 1 << 20  # bytes copied at once
 
@@ -56,7 +57,7 @@ def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[Pla
         except TarshardsError as caught:
             error = caught
         except OSError as caught:
-            error = OpenError(caught.strerror or str(caught), url=name)
+            error = failure(caught, name)
             error.__cause__ = caught
         copy.flush()
         if error is not None and not copy.tell():

@@ -70,7 +70,7 @@ class OutputStream(io.RawIOBase):
             raise ValueError("write to a closed stream")
         try:
             self._write(data)
-        except BrokenPipeError:
+        except (BrokenPipeError, OpenError):
             raise
         except OSError as exc:
             raise failure(exc, self.name) from exc
@@ -85,7 +85,7 @@ class OutputStream(io.RawIOBase):
                     step()
         except BaseException as exc:
             self.abort()
-            if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError):
+            if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError | OpenError):
                 raise failure(exc, self.name) from exc
             raise
         super().close()
@@ -146,17 +146,22 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
     >>> failure(FileNotFoundError("x"), "memory://x")
     OpenError('memory://x: No such file or directory')
     """
-    return OpenError(words(exc), url=url, offset=offset)
+    return OpenError(words(exc), url=url, offset=offset, errno=errno_of(exc))
 
 
 def is_missing(error: OpenError) -> bool:
     """Say whether *error* means that there is nothing at its URL, rather than that it cannot be reached."""
-    return says_missing(error.__cause__)
+    return error.errno == errno.ENOENT
 
 
-def says_missing(exc: BaseException | None) -> bool:
-    """Say whether *exc* is of a file, or of an answer of a web server, that says that there is nothing."""
-    return isinstance(exc, FileNotFoundError) or getattr(exc, "code", None) in (404, 410)
+def errno_of(exc: BaseException) -> int | None:
+    """Return the errno of *exc*, None if it has none; that of a web server's answer that nothing is there is ENOENT."""
+    if isinstance(reason := getattr(exc, "reason", None), BaseException):
+        return errno_of(reason)
+    if isinstance(exc, FileNotFoundError) or getattr(exc, "code", None) in (404, 410):
+        return errno.ENOENT
+    number = getattr(exc, "errno", None)
+    return number if isinstance(number, int) else None
 
 
 def words(exc: BaseException) -> str:

@@ -60,9 +60,10 @@ def read_sources(url: str) -> list[Source]:
 
     yaml = require("yaml", extra="yaml")
     location = Location.of(url)
+    text = location.read()
     with located(location.name):
         try:
-            found = yaml.safe_load(location.read())
+            found = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
         if isinstance(found, dict) and found.keys() == {"sources"}:

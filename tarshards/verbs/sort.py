@@ -26,6 +26,7 @@ from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import failure
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
@@ -163,8 +164,10 @@ def read_loose_members(
             with open_shard(shard.url, allow_pipe=allow_pipe) as stream:
                 for member in read_members(stream, url=name, concatenated=joined, ledger=ledger):
                     yield name, member
+        except OpenError:
+            raise
         except OSError as error:
-            raise OpenError(error.strerror or str(error), url=name) from error
+            raise failure(error, name) from error
         ledger.count(shards=1)
 
 
@@ -299,7 +302,8 @@ class _Spill:
         try:
             self.file = tempfile.TemporaryFile(dir=self.tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
         except OSError as error:
-            raise OpenError(f"cannot create a temporary file: {error.strerror}", url=self.tmpdir) from error
+            reason = f"cannot create a temporary file: {error.strerror}"
+            raise OpenError(reason, url=self.tmpdir, errno=error.errno) from error
 
     def add(self, run: Iterable[tuple[Any, bytes]]) -> None:
         """Append a run, sorted pairs of a key and a record."""
@@ -311,7 +315,8 @@ class _Spill:
                 self.largest = max(self.largest, len(record))
             self.file.flush()
         except OSError as error:
-            raise OpenError(f"cannot write a temporary file: {error.strerror}", url=self.tmpdir) from error
+            reason = f"cannot write a temporary file: {error.strerror}"
+            raise OpenError(reason, url=self.tmpdir, errno=error.errno) from error
         if self.size > begin:
             self.runs.append((begin, self.size))
 

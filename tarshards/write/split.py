@@ -203,7 +203,8 @@ class ShardCommand:
             try:
                 os.unlink(Location.of(shard).path or shard)
             except OSError as error:
-                raise OpenError(f"cannot delete: {error.strerror}", url=Location.of(shard).name) from error
+                name = Location.of(shard).name
+                raise OpenError(f"cannot delete: {error.strerror}", url=name, errno=error.errno) from error
 
     def close(self) -> None:
         """Wait for all commands; raise OpError for the first that failed."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tarshards.errors import OpenError, StateError
+from tarshards.errors import StateError
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.storage.markers import read_marker, write_marker
+from tarshards.storage.streams import failure
 
 ROOT = ".tarjob"
 
@@ -42,7 +43,7 @@ class JobFolder:
         try:
             os.makedirs(f"{self.path}/logs", exist_ok=True)
         except OSError as error:
-            raise OpenError(error.strerror or str(error), url=self.path) from error
+            raise failure(error, self.path) from error
         self.write("plan.json", plan.dumps())
         write_marker(f"{self.path}/job.json", record)
 

@@ -25,7 +25,8 @@ class Scratch:
         try:
             self.path = tempfile.mkdtemp(prefix=f"tarproc-{os.getpid()}-", dir=folder)
         except OSError as error:
-            raise OpenError(f"no scratch directory can be made here: {error.strerror}", url=folder) from error
+            reason = f"no scratch directory can be made here: {error.strerror}"
+            raise OpenError(reason, url=folder, errno=error.errno) from error
         # No environment, so that no guard takes this one for a child of its tarproc.
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.path],

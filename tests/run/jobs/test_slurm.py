@@ -56,7 +56,8 @@ def test_an_array_that_is_preempted_requeued_and_failed(slurm, tarjob, shards):
     job = job_id()
     until(lambda: {"00", "01"} <= set(began()), slurm.log)
     assert tarjob("status")[0] == 3
-    assert "words is already running" in tarjob(*LINE)[2]
+    code, _, errors = tarjob(*LINE)
+    assert (code, "words is already running" in errors) == (1, True)
     # All four cores for somebody more important; then one task back into the queue by hand.
     call("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 0.3")
     until(lambda: began()["00"] == began()["01"] == 2, slurm.log)
