@@ -19,6 +19,7 @@ from tarshards.errors import TarshardsError
 
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
+    from tarshards.samples.ledger import Ledger
     from tarshards.storage.manifest import Shard
     from tarshards.write.shards import TarWriter
 
@@ -30,9 +31,9 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 class Program(click.Command):
     """A click command that runs as a Unix program.
 
-    Exit codes: 0 done; 1 the data failed or something was lost, which stderr tells; 2 the command line is wrong; 130
-    interrupted, 143 terminated, after cleaning up. When the reader of stdout has gone away the program ends quietly,
-    killed by SIGPIPE.
+    Exit codes: 0 done, and no more was lost than --on-error and --max-errors allow, which stderr tells; 1 the data
+    failed, or more was lost; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. When the
+    reader of stdout has gone away the program ends quietly, killed by SIGPIPE.
     """
 
     def main(self, args: Any = None, *_: Any, standalone_mode: bool = True, **options: Any) -> Any:
@@ -129,8 +130,8 @@ class Input:
         slice_: slice | None,
         fields: str | None,
         ignore_zeros: bool,
-        on_error: str,
-        max_errors: float | None,
+        on_error: str | None,
+        max_errors: int | None,
         quiet: bool,
         verbose: bool,
     ):
@@ -146,12 +147,14 @@ class Input:
             import logging
 
             logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-        policy, _, target = on_error.partition("=")
+        policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
         known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
         refuse(not known, "--on-error is fail, skip or quarantine=TAR")
-        refuse(policy == "fail" and max_errors is not None, "--max-errors requires --on-error skip or quarantine=TAR")
-        forgiving = float("inf") if max_errors is None else max_errors
-        self.ledger = Ledger(max_errors=0 if policy == "fail" else forgiving)
+        refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
+        self.max_errors, self.goes_on = max_errors, policy != "fail"
+        allowed = float("inf") if max_errors is None else max_errors
+        self.ledger = Ledger(max_errors=allowed if self.goes_on else 0, on_error=self.note)
+        self.first: Exception | None = None  # of all losses
         self._target = target
         self._rejected: TarWriter | None = None
 
@@ -201,10 +204,18 @@ class Input:
 
         return holds
 
-    def reject(self, sample: Sample, error: Exception) -> None:
-        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine."""
-        self.ledger.fail(error)
-        self.ledger.count(failed=1)
+    def note(self, error: Exception) -> None:
+        """Remember the first of the errors that cost something."""
+        self.first = self.first or error
+
+    def reject(self, sample: Sample, error: Exception, ledger: Ledger | None = None) -> None:
+        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine.
+
+        The counts go to *ledger*, by default ours.
+        """
+        ledger = ledger or self.ledger
+        ledger.fail(error)
+        ledger.count(failed=1)
         if self._target:
             from tarshards.write.shards import TarWriter
 
@@ -212,8 +223,15 @@ class Input:
                 self._rejected = TarWriter(self._target)
             self._rejected.write(sample)
 
+    def too_many(self, error: TarshardsError) -> TarshardsError:
+        """Return the *error* that ends the run, which names the first one where there were more than --max-errors."""
+        losses = len(self.ledger.quarantined)
+        if self.max_errors is None or losses <= max(1, self.max_errors):
+            return error
+        return TarshardsError(f"{losses} errors, but --max-errors allows {self.max_errors}; the first: {self.first}")
+
     def close(self, *, failed: bool) -> None:
-        """Finish the quarantine's tar and report what was skipped and lost; exit with 1 if anything was lost."""
+        """Finish the quarantine's tar, and report what was skipped and lost."""
         if self._rejected is not None:
             self._rejected.close()
         for reason, count in sorted(self.ledger.skipped.items()):
@@ -221,7 +239,6 @@ class Input:
                 say(f"skipped {count} members: {reason}")
         if self.ledger.quarantined and not failed:
             click.echo(str(self.ledger), err=True)
-            sys.exit(1)
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -272,6 +289,8 @@ def reads_samples(
         try:
             result = command(source=source, **values)
             failed = False
+        except TarshardsError as error:
+            raise source.too_many(error) from error
         finally:
             source.close(failed=failed)
         return result
@@ -283,8 +302,8 @@ def reads_samples(
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
         click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
-        click.option("--on-error", default="fail", metavar="fail|skip|quarantine=TAR", help="What to do on bad data."),
-        click.option("--max-errors", type=click.IntRange(min=0), help="Fail after all if there are more."),
+        click.option("--on-error", metavar="fail|skip|quarantine=TAR", help="What to do on bad data.  [default: fail]"),
+        click.option("--max-errors", type=click.IntRange(min=0), help="Skip up to this many errors; fail on more."),
         quiet_option,
         click.option(*verbose, "verbose", is_flag=True, help="Say more on stderr."),
     )(with_source)

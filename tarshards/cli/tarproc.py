@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from tarshards.cli._common import (
     usage_errors,
 )
 from tarshards.errors import OpError
+from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.write.shards import write_samples
 
@@ -30,7 +30,7 @@ WAYS = ("command", "script", "python", "server")
 @tool(
     epilog="Holds running samples and, unless --unordered, finished ones that wait for an earlier one: up to 4 per "
     "slot, or more of short ones up to 64 MB. "
-    "Exit code: the number of failed samples up to 100, 101 for more; 1 for bad data."
+    "Exit code: 0 done, with no more failures than --failed and --max-errors allow; 1 otherwise."
 )
 @partial(reads_samples, count=("--count",))
 @click.option("-c", "--command", metavar="CMD", help="Run this line of bash for each sample.")
@@ -86,7 +86,7 @@ def main(
     if sum(options[way] is not None for way in WAYS) != 1:
         raise click.UsageError("give one of -c, -s, --python and --server")
     if halt is not None and failed == "abort":
-        raise click.UsageError("--halt does not go with -e abort; use -e skip or -e keep")
+        raise click.UsageError("--halt does not go with --failed abort; use --failed skip or keep")
     resume = resume or resume_failed
     if resume and state is None:
         if not Location.of(output).is_local:
@@ -100,7 +100,7 @@ def main(
 
     from tarshards.run.samples.command import Halt, map_command
 
-    policy = failed or ("abort" if halt is None else "skip")
+    policy = failed or ("abort" if halt is None and source.max_errors is None else "skip")
     failures = _Failures(source)
     with usage_errors():
         rule = Halt.parse(halt) if halt is not None else None
@@ -120,13 +120,12 @@ def main(
         with closing(outputs):  # type: ignore[type-var]
             write_samples(outputs, output, allow_pipe=True)
     except OpError as error:
-        if rule is None or not rule.reached:
-            raise
-        say(str(error))
-        failures.exit(rule.failed)
-    if failures.count:
-        failures.exit(failures.count)
-    if state is not None:
+        if rule is not None and rule.reached and source.first is not None:
+            raise OpError(f"{error.reason}; the first: {source.first}") from error
+        raise
+    if failures.ledger is not source.ledger:
+        source.ledger.merge(failures.ledger)
+    if state is not None and not failures.count:
         with suppress(FileNotFoundError):
             os.unlink(state)
 
@@ -136,16 +135,9 @@ class _Failures:
 
     def __init__(self, source: Input):
         self.source, self.count = source, 0
+        self.ledger = source.ledger if source.goes_on else Ledger(max_errors=float("inf"), on_error=source.note)
 
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1
         say(str(error))
-        if self.source.ledger.max_errors:
-            self.source.reject(sample, error)
-
-    def exit(self, count: int) -> None:
-        """Exit with GNU parallel's code for this number of failures."""
-        say(f"{count} sample{'s' * (count != 1)} failed")
-        if self.source.ledger.quarantined:
-            click.echo(str(self.source.ledger), err=True)
-        sys.exit(min(count, 101))
+        self.source.reject(sample, error, self.ledger)

@@ -96,14 +96,37 @@ def test_damage_skipped_is_told(shell, tmp_path, tool):
     write_samples([{**sample, "__key__": f"good{i}"} for i, sample in enumerate(SAMPLES)], str(tmp_path / "good.tar"))
     (tmp_path / "out").mkdir()
     line = READERS[tool].format(tar="bad.tar good.tar", out="out")
-    done = shell(f"{line} --on-error skip")
+    for options in (
+        "--on-error skip",
+        "--on-error quarantine=rest.tar",
+        "--on-error skip --max-errors 1",
+        "--max-errors 1",
+    ):
+        done = shell(f"rm -rf out/*; {line} {options}")
+        assert done.returncode == 0, "what the command line allows to be lost is no failure"
+        assert "quarantined      1" in done.stderr
+        assert "bad.tar: offset 6144: bad header checksum" in done.stderr
+        if (tmp_path / "out/a.tar").exists():
+            kept = {sample["__key__"] for sample in read_samples(tmp_path / "out/a.tar")}
+            assert {f"good{i}" for i in range(8)} <= kept
+    done = shell(f"rm -rf out/*; {line} --on-error skip --max-errors 0")
     assert done.returncode == 1
-    assert "quarantined      1" in done.stderr
     assert "bad.tar: offset 6144: bad header checksum" in done.stderr
-    if (tmp_path / "out/a.tar").exists():
-        kept = {sample["__key__"] for sample in read_samples(tmp_path / "out/a.tar")}
-        assert {f"good{i}" for i in range(8)} <= kept
-    assert shell(f"{line} --on-error skip --max-errors 0 --overwrite".replace("tarshow", "tarshow")).returncode != 0
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("tool", READERS)
+def test_more_errors_than_allowed_end_the_run_and_name_the_first(shell, tmp_path, tool):
+    for i in range(4):
+        damaged("no tar at all", tmp_path / f"bad{i}.tar")
+    (tmp_path / "out").mkdir()
+    line = READERS[tool].format(tar="bad0.tar bad1.tar bad2.tar bad3.tar", out="out")
+    done = shell(f"{line} --on-error skip --max-errors 2")
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert f"{tool.split()[0]}: 3 errors, but --max-errors allows 2; the first: bad" in last
+    assert last.endswith("offset 0: not a tar archive")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 TAKES_CONCATENATED = {
@@ -203,13 +226,15 @@ def test_quarantine_keeps_the_samples_that_fail(shell, tmp_path):
     samples = [*SAMPLES, {"__key__": "odd", "jpg": b"x"}]
     write_samples(samples, str(tmp_path / "all.tar"))
     done = shell("tarcat -f txt all.tar -o out.tar --on-error quarantine=bad.tar")
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert "all.tar: odd: no field txt" in done.stderr
     assert [sample["__key__"] for sample in read_samples(tmp_path / "bad.tar")] == ["odd"]
     assert len(list(read_samples(tmp_path / "out.tar"))) == 8
 
 
-@pytest.mark.parametrize("options", ["--on-error nonsense", "--on-error quarantine", "--max-errors 3", "--slice 1"])
+@pytest.mark.parametrize(
+    "options", ["--on-error nonsense", "--on-error quarantine", "--on-error fail --max-errors 3", "--slice 1"]
+)
 def test_wrong_options(shell, options):
     done = shell(f"tarcat {options} a.tar")
     assert done.returncode == 2

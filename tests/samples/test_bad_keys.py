@@ -158,7 +158,7 @@ def test_tools_write_the_other_samples(tmp_path, path_with_tools, tool, fault):
     out = "" if "-o" in tool else " -o out.tar"
     command = ["bash", "-c", f"{tool} a.tar{out} -q --on-error skip"]
     done = subprocess.run(command, cwd=tmp_path, env={"PATH": path_with_tools}, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     assert f": {fault}" in done.stderr
     (written,) = tmp_path.glob("out*.tar")
     keys = [sample["__key__"] for sample in expected(tmp_path / "a.tar").samples]

@@ -12,14 +12,37 @@ from tarshards import read_samples, write_samples
 from tarshards.samples.codecs import decode_field
 
 
-@pytest.mark.parametrize(("failing", "code"), [(0, 0), (1, 1), (7, 7), (100, 100), (101, 101), (120, 101)])
-def test_the_exit_code_counts_failures(make_tar, tarproc, tmp_path, failing, code):
-    status, errors = tarproc(
-        "-e", "skip", "-p", 4, "-c", f"test $TAR_INDEX -ge {failing}", make_tar(125), "-o", "out.tar"
-    )
-    assert status == code
-    assert len(errors.splitlines()) == (failing + 1 if failing else 0)
-    assert len(list(read_samples(tmp_path / "out.tar"))) == 125 - failing
+@pytest.mark.parametrize("policy", ["skip", "keep"])
+@pytest.mark.parametrize("failing", [0, 1, 120])
+def test_failures_that_the_command_line_allows_are_counted(make_tar, tarproc, tmp_path, failing, policy):
+    command = f"test $TAR_INDEX -ge {failing}"
+    status, errors = tarproc("--failed", policy, "-p", 4, "-c", command, make_tar(125), "-o", "out.tar")
+    assert status == 0
+    assert errors.count("tarproc: ") == failing
+    assert (f"failed      {failing:>6} samples" in errors) == (failing > 0)
+    assert len(list(read_samples(tmp_path / "out.tar"))) == (125 if policy == "keep" else 125 - failing)
+
+
+@pytest.mark.parametrize("options", ["--failed skip", "--failed keep", "", "--on-error skip --failed skip"])
+@pytest.mark.parametrize(("failing", "code"), [(3, 0), (4, 1)])
+def test_more_failures_than_allowed_end_the_run(make_tar, tarproc, tmp_path, options, failing, code):
+    command = f"echo $TAR_INDEX >>{tmp_path}/ran; test $TAR_INDEX -ge {failing}"
+    status, errors = tarproc(*options.split(), "--max-errors", 3, "-c", command, make_tar(500), "-o", "out.tar")
+    assert status == code, errors
+    assert (tmp_path / "out.tar").exists() == (not code)
+    if code:
+        first = f"{tmp_path}/in.tar: 0000: the command ended with status 1"
+        last = errors.splitlines()[-1]
+        assert last == f"tarproc: 4 errors, but --max-errors allows 3; the first: {first}"
+        assert len((tmp_path / "ran").read_text().splitlines()) < 500
+
+
+def test_failed_commands_and_bad_data_count_together(make_tar, tarproc, tmp_path):
+    line = ("--failed", "skip", "--on-error", "skip", "-c", "test $TAR_INDEX != 1", make_tar(3), "missing.tar")
+    assert tarproc(*line, "--max-errors", 2, "-o", "out.tar")[0] == 0
+    status, errors = tarproc(*line, "--max-errors", 1, "-o", "less.tar")
+    assert (status, "2 errors, but --max-errors allows 1" in errors) == (1, True)
+    assert not (tmp_path / "less.tar").exists()
 
 
 def test_abort_is_the_default(make_tar, tarproc, tmp_path):
@@ -28,27 +51,40 @@ def test_abort_is_the_default(make_tar, tarproc, tmp_path):
     assert not (tmp_path / "out.tar").exists()
 
 
-def test_halting_exits_with_the_failures(make_tar, tarproc, tmp_path):
+def test_a_job_of_samples_that_may_fail_is_done(make_tar, tmp_path, path_with_tools):
+    make_tar(5)
+    work = "tarproc -q --failed skip -c 'test $TAR_KEY != 0003' in.tar -o out-{}.tar"
+    environment = {**os.environ, "PATH": path_with_tools}
+    for _ in range(2):
+        command = ["tarjob", "-s", "{0..2}", "--retries", "1", "--", work]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert [len(list(read_samples(tmp_path / f"out-{i}.tar"))) for i in range(3)] == [4, 4, 4]
+
+
+def test_a_halt_is_a_failure_that_names_the_first(make_tar, tarproc, tmp_path):
     status, errors = tarproc("--halt", "soon,fail=4", "-c", "exit 1", make_tar(50), "-o", "out.tar")
-    assert status == 4
-    assert "halted because 4 samples have failed" in errors
+    assert status == 1
+    first = f"{tmp_path}/in.tar: 0000: the command ended with status 1"
+    assert errors.endswith(f"tarproc: halted because 4 samples have failed; the first: {first}\n")
     assert not (tmp_path / "out.tar").exists()
 
 
 def test_failing_samples_go_to_quarantine(make_tar, tarproc, tmp_path):
-    line = ("-e", "skip", "--on-error", "quarantine=bad.tar", "-c", "test $TAR_INDEX != 3")
+    line = ("--failed", "skip", "--on-error", "quarantine=bad.tar", "-c", "test $TAR_INDEX != 3")
     status, errors = tarproc(*line, make_tar(9), "-o", "out.tar")
-    assert status == 1
+    assert status == 0
     assert "failed           1 samples" in errors
     assert [sample["__key__"] for sample in read_samples(tmp_path / "bad.tar")] == ["0003"]
 
 
 def test_failed_ones_are_resumed(make_tar, tarproc, tmp_path):
-    line = ("-e", "skip", "-c", f"test $TAR_INDEX != 3 -o -e {tmp_path}/cured", make_tar(9), "-o", "out.tar")
-    assert tarproc(*line, "--resume")[0] == 1
+    line = ("--failed", "skip", "-c", f"test $TAR_INDEX != 3 -o -e {tmp_path}/cured", make_tar(9), "-o", "out.tar")
+    assert tarproc(*line, "--resume")[0] == 0
     assert (tmp_path / "out.tar.tarproc").exists(), "kept while something failed"
     (tmp_path / "cured").touch()
-    assert tarproc(*line, "--resume", "--overwrite")[0] == 1
+    status, errors = tarproc(*line, "--resume", "--overwrite")
+    assert (status, "(in an earlier run)" in errors) == (0, True)
     assert tarproc(*line, "--resume-failed", "--overwrite") == (0, "")
     assert len(list(read_samples(tmp_path / "out.tar"))) == 9
     assert not (tmp_path / "out.tar.tarproc").exists()
@@ -65,7 +101,8 @@ def test_nothing_is_written_beside_the_target(make_tar, tarproc, tmp_path):
         "",
         "-c true -s /etc/passwd",
         "-c true --halt never",
-        "-c true --halt now,fail=1 -e abort",
+        "-c true --halt now,fail=1 --failed abort",
+        "-c true --failed skip --on-error fail --max-errors 1",
         "-c true --resume",
         "-c true --state x",
         "-c true --timeout 0",
