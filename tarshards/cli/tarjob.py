@@ -343,8 +343,10 @@ def cancel(name: str | None) -> None:
 @click.option("--index", type=click.IntRange(min=0), help="Number of the task.  [default: from the environment]")
 def worker(plan: str, index: int | None) -> None:
     """Run one task of PLAN, as Slurm and Kubernetes do."""
+    from tarshards.run.jobs.init_process import leave_init
     from tarshards.run.jobs.worker import run_task
 
+    leave_init()
     sys.exit(run_task(plan, index=index))
 
 

@@ -124,3 +124,36 @@ def test_sigterm_ends_the_command(folder, path_with_tools):
     assert process.returncode == 143
     assert not Path(f"/proc/{Path('pid').read_text().strip()}").exists()
     assert not Path("state").exists()
+
+
+@pytest.fixture
+def container(folder, path_with_tools):
+    """Return a function that starts a plan's first task as process 1 of a new namespace of processes."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this machine makes no namespaces")
+
+    def start(script: str) -> subprocess.Popen:
+        Path("script").write_text(script)
+        Path("plan.json").write_text(make_plan(["bash", "{}"], ["script"], state="state").dumps())
+        environment = {**os.environ, "PATH": path_with_tools, "JOB_COMPLETION_INDEX": "0"}
+        return subprocess.Popen([*unshare, *TARJOB, "worker", "plan.json"], env=environment)
+
+    return start
+
+
+def test_as_process_1_it_reaps_what_commands_leave_behind(container):
+    waits = "for i in {1..500}; do test -s orphan && test ! -e /proc/$(cat orphan) && exit 42; sleep 0.02; done"
+    assert container(f"(setsid bash -c 'echo $$ >orphan' &)\n{waits}").wait(60) == 42
+
+
+def test_as_process_1_it_ends_the_command_when_terminated(container):
+    process = container("trap 'echo >ended; exit' TERM\necho >began\nwhile :; do sleep 0.02; done")
+    while not Path("began").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(first), signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert Path("ended").exists()
+    assert not Path("state").exists()
