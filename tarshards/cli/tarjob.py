@@ -96,7 +96,13 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi."),
         click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi."),
         click.option("--gpu", type=click.IntRange(min=0), default=0, help="GPUs of a task."),
-        click.option("--image", help="Image of the pods, with tarshards installed."),
+        click.option(
+            "--image",
+            envvar="TARJOB_IMAGE",
+            show_envvar=True,
+            help="Image of the pods, with tarshards installed.  [default: image of [tarjob] in "
+            "~/.config/tarshards/config.toml]",
+        ),
         click.option("--namespace", help="Namespace.  [default: that of the kubeconfig]"),
         click.option("--service-account", help="Service account of the pods."),
         click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
@@ -131,7 +137,7 @@ def _run(**options: Any) -> None:
     _check_known(backend)
     from tarshards.run.jobs.job_folder import JobFolder
     from tarshards.run.jobs.job_plan import check_markers, make_plan
-    from tarshards.run.jobs.options import Options
+    from tarshards.run.jobs.options import Options, configured_image
     from tarshards.run.jobs.scheduler import make_scheduler, submit
 
     names = ("zipped", "inputs", "outputs", "state", "name")
@@ -147,6 +153,8 @@ def _run(**options: Any) -> None:
             check_markers(plan)
         plan = _grouped(plan, group)
         options["patch"] = _read_patch(options["patch"])
+        if backend == "kubernetes" and options["image"] is None:
+            options["image"] = configured_image()
         wanted, folder = Options(**options), JobFolder(plan.name)
         if dry_run:
             local = backend == "local"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.run.jobs.json_patch import apply_patch
-from tarshards.run.jobs.options import Options, parse_quantity
+from tarshards.run.jobs.options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.worker import PERMANENT
 
 Object = dict[str, Any]
@@ -49,7 +49,7 @@ def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple
     """Return a pair of ConfigMap and Job for every chunk of *plan*; raise ValueError for wrong options."""
     if options.image is None:
         raise ValueError("Kubernetes needs --image, an image in which tarshards is installed")
-    if not re.fullmatch(r"\S+", options.image):
+    if not IMAGE.fullmatch(options.image):
         raise ValueError(f"--image {options.image!r} is not an image")
     chunks = list(split_plan(plan))
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]

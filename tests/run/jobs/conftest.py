@@ -28,7 +28,8 @@ def tarjob(folder, path_with_tools):
     """Return a function that runs tarjob to its end and returns its exit code, stdout and stderr."""
 
     def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
-        variables = {**os.environ, "PATH": path_with_tools, **environment}
+        ours = {name: value for name, value in os.environ.items() if name != "TARJOB_IMAGE"}
+        variables = {**ours, "PATH": path_with_tools, "XDG_CONFIG_HOME": str(folder / "config"), **environment}
         command = [*TARJOB, *map(str, arguments)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
         assert "Traceback" not in done.stderr, done.stderr

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from api_server import ApiServer
 
+from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, StateError
 from tarshards.run.jobs import kubernetes as backend
 from tarshards.run.jobs.job_folder import JobFolder
@@ -21,6 +25,7 @@ from tarshards.run.jobs.status import survey
 
 pytestmark = pytest.mark.interop
 
+BIN = Path(__file__).parents[3] / "bin"
 OPTIONS = Options(image="me/image:1", retries=2)
 KUBECONFIG = """\
 apiVersion: v1
@@ -217,11 +222,116 @@ def test_kujob_waits_and_shows_what_failed(server, tarjob):
     assert "  1 1: status 1: hello 1\n" in errors
 
 
+# The package gcsfs, with its buckets in a folder.
+BUCKETS = """\
+from fsspec.implementations.local import LocalFileSystem
+
+
+class GCSFileSystem(LocalFileSystem):
+    protocol = "gs", "gcs"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("gs://", "{folder}/"))
+"""
+
+
+def test_the_line_of_the_slides_runs_as_printed(server, folder, path_with_tools, monkeypatch):
+    (folder / "gcsfs.py").write_text(BUCKETS.format(folder=folder))
+    (folder / "g1000").mkdir()
+    for number in range(3):
+        write_samples([{"__key__": "page", "png": b"scan %d" % number}], f"g1000/scanned-000{number}.tar")
+    (folder / "bin").mkdir()
+    programs = {"run-ocr": 'for page; do tr a-z A-Z <"$page" >"${page%.png}.txt"; done'}
+    for tool in ("tarjob", "kujob", "tarproc"):
+        programs[tool] = f'PYTHONPATH={folder} exec {sys.executable} {BIN}/{tool} "$@"'
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("TARJOB_IMAGE", "me/ocr:1")
+    server.path = os.environ["PATH"]
+    line = (
+        "kujob -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://g1000/scanned-{}.tar -o gs://g1000/ocr-{}.tar"
+    )
+    few = line.replace("0999", "0002")  # books; the rest is the same
+    done = subprocess.run(["bash", "-c", few], capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:21]) == (0, "kujob: submitted 3 it"), done.stderr
+    assert subprocess.run(["tarjob", "status", "--wait"], capture_output=True).returncode == 0
+    for number in range(3):
+        (sample,) = read_samples(f"g1000/ocr-000{number}.tar")
+        assert sample["txt"] == b"SCAN %d" % number
+    (job,) = server.objects["jobs"].values()
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "me/ocr:1"
+    assert subprocess.run(["bash", "-c", few], capture_output=True, text=True).stderr == "kujob: 3 items done\n"
+
+
 def test_no_place_for_markers_and_no_image(tarjob):
     code, _, errors = tarjob("-b", "kubernetes", "--image", "x", "-s", "{0..2}", "--", "echo {}")
     assert (code, "no place for the markers" in errors) == (2, True)
     code, _, errors = tarjob("-b", "kubernetes", "-s", "{0..2}", "--state", "/shared", "--", "echo {}")
     assert (code, "Kubernetes needs --image" in errors) == (2, True)
+
+
+@pytest.fixture
+def config(folder) -> Path:
+    """The user's configuration file, in a folder that exists."""
+    (folder / "config/tarshards").mkdir(parents=True)
+    return folder / "config/tarshards/config.toml"
+
+
+def test_the_image_is_that_of_the_option_else_the_environment_else_the_file(tarjob, config):
+    def image(*options: str, **environment: str) -> str:
+        line = "-b", "kubernetes", *options, "--print", "-s", "{0..2}", "--state", "/shared", "--", "echo {}"
+        code, out, errors = tarjob(*line, **environment)
+        assert (code, errors) == (0, "")
+        _, job = yaml.safe_load_all(out)
+        return job["spec"]["template"]["spec"]["containers"][0]["image"]
+
+    config.write_text('[tarjob]\nimage = "me/file:1"\n')
+    assert image() == image(TARJOB_IMAGE="") == "me/file:1"
+    assert image(TARJOB_IMAGE="me/environment:1") == "me/environment:1"
+    assert image("--image", "me/option:1", TARJOB_IMAGE="me/environment:1") == "me/option:1"
+    home = config.parents[1].rename(config.parents[2] / ".config").parent  # where it is unless XDG_CONFIG_HOME says
+    assert image(XDG_CONFIG_HOME="", HOME=str(home)) == image(XDG_CONFIG_HOME="x", HOME=str(home)) == "me/file:1"
+
+
+def test_without_an_image_the_error_tells_the_three_ways(tarjob, folder):
+    # This comes first: the place of the markers cannot be read.
+    code, _, errors = tarjob("-b", "kubernetes", "-s", "{0..2}", "--state", "none://x", "--", "echo {}")
+    message = errors.splitlines()[-1]
+    assert code == 2
+    file = f"image in the table [tarjob] of {folder}/config/tarshards/config.toml"
+    assert [way for way in ("--image", "TARJOB_IMAGE", file, "Dockerfile") if way not in message] == []
+
+
+ODD = "[tarjob]\nimage = 1", '[tarjob]\nimmage = "x"', 'image = "x"', "tarjob = 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tarjob", "Expected ']'"),
+        ('[tarjob]\nimage = "a b"', "'a b' is not an image"),
+        *[(text, "holds more than the table [tarjob] with image") for text in ODD],
+    ],
+)
+def test_a_wrong_configuration_file_is_an_error_of_one_line(tarjob, config, text, message):
+    config.write_text(text)
+    code, _, errors = tarjob("-b", "kubernetes", "-s", "{0..2}", "--state", "/shared", "--", "echo {}")
+    assert (code, f"{config}: " in errors.splitlines()[-1]) == (2, True)
+    assert message in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["", "[tarjob]"])
+def test_a_configuration_file_without_an_image(tarjob, config, text):
+    config.write_text(text)
+    assert "Kubernetes needs --image" in tarjob("-b", "kubernetes", "-s", "a", "--state", "/shared", "--", "true {}")[2]
+
+
+def test_the_configuration_file_matters_to_kubernetes_only(tarjob, config):
+    config.write_text("[tarjob")
+    assert tarjob("-s", "{0..2}", "--", "true {}")[0] == 0
 
 
 def test_no_cluster(tarjob, folder):
