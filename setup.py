@@ -24,8 +24,8 @@ setup(
         native("tar/_tar", "_tar.h"),
         native("storage/_mapped", "_guard.h"),
         native("index/_headers", "../tar/_tar.h", "../storage/_guard.h"),
-        native("index/_rows"),
-        native("index/_pixels"),
+        native("index/_rows", "../storage/_guard.h"),
+        native("index/_pixels", "../storage/_guard.h"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -17,7 +17,7 @@ from tarshards import ArrayLoader, IndexedShards, Stream
 from tarshards.epoch.loop import LOOKED_UP
 from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import SampleReader
-from tarshards.index.memory import Payloads, pack
+from tarshards.index.memory import Payloads, copy_bytes, pack
 from tarshards.index.places import MappedPlaces
 from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.loader import TOGETHER, TOGETHER_QUICK
@@ -69,8 +69,11 @@ def memcpy(payloads: list[list[Payloads]]) -> Work:
 
 def make_bytes(payloads: list[list[Payloads]]) -> Work:
     """Make a bytes object of every member, and release it at once."""
-    views = [view for part in payloads for sample in zip(*part) for view in sample]
-    return lambda: exhaust(map(bytes, views))
+    places = []
+    for part in payloads:
+        addresses, sizes = (np.stack([getattr(p, name) for p in part], 1).ravel() for name in ("addresses", "sizes"))
+        places.append((part, addresses.tolist(), sizes.tolist()))  # the part keeps the mappings alive
+    return lambda: [exhaust(map(copy_bytes, addresses, sizes)) for _, addresses, sizes in places]
 
 
 def planned(data: Data, *, shuffled: bool) -> Path:
@@ -176,7 +179,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     if threads:
         view = assembler.readers[0].view
 
-        def scales(number: int, found: LocatedSamples) -> list[tuple[memoryview, tuple[int, int]]]:
+        def scales(number: int, found: LocatedSamples) -> list[tuple[bytes, tuple[int, int]]]:
             """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
             payloads = found.places.payloads[0]
             sizes = [images._size_of(payload) for payload in payloads]
@@ -189,7 +192,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
 
         stages |= {"read headers, draw boxes": run(scales), "decode": run(decode)}
         stages[f"resize and mirror {first}"] = read(1)
-        jobs = [[(bytes(payload), least) for payload, least in scales(*batch)] for batch in batches()]
+        jobs = [scales(*batch) for batch in batches()]
         limits = {f"simplejpeg alone, {threads} threads": ("decode", lambda: each_of(decode_alone, jobs, threads))}
     else:
         stages[f"read {first}"] = read(1)

@@ -15,7 +15,6 @@
 #define FEW 16          /* members of a sample that need no memory of their own */
 #define AHEAD 8         /* members whose headers are fetched ahead */
 
-static const char shrunk[] = "the file has shrunk since it was opened";
 static Guarded guarded;
 
 typedef struct {
@@ -207,7 +206,7 @@ static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_
             failed = guarded(take, &taking);
             Py_END_ALLOW_THREADS
         }
-        if (failed && total >= 0) PyErr_SetString(PyExc_OSError, shrunk);
+        if (failed && total >= 0) PyErr_SetString(PyExc_OSError, SHRUNK);
     }
     for (int64_t i = 0; i < taking.count; i++) {
         if (!failed && taking.undecided < 0)
@@ -422,13 +421,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_headers", "Members 
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__headers(void) {
-    PyObject *storage = PyImport_ImportModule("tarshards.storage._mapped");
-    PyObject *capsule = storage ? PyObject_GetAttrString(storage, "guarded") : NULL;
-    const Guarded *offered = capsule ? PyCapsule_GetPointer(capsule, GUARD) : NULL;
-    if (offered) guarded = *offered;
-    Py_XDECREF(storage);
-    Py_XDECREF(capsule);
-    if (!offered) return NULL;
+    if (!(guarded = import_guard())) return NULL;
     PyObject *result = PyModule_Create(&module);
     members_type = (PyTypeObject *)PyType_FromSpec(&members_spec);
     if (!result || !members_type || PyModule_AddObjectRef(result, "MappedMembers", (PyObject *)members_type) < 0)

@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "../storage/_guard.h"
+
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2")))
@@ -336,6 +339,30 @@ static int shapes_are_right(const Shapes *s) {
     return s->channels == 1 || s->channels == 3 || s->channels == 4;
 }
 
+/* The images that are resized at once. */
+typedef struct {
+    const Shapes *shapes;
+    const uint64_t *address;
+    const float *box;
+    const char *flip;
+    char *out;
+    int64_t count, size; /* images, and the bytes that one becomes */
+    Scratch scratch;
+    int has_memory;
+} Resizing;
+
+static Guarded guarded;
+
+static void resize_all(void *argument) {
+    Resizing *this = argument;
+    const Shapes *s = this->shapes;
+    for (int64_t i = 0; i < this->count && (this->has_memory = prepare(&this->scratch, s, this->box + 4 * i)); i++) {
+        if (i + 1 < this->count) fetch(this->address[i + 1], s);
+        const uint8_t *pixels = (const uint8_t *)(uintptr_t)this->address[i];
+        resize_one(this->out + i * this->size, pixels, s, &this->scratch, this->flip[i]);
+    }
+}
+
 static PyObject *resize(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer out, addresses, boxes, flips, divisors = {0}, offsets = {0};
@@ -357,23 +384,20 @@ static PyObject *resize(PyObject *self, PyObject *args) {
         problem = "out, addresses, boxes and flips do not fit together";
     for (int64_t i = 0; !problem && i < count; i++)
         if (!box_is_right(box + 4 * i, &s)) problem = "a box does not lie in its image";
-    int has_memory = 1;
+    Resizing all = {.shapes = &s, .address = addresses.buf, .box = box, .flip = flips.buf, .out = out.buf,
+                    .count = count, .size = size, .has_memory = 1};
+    int failure = 0;
     if (!problem) {
-        Scratch scratch = {0};
         Py_BEGIN_ALLOW_THREADS
-        for (int64_t i = 0; i < count && (has_memory = prepare(&scratch, &s, box + 4 * i)); i++) {
-            const uint64_t *address = (const uint64_t *)addresses.buf + i;
-            const uint8_t *pixels = (const uint8_t *)(uintptr_t)*address;
-            if (i + 1 < count) fetch(address[1], &s);
-            resize_one((char *)out.buf + i * size, pixels, &s, &scratch, ((const char *)flips.buf)[i]);
-        }
-        free(scratch.memory);
+        failure = guarded(resize_all, &all);
+        free(all.scratch.memory);
         Py_END_ALLOW_THREADS
     }
     Py_buffer *const held[] = {&out, &addresses, &boxes, &flips, &divisors, &offsets};
     for (int i = 0; i < 6; i++)
         if (held[i]->obj) PyBuffer_Release(held[i]);
-    if (!has_memory) return PyErr_NoMemory();
+    if (!all.has_memory) return PyErr_NoMemory();
+    if (failure) return PyErr_SetString(PyExc_OSError, SHRUNK), NULL;
     if (problem) return PyErr_SetString(PyExc_ValueError, problem), NULL;
     Py_RETURN_NONE;
 }
@@ -387,4 +411,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pixels", "Images of a batch.", 0, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__pixels(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__pixels(void) {
+    if (!(guarded = import_guard())) return NULL;
+    return PyModule_Create(&module);
+}

@@ -6,9 +6,28 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../storage/_guard.h"
+
 #define AHEAD 8 /* rows; about the number of loads that a core keeps in flight */
 #define LINE 64 /* bytes of a cache line */
 #define LINES 8 /* of a row; the processor itself prefetches the rest of a longer one */
+#define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
+
+static Guarded guarded;
+
+/* Rows that a kernel works on, and the first one that it stops at, or their number. */
+typedef struct {
+    const uint64_t *address;
+    const int64_t *size;
+    int64_t count, at;
+    char *out;
+    int64_t bytes; /* of a row of *out* */
+    const void *prefix;
+    int64_t prefix_length;
+    int (*read)(const char *text, int64_t size, void *out);
+} Rows;
+
+static const char *row_of(const Rows *rows, int64_t i) { return (const char *)(uintptr_t)rows->address[i]; }
 
 /* Prefetch the first bytes of a row that is needed soon. */
 static void fetch(uint64_t address, int64_t bytes) {
@@ -16,56 +35,90 @@ static void fetch(uint64_t address, int64_t bytes) {
         __builtin_prefetch((const char *)(uintptr_t)address + at);
 }
 
+/* Do the work; return 0 with an exception set where a mapped file has shrunk. */
+static int run(void (*work)(void *), Rows *rows, int needs_gil) {
+    PyThreadState *state = needs_gil ? NULL : PyEval_SaveThread();
+    const int failure = guarded(work, rows);
+    if (state) PyEval_RestoreThread(state);
+    if (failure) PyErr_SetString(PyExc_OSError, SHRUNK);
+    return !failure;
+}
+
+/* Return the row that the work stopped at, -1 where it came to the end. */
+static PyObject *stopped(const Rows *rows) { return PyLong_FromLongLong(rows->at < rows->count ? rows->at : -1); }
+
+static void gather_rows(void *argument) {
+    Rows *rows = argument;
+    int64_t i = 0;
+    for (; i < rows->count; i++) {
+        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->prefix_length + rows->bytes);
+        const char *row = row_of(rows, i);
+        if (rows->prefix_length && memcmp(row, rows->prefix, (size_t)rows->prefix_length)) break;
+        if (rows->bytes) memcpy(rows->out + i * rows->bytes, row + rows->prefix_length, (size_t)rows->bytes);
+    }
+    rows->at = i;
+}
+
 static PyObject *gather(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer out, addresses, prefix;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "w*y*y*:gather", &out, &addresses, &prefix)) return NULL;
     const int64_t count = addresses.len / 8, bytes = count ? out.len / count : 0;
-    const uint64_t *address = addresses.buf;
-    const int fits = bytes * count == out.len;
-    int64_t i = 0;
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        for (; i < count; i++) {
-            if (i + AHEAD < count) fetch(address[i + AHEAD], prefix.len + bytes);
-            const char *row = (const char *)(uintptr_t)address[i];
-            if (prefix.len && memcmp(row, prefix.buf, (size_t)prefix.len)) break;
-            if (bytes) memcpy((char *)out.buf + i * bytes, row + prefix.len, (size_t)bytes);
-        }
-        Py_END_ALLOW_THREADS
-    }
+    Rows rows = {.address = addresses.buf, .count = count, .out = out.buf, .bytes = bytes,
+                 .prefix = prefix.buf, .prefix_length = prefix.len};
+    if (bytes * count != out.len)
+        PyErr_SetString(PyExc_ValueError, "out does not hold as many rows as there are addresses");
+    else if (run(gather_rows, &rows, 0)) result = stopped(&rows);
     PyBuffer_Release(&out);
     PyBuffer_Release(&addresses);
     PyBuffer_Release(&prefix);
-    if (!fits) return PyErr_SetString(PyExc_ValueError, "out does not hold as many rows as there are addresses"), NULL;
-    return PyLong_FromLongLong(i < count ? i : -1);
+    return result;
+}
+
+static void pack_rows(void *argument) {
+    Rows *rows = argument;
+    char *to = rows->out;
+    for (int64_t i = 0; i < rows->count; to += rows->size[i++]) {
+        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->size[i + AHEAD]);
+        if (rows->size[i]) memcpy(to, row_of(rows, i), (size_t)rows->size[i]);
+    }
 }
 
 static PyObject *pack(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer out, addresses, sizes;
     if (!PyArg_ParseTuple(args, "w*y*y*:pack", &out, &addresses, &sizes)) return NULL;
-    const int64_t count = addresses.len / 8;
-    const uint64_t *address = addresses.buf;
-    const int64_t *size = sizes.buf;
+    Rows rows = {.address = addresses.buf, .size = sizes.buf, .count = addresses.len / 8, .out = out.buf};
     int64_t left = out.len;
-    int fits = sizes.len == 8 * count;
-    for (int64_t i = 0; fits && i < count; left -= size[i++]) fits = size[i] >= 0 && size[i] <= left;
+    int fits = sizes.len == 8 * rows.count;
+    for (int64_t i = 0; fits && i < rows.count; left -= rows.size[i++]) fits = rows.size[i] >= 0 && rows.size[i] <= left;
     fits = fits && left == 0;
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        char *to = out.buf;
-        for (int64_t i = 0; i < count; to += size[i++]) {
-            if (i + AHEAD < count) fetch(address[i + AHEAD], size[i + AHEAD]);
-            if (size[i]) memcpy(to, (const char *)(uintptr_t)address[i], (size_t)size[i]);
-        }
-        Py_END_ALLOW_THREADS
-    }
+    if (!fits) PyErr_SetString(PyExc_ValueError, "out, addresses and sizes do not fit together");
+    const int done = fits && run(pack_rows, &rows, 0);
     PyBuffer_Release(&out);
     PyBuffer_Release(&addresses);
     PyBuffer_Release(&sizes);
-    if (!fits) return PyErr_SetString(PyExc_ValueError, "out, addresses and sizes do not fit together"), NULL;
+    if (!done) return NULL;
     Py_RETURN_NONE;
+}
+
+static void copy_row(void *argument) {
+    Rows *rows = argument;
+    memcpy(rows->out, row_of(rows, 0), (size_t)rows->bytes);
+}
+
+static PyObject *copy_bytes(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long place;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "Kn:copy_bytes", &place, &size)) return NULL;
+    PyObject *data = PyBytes_FromStringAndSize(NULL, size);
+    if (!data || !size) return data;
+    const uint64_t address = place;
+    Rows rows = {.address = &address, .count = 1, .out = PyBytes_AsString(data), .bytes = size};
+    if (!run(copy_row, &rows, size < LARGE)) Py_CLEAR(data);
+    return data;
 }
 
 /* Return how many bytes of white space *text* begins with. */
@@ -108,27 +161,29 @@ static int read_float(const char *text, int64_t size, void *out) {
     return 1;
 }
 
+static void parse_rows(void *argument) {
+    Rows *rows = argument;
+    int64_t i = 0;
+    for (; i < rows->count; i++) {
+        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], 1);
+        if (!rows->read(row_of(rows, i), rows->size[i], rows->out + 8 * i)) break;
+    }
+    rows->at = i;
+}
+
 static PyObject *parse(PyObject *args, const char *format, int (*read)(const char *, int64_t, void *), int needs_gil) {
     Py_buffer out, addresses, sizes;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, format, &out, &addresses, &sizes)) return NULL;
     const int64_t count = addresses.len / 8;
-    const int fits = out.len == 8 * count && sizes.len == 8 * count;
-    int64_t i = 0;
-    if (fits) {
-        PyThreadState *state = needs_gil ? NULL : PyEval_SaveThread();
-        const uint64_t *address = addresses.buf;
-        for (; i < count; i++) {
-            if (i + AHEAD < count) fetch(address[i + AHEAD], 1);
-            const char *text = (const char *)(uintptr_t)address[i];
-            if (!read(text, ((const int64_t *)sizes.buf)[i], (int64_t *)out.buf + i)) break;
-        }
-        if (state) PyEval_RestoreThread(state);
-    }
+    Rows rows = {.address = addresses.buf, .size = sizes.buf, .count = count, .out = out.buf, .read = read};
+    if (out.len != 8 * count || sizes.len != 8 * count)
+        PyErr_SetString(PyExc_ValueError, "out, addresses and sizes do not fit together");
+    else if (run(parse_rows, &rows, needs_gil)) result = stopped(&rows);
     PyBuffer_Release(&out);
     PyBuffer_Release(&addresses);
     PyBuffer_Release(&sizes);
-    if (!fits) return PyErr_SetString(PyExc_ValueError, "out, addresses and sizes do not fit together"), NULL;
-    return PyLong_FromLongLong(i < count ? i : -1);
+    return result;
 }
 
 static PyObject *parse_integers(PyObject *self, PyObject *args) {
@@ -141,27 +196,32 @@ static PyObject *parse_floats(PyObject *self, PyObject *args) {
     return parse(args, "w*y*y*:parse_floats", read_float, 1);
 }
 
+static void compare_rows(void *argument) {
+    Rows *rows = argument;
+    int64_t i = 0;
+    for (; i < rows->count; i++) {
+        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->prefix_length);
+        if (memcmp(row_of(rows, i), rows->prefix, (size_t)rows->prefix_length)) break;
+    }
+    rows->at = i;
+}
+
 static PyObject *find_other(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer addresses, prefix;
     if (!PyArg_ParseTuple(args, "y*y*:find_other", &addresses, &prefix)) return NULL;
-    const uint64_t *address = addresses.buf;
-    const int64_t count = prefix.len ? addresses.len / 8 : 0;
-    int64_t i = 0;
-    Py_BEGIN_ALLOW_THREADS
-    for (; i < count; i++) {
-        if (i + AHEAD < count) fetch(address[i + AHEAD], prefix.len);
-        if (memcmp((const void *)(uintptr_t)address[i], prefix.buf, (size_t)prefix.len)) break;
-    }
-    Py_END_ALLOW_THREADS
+    Rows rows = {.address = addresses.buf, .count = prefix.len ? addresses.len / 8 : 0,
+                 .prefix = prefix.buf, .prefix_length = prefix.len};
+    PyObject *result = run(compare_rows, &rows, 0) ? stopped(&rows) : NULL;
     PyBuffer_Release(&addresses);
     PyBuffer_Release(&prefix);
-    return PyLong_FromLongLong(i < count ? i : -1);
+    return result;
 }
 
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "gather(out, addresses, prefix) -> index; see tarshards.index._rows_py"},
     {"pack", pack, METH_VARARGS, "pack(out, addresses, sizes); see tarshards.index._rows_py"},
+    {"copy_bytes", copy_bytes, METH_VARARGS, "copy_bytes(address, size) -> bytes; see tarshards.index._rows_py"},
     {"find_other", find_other, METH_VARARGS, "find_other(addresses, prefix) -> index; see tarshards.index._rows_py"},
     {"parse_integers", parse_integers, METH_VARARGS,
      "parse_integers(out, addresses, sizes) -> index; see tarshards.index._rows_py"},
@@ -172,4 +232,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_rows", "Payloads of a batch.", 0, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__rows(void) {
+    if (!(guarded = import_guard())) return NULL;
+    return PyModule_Create(&module);
+}

@@ -1,6 +1,8 @@
 """Gather, compare and parse a batch of payloads in numpy and ctypes: the twin of _rows.c where it is not compiled.
 
-Each row has an address (uint64) and a size in bytes (int64), which are trusted. All arrays are C-contiguous.
+Each row has an address (uint64) and a size in bytes (int64), which are trusted. All arrays are C-contiguous. Where an
+address lies in a mapped file that has shrunk, the native kernels raise OSError; these would end the process, so that
+files are mapped for the native ones only.
 """
 
 from __future__ import annotations
@@ -31,6 +33,11 @@ def pack(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
     """Copy the bytes at all addresses, concatenated, into *out*; raise ValueError unless they fill it exactly."""
     data = [string_at(address, size) for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True)]
     out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(data), np.uint8)
+
+
+def copy_bytes(address: int, size: int) -> bytes:
+    """Return a copy of the *size* bytes at an address."""
+    return string_at(address, size)
 
 
 def find_other(addresses: np.ndarray, prefix: bytes) -> int:

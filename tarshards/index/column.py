@@ -1,7 +1,8 @@
-"""One ``.npy`` field of all samples as an array: a view of each mapped shard, copied together from several."""
+"""One ``.npy`` field of all samples as an array, copied out of the shards as it is indexed."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,33 +14,32 @@ from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
+from tarshards.storage.streams import failure
 
 
 @dataclass
 class _Arrays:
     """The arrays in a shard, its *members*; *starts* are the offsets of their elements.
 
-    *view* is all arrays, if evenly spaced; *buffers* is None where the shard is not mapped.
+    *buffers* is None where the shard is not mapped.
     """
 
     shard: OpenShard
     members: np.ndarray
     starts: np.ndarray
     buffers: Buffers | None
-    view: np.ndarray | None
 
 
 class Column:
     """A ``.npy`` field of indexed shards as a read-only array of shape (samples, ...); its bytes stay in the shards.
 
-    All members must be arrays of one dtype and shape, those of the first. An int or a slice gives an array that cannot
-    be written to: a view, without a copy, where the samples lie in one local shard at equal distances, as members of
-    constant size do. A list or an array of ints or bools gives a new array, and ``np.asarray`` copies everything. A
-    shard is opened, and its members' headers are compared, when it is first needed. While views of a shard are in use,
-    its file must not be truncated.
+    All members must be arrays of one dtype and shape, those of the first. An int, a slice, a list or an array of ints
+    or bools gives a new array with copies of these samples only, and ``np.asarray`` copies everything: what you hold
+    stays as it is, whatever becomes of the files. A shard is opened, and its members' headers are compared, when it is
+    first needed.
 
-    Raises SampleError or DecodeError, which name the sample, for a member that is missing or another kind of array,
-    and for a sample at fault.
+    Raises SampleError or DecodeError, which name the sample, for a member that is missing or another kind of array, and
+    for a sample at fault; OpenError for a shard that cannot be read, or was written to since it was opened.
     """
 
     def __init__(self, shards: OpenShards, field: str, places: range):
@@ -62,15 +62,14 @@ class Column:
         if isinstance(index, tuple):
             raise TypeError("a column is indexed by samples only; index the array that it returns")
         if isinstance(index, (int, np.integer)):
-            place = self._places[index]
-            return self._rows(range(place, place + 1))[0]
+            return self._gather(np.array([self._places[index]], np.int64))[0]
         if isinstance(index, slice):
-            return self._rows(self._places[index])
+            return self._gather(np.array(self._places[index], np.int64))
         return self._gather(self._all[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("a column cannot become an array without a copy; slices within one shard can")
+            raise ValueError("a column cannot become an array without a copy")
         return self._gather(self._all).astype(self.dtype if dtype is None else dtype, copy=False)
 
     def __repr__(self) -> str:
@@ -80,34 +79,32 @@ class Column:
     def _all(self) -> np.ndarray:
         return np.array(self._places, np.int64)
 
-    def _rows(self, places: range) -> np.ndarray:
-        """Return the arrays at a range of places: a view, if they lie in one shard."""
-        if places:
-            first, last = (int(np.searchsorted(self._ends, place, "right")) for place in (places[0], places[-1]))
-            if first == last and (view := self._arrays_of(first).view) is not None:
-                begin = int(self._ends[first]) - len(view)
-                low, high = sorted((places[0] - begin, places[-1] - begin))
-                self._arrays[first].shard.ranges.verify()
-                rows = view[low : high + 1 : abs(places.step)]
-                return rows[::-1] if places.step < 0 else rows
-        rows = self._gather(np.array(places, np.int64))
-        rows.flags.writeable = False  # like a view
-        return rows
-
     def _gather(self, places: np.ndarray) -> np.ndarray:
         if places.ndim != 1:
             raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
         out = np.empty((len(places), *self._header.shape), self.dtype)
         addresses = np.empty(len(places), np.uint64)
         numbers = np.searchsorted(self._ends, places, "right")
-        held = []
+        held: dict[int, Payloads] = {}
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
             payloads = self._payloads(number, places[here] - (self._ends[number] - self._shards.counts[number]))
             addresses[here] = payloads.addresses
-            held.append(payloads)
-        memory.gather(out, addresses, b"")
+            held[number] = payloads
+        try:
+            memory.gather(out, addresses, b"")
+        except OSError as error:
+            for number, payloads in held.items():
+                self._check_bytes(number, payloads)
+            raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
         return out
+
+    def _check_bytes(self, number: int, payloads: Payloads) -> None:
+        """Raise OpenError, which names the shard, if it has shrunk so that *payloads* are no longer there."""
+        try:
+            deque(payloads, maxlen=0)
+        except OSError as error:
+            raise failure(error, self._shards.names[number]) from error
 
     def _payloads(self, number: int, samples: np.ndarray) -> Payloads:
         """Return the elements of the arrays of some samples of a shard."""
@@ -150,7 +147,7 @@ class Column:
         shard, members = self._members(number)
         sample = place - int(self._ends[number] - self._shards.counts[number])
         try:
-            return parse_header(memoryview(shard.take(int(members[sample]))))
+            return parse_header(shard.take(int(members[sample])))
         except DecodeError as error:
             key = shard.keys[sample]
             raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
@@ -164,20 +161,17 @@ class Column:
             raise self._other(number, int(others[0]))
         starts = offsets + head
         if shard.buffer is None:
-            return _Arrays(shard, members, starts, None, None)
+            return _Arrays(shard, members, starts, None)
         for error in shard.find_stale(members).values():
             raise error
         buffers = Buffers([shard.buffer])
-        other = memory.find_other(Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix)
+        try:
+            other = memory.find_other(Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix)
+        except OSError as error:
+            raise failure(error, shard.name) from error
         if other >= 0:
             raise self._other(number, other)
-        strides = np.unique(np.diff(starts))
-        if len(strides) > 1 or not self._size:
-            return _Arrays(shard, members, starts, buffers, None)
-        one = np.empty(self._header.shape, self.dtype)
-        shape, stride = (len(starts), *one.shape), int(strides[0]) if len(strides) else 0
-        view = np.ndarray(shape, self.dtype, shard.buffer, int(starts[0]), (stride, *one.strides))
-        return _Arrays(shard, members, starts, buffers, view)
+        return _Arrays(shard, members, starts, buffers)
 
     def _other(self, number: int, sample: int) -> DecodeError:
         return DecodeError(

@@ -12,18 +12,33 @@ import numpy as np
 
 try:
     from tarshards.index._pixels import resize
-    from tarshards.index._rows import find_other, gather, pack, parse_floats, parse_integers
+    from tarshards.index._rows import copy_bytes, find_other, gather, pack, parse_floats, parse_integers
+
+    READS_MAPPINGS = True
 except ImportError:
     from tarshards.index._pixels_py import resize
-    from tarshards.index._rows_py import find_other, gather, pack, parse_floats, parse_integers
+    from tarshards.index._rows_py import copy_bytes, find_other, gather, pack, parse_floats, parse_integers
 
-__all__ = ["Buffers", "Payloads", "find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
+    READS_MAPPINGS = False  # without a guard against SIGBUS, they must not touch a mapped file
+
+__all__ = [
+    "Buffers",
+    "Payloads",
+    "copy_bytes",
+    "find_other",
+    "gather",
+    "pack",
+    "parse_floats",
+    "parse_integers",
+    "resize",
+]
 
 
 class Buffers:
     """References to buffers (bytes, mappings, arrays), with their addresses and lengths.
 
-    A mapping among them cannot be closed meanwhile; its file must not shrink while it is read.
+    A mapping among them cannot be closed meanwhile. Only the kernels may touch its bytes: where its file has shrunk,
+    they raise OSError.
     """
 
     def __init__(self, buffers: Iterable[Any]):
@@ -41,7 +56,7 @@ class Payloads:
     Raises ValueError where they lie outside their buffer.
 
     >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
-    >>> [bytes(payload) for payload in payloads], bytes(payloads[1:][0])
+    >>> list(payloads), payloads[1:][0]
     ([b'dog', b'bird', b'cat'], b'bird')
     """
 
@@ -73,15 +88,16 @@ class Payloads:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __iter__(self) -> Iterator[memoryview]:
+    def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, place: Any) -> Any:
-        """Return one payload as a memoryview; for a slice or an array of places, Payloads."""
+        """Return a copy of one payload; for a slice or an array of places, Payloads.
+
+        Raises OSError where the payload lies in a mapped file that has shrunk.
+        """
         if isinstance(place, (int, np.integer)):
-            number = self.number[place]
-            start = int(self.addresses[place] - self.buffers.addresses[number])
-            return self.buffers.views[number][start : start + self.sizes[place]]
+            return copy_bytes(int(self.addresses[place]), int(self.sizes[place]))
         return Payloads.known(self.buffers, self.number[place], self.addresses[place], self.sizes[place])
 
 

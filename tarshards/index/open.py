@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
-from tarshards.index import _headers_py
+from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
@@ -48,9 +48,11 @@ class OpenShard:
 
     @cached_property
     def buffer(self) -> memoryview | None:
-        """All bytes of a mapped shard; None for a remote one, and without the compiled kernel."""
+        """All bytes of a mapped shard, for kernels only; None for a remote one, and without the compiled kernels."""
+        if not memory.READS_MAPPINGS or not isinstance(self.ranges, LocalRanges):
+            return None
         try:
-            return memoryview(self.ranges.mapping) if isinstance(self.ranges, LocalRanges) else None  # type: ignore[arg-type]
+            return memoryview(self.ranges.mapping)  # type: ignore[arg-type]
         except TypeError:
             return None
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import PAGESIZE
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from tarshards.errors import SampleError, TarshardsError
+from tarshards.index import memory
 from tarshards.index.access import IndexedShards, SampleReader
 from tarshards.index.headers import MappedMembers, find_undecided
 from tarshards.index.memory import Buffers, Payloads
@@ -106,8 +107,8 @@ class Places(NamedTuple):
 class MappedPlaces:
     """The places of some fields of all samples of local shards, which stay mapped.
 
-    A shard that cannot be opened is *broken*: its samples fail when they are looked for. While places are in use, no
-    shard may be truncated: reading what is gone ends the process (SIGBUS).
+    A shard that cannot be opened is *broken*: its samples fail when they are looked for. Where a shard is truncated
+    while places are in use, reading what is gone raises OSError (see ``Payloads``).
     """
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
@@ -158,7 +159,7 @@ class MappedPlaces:
             return None
         try:
             return cls(shards, terms)
-        except TypeError:  # without the compiled kernel, shards have no buffer
+        except TypeError:  # without the compiled kernels, shards have no buffer
             return None
 
     @contextmanager
@@ -180,12 +181,15 @@ class MappedPlaces:
                 thread.join()
 
     def _touch(self, over: threading.Event) -> None:
-        for shard, view in enumerate(self._buffers.views if self._buffers.lengths.sum() <= MOST_TOUCHED else ()):
-            pages = np.frombuffer(view, np.uint8)[::PAGESIZE]
+        lengths = self._buffers.lengths if self._buffers.lengths.sum() <= MOST_TOUCHED else ()
+        for shard, (address, length) in enumerate(zip(self._buffers.addresses, lengths)):
+            pages = address + np.arange(0, length, PAGESIZE, dtype=np.uint64)
             for i in range(0, len(pages), TOUCHED):
                 if over.is_set():
                     return
-                pages[i : i + TOUCHED].max()
+                part = pages[i : i + TOUCHED]
+                with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
+                    memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
             for members in self._members[:, self._first[shard] : self._first[shard + 1]]:
                 find_undecided(self._mapped, np.full(len(members), shard, np.int64), members)
 

@@ -130,7 +130,7 @@ static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
     }
     if (failure) {
         Py_DECREF(data);
-        return PyErr_Format(PyExc_OSError, "the file has shrunk since it was opened");
+        return PyErr_Format(PyExc_OSError, SHRUNK);
     }
     return data;
 }
@@ -159,7 +159,7 @@ static PyType_Slot mapping_slots[] = {
     {Py_tp_new, mapping_new},
     {Py_tp_dealloc, mapping_dealloc},
     {Py_tp_methods, mapping_methods},
-    {Py_tp_doc, "A file mapped for reading; also a buffer, of which a view must not outlive the file's length."},
+    {Py_tp_doc, "A file mapped for reading; also a buffer, which only guarded kernels may touch."},
     {Py_sq_length, mapping_length},
     {Py_bf_getbuffer, mapping_buffer},
     {0, NULL},

@@ -83,6 +83,15 @@ def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
     assert MappedPlaces.of(IndexedShards(shards.urls), TERMS) is None
 
 
+def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
+    from tarshards.index import memory
+
+    monkeypatch.setattr(memory, "READS_MAPPINGS", False)
+    fresh = IndexedShards(shards.urls)
+    assert MappedPlaces.of(fresh, TERMS) is None
+    assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
+
+
 def test_keys_are_like_a_list():
     keys = BatchKeys(np.array(["a", "b", "c"], object), np.array([2, 0, 0]))
     assert keys == ["c", "a", "a"]

@@ -6,18 +6,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tarshards.epoch.permutations import fold
-from tarshards.errors import DecodeError, TarshardsError
+from tarshards.errors import DecodeError, OpenError, TarshardsError
 from tarshards.index.memory import Payloads
 from tarshards.index.places import Failures, Places
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.samples.fields import Term, parse_selection
+from tarshards.storage.streams import words
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
@@ -44,6 +45,27 @@ class LocatedSamples:
         """Return the samples from *begin* to *end*."""
         places, part = self.places.part(begin, end), slice(begin, end)
         return LocatedSamples(places, self.numbers[part], self.shards[part], self.names)
+
+    def copied(self) -> tuple[LocatedSamples, Failures]:
+        """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
+        lost: Failures = {}
+        copies = [
+            Payloads.of([self._copy(payloads, i, lost) for i in range(len(self))]) for payloads in self.places.payloads
+        ]
+        return replace(self, places=self.places._replace(payloads=copies)), lost
+
+    def _copy(self, payloads: Payloads, place: int, lost: Failures) -> bytes:
+        try:
+            return payloads[place]
+        except OSError as error:
+            lost[place] = self.unreadable(place, error)
+            return b""
+
+    def unreadable(self, place: int, error: OSError) -> OpenError:
+        """Return the error of a sample whose shard has shrunk."""
+        lost = OpenError(words(error), url=self.names[self.shards[place]], key=self.places.keys[place])
+        lost.__cause__ = error
+        return lost
 
 
 @dataclass
@@ -92,6 +114,9 @@ class Assembler:
                     except DecodeError as error:
                         failures[place] = self._located(error, samples, place, column)
                         break
+                    except OSError as error:
+                        failures[place] = samples.unreadable(place, error)
+                        break
                 else:
                     self.readers, self.is_open = opened, True
                     break
@@ -102,13 +127,33 @@ class Assembler:
         begun = time.perf_counter()
         samples = locate()
         failures = samples.places.check() if self.is_open else self.open(samples)
+        draws = self._draws(key, samples.numbers)
+        between = time.perf_counter()
+        try:
+            batch, places, failures = self._batch(samples, failures, draws, number)
+        except OSError:  # a mapped shard has shrunk: what is still there is read from copies
+            samples, lost = samples.copied()
+            batch, places, failures = self._batch(samples, lost | failures, draws, number)
+        if self.transforms and places:
+            rng = np.random.default_rng([int(draws[0]), 1])
+            for transform in self.transforms:
+                batch = transform(batch, rng)
+        size = sum(int(payloads.sizes.sum()) for payloads in places.payloads) if places else 0
+        return AssembledBatch(batch, samples, failures, size, between - begun, time.perf_counter() - between)
+
+    def _batch(
+        self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
+    ) -> tuple[dict[str, Any], Places | None, Failures]:
+        """Return the batch of what is not among the *failures*, its places (None for none to read), and all failures.
+
+        Raises OSError where a mapped shard has shrunk.
+        """
         if len(failures) == len(samples):
-            return AssembledBatch(self._nothing(), samples, failures, reading=time.perf_counter() - begun)
-        places, kept, draws = samples.places, np.arange(len(samples)), self._draws(key, samples.numbers)
+            return self._nothing(), None, failures
+        places, kept = samples.places, np.arange(len(samples))
         if failures:
             kept = np.delete(kept, list(failures))
             places = places.keep(kept)
-        between = time.perf_counter()
         columns, failed = self._read(places.payloads, draws[kept] if failures else draws, number)
         if failed:
             located = {kept[i]: self._located(error, samples, kept[i], column) for i, (column, error) in failed.items()}
@@ -117,12 +162,7 @@ class Assembler:
             places, columns = places.keep(good), [_keep(column, good) for column in columns]
         batch = {name: reader.join(column) for name, reader, column in zip(self.names, self.readers, columns)}
         batch["__key__"] = places.keys
-        if self.transforms:
-            rng = np.random.default_rng([int(draws[0]), 1])
-            for transform in self.transforms:
-                batch = transform(batch, rng)
-        size = sum(int(payloads.sizes.sum()) for payloads in places.payloads)
-        return AssembledBatch(batch, samples, failures, size, between - begun, time.perf_counter() - between)
+        return batch, places, failures
 
     def _read(
         self, payloads: list[Payloads], draws: np.ndarray, number: int

@@ -20,7 +20,7 @@ class ArrayHeader(NamedTuple):
     prefix: bytes
 
 
-def parse_header(payload: memoryview) -> ArrayHeader:
+def parse_header(payload: bytes) -> ArrayHeader:
     """Read the header of a .npy file (numpy.lib.format); raise DecodeError if there is none or the order is not C's."""
     from numpy.lib import format
 
@@ -35,4 +35,4 @@ def parse_header(payload: memoryview) -> ArrayHeader:
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
-    return ArrayHeader(dtype, shape, bytes(payload[: stream.tell()]))
+    return ArrayHeader(dtype, shape, payload[: stream.tell()])

@@ -14,7 +14,7 @@ from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
 
 TWINS = ["native", "python"]
-KERNELS = ["find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
+KERNELS = ["copy_bytes", "find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
 
 
 def load_twin(name):

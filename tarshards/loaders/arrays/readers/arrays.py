@@ -87,7 +87,7 @@ class Array(Reader):
         if self.dtype is not None and self.dtype.hasobject:
             raise TypeError("arrays of Python objects have no safe form in bytes")
 
-    def open(self, field: str, payload: memoryview) -> Rows:
+    def open(self, field: str, payload: bytes) -> Rows:
         """Learn the dtype, the shape and where the elements begin."""
         if field.rpartition(".")[2] == "npy":
             rows = Rows(*parse_header(payload))

@@ -21,7 +21,7 @@ class Reader:
 
     is_quick = False  # whether reading a batch is a few copies, for which threads are not worth it; it has no draws
 
-    def open(self, field: str, payload: memoryview) -> Reader:
+    def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader for the *field* whose first payload is given; raise DecodeError if none fits."""
         return self
 
@@ -32,7 +32,8 @@ class Reader:
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Read *payloads* into the batch from place *first* on; return what failed, by its number in the payloads.
 
-        *draws* are those of the samples (see draws_of). A place that failed holds anything.
+        *draws* are those of the samples (see draws_of). A place that failed holds anything. Raises OSError where
+        payloads lie in a mapped file that has shrunk; so may ``join``.
         """
         failed = {}
         for i, payload in enumerate(payloads):
@@ -42,7 +43,7 @@ class Reader:
                 failed[i] = failure(exc)
         return failed
 
-    def decode(self, payload: memoryview) -> Any:
+    def decode(self, payload: bytes) -> Any:
         """Decode one payload."""
         raise NotImplementedError
 

@@ -124,14 +124,14 @@ class EncodedImages(Reader):
                 failed[i] = failure(exc)
         boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
         flips = crops.flips_of(draws, self.view.flip)
-        for i in range(len(payloads)):
+        for i, payload in enumerate(payloads):
             if i in failed:
                 continue
             try:
                 if self.view.size is None:
                     batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
-                self._read_one(batch[first + i], payloads[i], (height, width), boxes[i : i + 1], flips[i : i + 1])
+                self._read_one(batch[first + i], payload, (height, width), boxes[i : i + 1], flips[i : i + 1])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
@@ -141,7 +141,7 @@ class EncodedImages(Reader):
         return stack(batch) if self.view.size is None else batch
 
     def _read_one(
-        self, out: np.ndarray, payload: memoryview, size: tuple[int, int], boxes: np.ndarray, flips: np.ndarray
+        self, out: np.ndarray, payload: bytes, size: tuple[int, int], boxes: np.ndarray, flips: np.ndarray
     ) -> None:
         direct = out if self.view.keeps((*size, 3)) and not flips[0] else None
         target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
@@ -160,7 +160,7 @@ class Images(Reader):
     def __init__(self, view: View, shape: tuple[int, ...] | None):
         self.view, self.shape = view, shape
 
-    def open(self, field: str, payload: memoryview) -> Reader:
+    def open(self, field: str, payload: bytes) -> Reader:
         """Tell raw pixels and .npy from encoded images."""
         if self.shape is not None:
             return RawImages(Rows(np.dtype(np.uint8), self.shape), self.view)
@@ -185,7 +185,7 @@ def _resize(
         out[:] = target
 
 
-def _size_of(payload: memoryview) -> tuple[int, int]:
+def _size_of(payload: bytes) -> tuple[int, int]:
     """Return the height and width that the header tells; raise ValueError where there is none, or of a bomb."""
     from PIL import Image
 
@@ -195,7 +195,7 @@ def _size_of(payload: memoryview) -> tuple[int, int]:
     return height, width
 
 
-def _header(payload: memoryview) -> tuple[int, int]:
+def _header(payload: bytes) -> tuple[int, int]:
     if jpeg := _simplejpeg(payload):
         with suppress(ValueError):  # Pillow reports what is wrong with it
             height, width, _, _ = jpeg.decode_jpeg_header(payload)
@@ -216,7 +216,7 @@ def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> t
     return math.ceil(size[0] * factor), math.ceil(size[1] * factor)
 
 
-def _decode(payload: memoryview, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
+def _decode(payload: bytes, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
     """Decode to RGB, JPEG by DCT scaling to not less than *least*, into *out* or this thread's buffer."""
     jpeg = _simplejpeg(payload)
     if jpeg:
@@ -227,7 +227,7 @@ def _decode(payload: memoryview, least: tuple[int, int], out: np.ndarray | None)
                 buffer = _buffer(height * width * 3) if out is None else out
                 pixels: np.ndarray = jpeg.decode_jpeg(payload, "RGB", buffer=buffer, **scaling)
                 return pixels
-    return np.ascontiguousarray(decode_image(bytes(payload), "rgb8"))
+    return np.ascontiguousarray(decode_image(payload, "rgb8"))
 
 
 def _eighths(size: tuple[int, int], scaled: tuple[int, ...]) -> int:
@@ -242,7 +242,7 @@ def _buffer(size: int) -> np.ndarray:
     return buffer
 
 
-def _simplejpeg(payload: memoryview) -> Any:
+def _simplejpeg(payload: bytes) -> Any:
     """Return the module, if it is there and the payload looks like a JPEG."""
     if payload[:3] != b"\xff\xd8\xff":
         return None

@@ -35,7 +35,7 @@ class Numbers(Reader):
         begun = 0
         while (bad := parse(out[begun:], payloads.addresses[begun:], payloads.sizes[begun:])) >= 0:
             begun += bad
-            failed[begun] = DecodeError(f"{bytes(payloads[begun][:20])!r} is not {self.kind}")
+            failed[begun] = DecodeError(f"{payloads[begun][:20]!r} is not {self.kind}")
             begun += 1
         return failed
 
@@ -47,9 +47,9 @@ class Function(Reader):
         refuse_async(function, "a reader")
         self.function, self.pad = function, pad
 
-    def decode(self, payload: memoryview) -> Any:
+    def decode(self, payload: bytes) -> Any:
         """Call the function."""
-        return self.function(bytes(payload))
+        return self.function(payload)
 
     def join(self, batch: Batch) -> Any:
         """Stack what can be stacked."""
@@ -62,14 +62,14 @@ class Codec(Reader):
     def __init__(self, images: str | None, pad: Any, field: str = ""):
         self.images, self.pad, self.field = images, pad, field
 
-    def open(self, field: str, payload: memoryview) -> Reader:
+    def open(self, field: str, payload: bytes) -> Reader:
         """Learn the extension."""
         return Codec(self.images, self.pad, field)
 
-    def decode(self, payload: memoryview) -> Any:
+    def decode(self, payload: bytes) -> Any:
         """Decode one payload; the field is left to be named by the caller, who knows the key too."""
         try:
-            return decode_field(self.field, bytes(payload), images=self.images)
+            return decode_field(self.field, payload, images=self.images)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
@@ -84,13 +84,12 @@ class Plain(Reader):
     def __init__(self, codec: str | None):
         self.codec = codec
 
-    def decode(self, payload: memoryview) -> Any:
+    def decode(self, payload: bytes) -> Any:
         """Decode with the codec of that extension, if there is one."""
-        data = bytes(payload)
         if self.codec is None:
-            return data
+            return payload
         try:
-            return decode_field(self.codec, data)
+            return decode_field(self.codec, payload)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 

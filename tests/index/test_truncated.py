@@ -1,0 +1,152 @@
+"""Mapped shards that are truncated while they are in use: what reads them raises or has a copy, and no process dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tarshards import ShardWriter
+
+# Each case runs in a child of its own, so that a dead one is seen.
+PROGRAM = """
+import json, os, sys, traceback
+import numpy as np
+from tarshards import IndexedShards, Stream
+from tarshards.errors import OpenError, TarError
+from tarshards.index.build import build_index
+from tarshards.index.places import MappedPlaces
+from tarshards.loaders.dali.external_source import batch_source
+from tarshards.samples.fields import parse_selection
+from tarshards.storage.location import Location
+
+def shrink(known=False):
+    # Truncate the shard; unless it is to be *known*, with the times that it had, so that only its missing bytes tell.
+    status = os.stat(path)
+    os.truncate(path, 4096)
+    if not known:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+def fails(function):
+    # Return what the OpenError says that *function* raises.
+    try:
+        value = function()
+    except (OpenError, TarError) as error:
+        assert path in str(error) and "\\n" not in str(error), error
+        return True
+    return value
+
+for number, case in enumerate(json.loads(sys.argv[2])):
+    if os.fork() == 0:
+        path = f"{sys.argv[1]}/{number}/set-0.tar"
+        shards = IndexedShards(path)
+        try:
+            exec(case, globals())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+CASES = {
+    "a slice that is held": """
+rows = shards.column("x.npy")[3:30:2]
+before = rows.copy()
+shrink(known=True)
+assert (rows == before).all() and len(rows) == 14
+""",
+    "a row that is held": """
+row = shards.column("x.npy")[30]
+total = row.sum()
+shrink(known=True)
+assert row.sum() == total
+""",
+    "a slice, a row, several and all": """
+column = shards.column("x.npy")
+column[0]
+shrink()
+for index in slice(3, 30), slice(30, 3, -1), 39, [5, 39]:
+    assert fails(lambda: column[index]) is True, index
+assert fails(lambda: np.asarray(column)) is True
+""",
+    "a slice, known to be truncated": """
+column = shards.column("x.npy")
+column[0]
+shrink(known=True)
+assert fails(lambda: column[:]) is True
+""",
+    "the .npy headers of a column": """
+column = shards.column("x.npy")
+shard = shards.shards.open(0)
+shard.find_stale(np.arange(len(shard.index.size)))  # all have been compared
+shrink()
+assert fails(lambda: column[0]) is True
+""",
+    "a sample": """
+shards[0]
+shrink()
+for place in 20, 39, -1:
+    assert fails(lambda: shards[place]) is True
+assert fails(lambda: list(shards)) is True
+assert fails(lambda: shards.__getitems__([1, 30])) is True
+""",
+    "the headers of samples": """
+places = MappedPlaces.of(shards, parse_selection("txt"))
+found = places.find(np.zeros(40, np.int64), np.arange(40))
+shrink()
+failures = found.check()
+assert len(failures) > 30 and all(isinstance(error, OpenError) for error in failures.values()), failures
+""",
+    "pages that are read ahead": """
+import threading
+places = MappedPlaces.of(shards, parse_selection("txt"))
+shrink()
+places._touch(threading.Event())
+""",
+    "what is read of a shard in any order": """
+ranges = Location.of(path).ranges()
+shrink()
+assert fails(lambda: ranges.read(20_000, 10)) is True
+""",
+    "the checksums of an index that is built": """
+from tarshards.index import build
+index = build_index(path)
+opened = Location.of(path).ranges()
+shrink()
+assert fails(lambda: list(build._checksums(opened, index))) is True
+""",
+    "batches for DALI, and one that is held": """
+source = iter(batch_source(Stream.from_shards(path), 8, fields="txt cls x.npy"))
+held = next(source)
+before = [np.array(column) for column in held]
+shrink()
+assert all((np.array(column) == old).all() for column, old in zip(held, before))
+assert fails(lambda: list(source)) is True
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    """How the process of each case ended."""
+    folder = tmp_path_factory.mktemp("cases")
+    for number in range(len(CASES)):
+        (folder / str(number)).mkdir()
+        with ShardWriter(str(folder / str(number) / "set-%d.tar"), index=True) as writer:
+            for sample in range(40):
+                fields = {"x.npy": np.full(100, sample), "txt": "t" * 600, "cls": sample}
+                writer.write({"__key__": f"{sample:03d}", **fields})
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(list(CASES.values()))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return dict(zip(CASES, map(int, done.stdout.split()), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_process_dies(codes, case):
+    assert codes[case] == 0

@@ -1,0 +1,162 @@
+"""Shards that are truncated after the places of samples in them were found: an error that names them, never SIGBUS."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tarshards import ShardWriter, Stream, readers
+from tarshards.loaders.arrays.loader import ArrayLoader
+from tarshards.loaders.arrays.readers.base import Reader
+
+SAMPLES, PER_SHARD = 48, 24
+
+# Every reader, each kind of payload that it treats in a way of its own: a field, and Python that makes the reader.
+WAYS = {
+    "array": [("x.npy", "array()"), ("raw", "array('u1')"), ("raw", "array('u1', (30, 40))")],
+    "bytes_": [("jpg", "bytes_()")],
+    "decoded": [("json", "decoded()"), ("x.npy", "decoded()"), ("msg", "decoded()"), ("jpg", "decoded('rgb8')")],
+    "floating": [("loss", "floating()")],
+    "image": [
+        *[("jpg", "image(20, crop='random_resized')"), ("jpg", "image()"), ("png", "image(20, dtype='float32')")],
+        *[("pixels.npy", "image()"), ("pixels.npy", "image(9, crop='center')"), ("raw", "image(9, shape=(20, 20, 3))")],
+    ],
+    "integer": [("cls", "integer()")],
+    "json": [("json", "json()")],
+    "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')")],
+    "text": [("text.txt", "text()")],
+    "using": [("raw", "using(len)"), ("raw", "using(lambda data: data[-1])")],
+}
+
+# Each way is tried in a child of its own, so that a dead one is seen.
+PROGRAM = """
+import json as json_, os, shutil, subprocess, sys
+from tarshards import ArrayLoader, Stream, readers
+from tarshards.errors import OpenError
+from tarshards.index import places
+
+source, into, ways = sys.argv[1], sys.argv[2], json_.loads(sys.argv[3])
+
+def truncate(path):
+    os.truncate(path, 4096)
+
+def truncate_elsewhere(path):
+    subprocess.run(["truncate", "-s", "4096", path], check=True)
+
+def after(kind, name, calls, path, cut):
+    made, method = [0], getattr(kind, name)
+    def call(*arguments):
+        result = method(*arguments)
+        made[0] += 1
+        if made[0] == calls:
+            cut(path)
+        return result
+    setattr(kind, name, call)
+    return lambda: setattr(kind, name, method)
+
+def run(field, code, kind, name, calls, cut, threads, raises):
+    folder, errors, delivered, raised = f"{into}/{os.getpid()}", [], [], None
+    shutil.copytree(source, folder)
+    options = {} if raises else {"on_error": errors.append}
+    stream = Stream.from_shards(f"{folder}/set-{{0,1}}.tar", shuffle=not raises, **options)
+    loader = ArrayLoader(stream, 12, fields={"x:" + field: eval(code, vars(readers))}, threads=threads)
+    restore = after(kind, name, calls, f"{folder}/set-{0 if raises else 1}.tar", cut)
+    try:
+        for batch in loader:
+            delivered += batch["__key__"]
+    except OpenError as error:
+        raised = str(error)
+    restore()
+    shutil.rmtree(folder)
+    return delivered, raised, [(type(error).__name__, error.reason, error.url, error.key) for error in errors]
+
+for number, way in enumerate(ways):
+    if os.fork() == 0:
+        outcomes = {}
+        for moment, kind, name, calls, cut in [
+            ("opened", places.Places, "check", 1, truncate),
+            ("found", places.MappedPlaces, "find", 3, truncate),
+            ("checked", places.Places, "check", 2, truncate),
+            ("checked, elsewhere", places.Places, "check", 2, truncate_elsewhere),
+        ]:
+            for threads in 0, 2:
+                for raises in False, True:
+                    arguments = kind, name, calls, cut, threads, raises
+                    outcomes[f"{moment}, {threads} threads, raises: {raises}"] = run(*way, *arguments)
+        with open(f"{into}/{number}.json", "w") as file:
+            json_.dump(outcomes, file)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    rng = np.random.default_rng(0)
+    with ShardWriter(str(folder / "set-%d.tar"), max_samples=PER_SHARD, index=True) as writer:
+        for number in range(SAMPLES):
+            pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            images = {}
+            for kind, name in ("jpg", "JPEG"), ("png", "PNG"):
+                stream = io.BytesIO()
+                Image.fromarray(pixels).resize((60, 50)).save(stream, name)
+                images[kind] = stream.getvalue()
+            fields = {"x.npy": rng.normal(size=(3, 4)), "pixels.npy": pixels, "raw": rng.bytes(1200), "cls": number}
+            fields |= {"json": {"boxes": [number]}, "msg": [number], "loss": b"0.25", "text.txt": "t" * 500, **images}
+            writer.write({"__key__": f"{number:03d}", **fields})
+    return folder
+
+
+def kinds_of(base=Reader):
+    return {base}.union(*(kinds_of(kind) for kind in base.__subclasses__() if kind.__module__.startswith("tarshards.")))
+
+
+def test_no_reader_is_forgotten(folder):
+    functions = {name for name in readers.__all__ if name not in ("Reader", "draws_of", "reader_of")}
+    assert set(WAYS) == functions, "a new reader needs its lines in WAYS"
+    opened = set()
+    for field, code in (way for ways in WAYS.values() for way in ways):
+        reader = eval(code, vars(readers))
+        loader = ArrayLoader(Stream.from_shards(f"{folder}/set-0.tar"), 4, fields={field: reader})
+        loader.maker.open()
+        opened |= {type(reader), type(loader.maker.assembler.readers[0])}
+    assert opened == kinds_of() - {Reader}
+
+
+ALL = [way for ways in WAYS.values() for way in ways]
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder, tmp_path_factory):
+    into = tmp_path_factory.mktemp("outcomes")
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(into), json.dumps(ALL)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    codes = list(map(int, done.stdout.split()))
+    return [json.loads((into / f"{i}.json").read_text()) if code == 0 else code for i, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize("number", range(len(ALL)), ids=map(str, ALL))
+def test_the_samples_that_are_gone_fail_and_the_process_lives(outcomes, number):
+    assert isinstance(outcomes[number], dict), f"the process ended with {outcomes[number]}"
+    for case, (delivered, raised, lost) in outcomes[number].items():
+        if case.endswith("raises: True"):
+            assert raised is not None, case
+            assert "\n" not in raised, case
+            assert "set-0.tar: " in raised, case
+            continue
+        assert raised is None, case
+        assert {f"{number:03d}" for number in range(PER_SHARD)} <= set(delivered), "the other shard is delivered whole"
+        failed = [key for _, _, _, key in lost if key is not None]
+        assert len({*delivered, *failed}) == len(delivered) + len(failed) <= SAMPLES, case
+        assert lost, case
+        assert len(delivered) < SAMPLES or "2 threads" in case, case  # which may have been quicker
+        for kind, reason, url, _ in lost:
+            assert (kind, url.rpartition("/")[2]) == ("OpenError", "set-1.tar"), (case, kind, url, reason)
+            assert "shrunk" in reason or "was written to" in reason, case
