@@ -14,11 +14,13 @@ TarshardsError
 └── AuditError       (ValueError) samples that were neither delivered nor accounted for
 
 Each is also the error of Python in brackets, so that ``except OSError`` catches whatever a URL fails with. Bad
-arguments raise Python's own TypeError and ValueError.
+arguments raise Python's own TypeError and ValueError; the functions at the end check them.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -124,3 +126,62 @@ class StateError(TarshardsError, ValueError):
 
 class AuditError(TarshardsError, ValueError):
     """Samples that were neither delivered nor accounted for."""
+
+
+# Checks of arguments, used where they enter the package.
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """Return the argument *name* as an int: any integer, numpy's too, but no bool.
+
+    Raises TypeError for anything else, and ValueError for less than *least*.
+
+    >>> whole_number("batch_size", "64")
+    Traceback (most recent call last):
+    TypeError: batch_size must be a whole number, not '64'
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, not {shortened(value)}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def flag(name: str, value: Any, advice: str = "") -> bool:
+    """Return the argument *name* as a bool; raise TypeError, which ends in *advice*, unless it is True or False.
+
+    >>> flag("allow_pipe", "no")
+    Traceback (most recent call last):
+    TypeError: allow_pipe must be True or False, not 'no'
+    """
+    is_flag = value in (True, False) if isinstance(value, int) else type(value).__name__ in ("bool", "bool_")
+    if not is_flag:
+        raise TypeError(f"{name} must be True or False, not {shortened(value)}{advice}")
+    return bool(value)
+
+
+def shortened(value: Any) -> str:
+    """Return how messages show an argument: its repr, in one line of at most 100 characters.
+
+    >>> shortened("64"), len(shortened("64" * 99))
+    ("'64'", 100)
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the question for the one of *known* that is most like *name*, whatever its case; "" if none is.
+
+    >>> did_you_mean("PNG", ["cls", "png"]), did_you_mean("txt", ["cls", "png"])
+    ("; did you mean 'png'?", '')
+    """
+    from difflib import get_close_matches
+
+    names = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import OpError
+from tarshards.errors import OpError, shortened
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -168,8 +168,10 @@ def is_coroutine_function(function: Any) -> bool:
     return iscoroutinefunction(function) or (callable(function) and iscoroutinefunction(type(function).__call__))
 
 
-def refuse_async(function: Any, caller: str) -> None:
-    """Raise TypeError, which names *caller*, for a function whose coroutines nobody would await."""
+def check_function(function: Any, caller: str) -> None:
+    """Raise TypeError, which names *caller*, for what is no function, or one whose coroutines nobody would await."""
+    if not callable(function):
+        raise TypeError(f"{caller} takes a function, not {shortened(function)}")
     if is_coroutine_function(function):
         raise TypeError(f"{caller} does not await the async function {function!r}; use async_map()")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from tarshards.errors import flag, whole_number
+
 Tail = Literal["exact", "pad", "drop"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
@@ -20,7 +22,8 @@ class EpochOptions:
       and "exact" for one. Requires indexes.
     - *pool*: the samples that are shuffled together, over all ranks (None: 2**18). Requires indexes.
 
-    Raises ValueError for another *tail*.
+    Raises TypeError for a *seed* or *pool* that is no integer and a *shuffle* that is no bool, and ValueError for a
+    *pool* below 1 and another *tail*.
     """
 
     shuffle: bool = False
@@ -29,8 +32,12 @@ class EpochOptions:
     pool: int | None = None
 
     def __post_init__(self) -> None:
+        advice = "; pool= is the number of samples that are shuffled together"
+        self.__dict__.update(seed=whole_number("seed", self.seed), shuffle=flag("shuffle", self.shuffle, advice))
         if self.tail is not None:
             check_tail(self.tail)
+        if self.pool is not None:
+            self.__dict__.update(pool=whole_number("pool", self.pool, 1))
 
     @property
     def needs_index(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tarshards.errors import WorldError
+from tarshards.errors import WorldError, shortened, whole_number
 
 T = TypeVar("T")
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 class World:
     """One worker of one rank: *rank* of *world_size*, *worker* of *num_workers*, all counted from 0.
 
-    *seed* is what the workers of one pass over a DataLoader have in common (None outside of workers).
+    *seed* is what the workers of one pass over a DataLoader have in common (None outside of workers). Raises WorldError
+    for a place that does not exist, and TypeError for anything but integers.
     """
 
     rank: int = 0
@@ -27,10 +28,19 @@ class World:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size", "worker", "num_workers"):
+            self.__dict__[name] = whole_number(name, getattr(self, name))
         if not (0 <= self.rank < self.world_size and 0 <= self.worker < self.num_workers):
             raise WorldError(
                 f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}: no such place"
             )
+
+    @classmethod
+    def of(cls, world: World | None) -> World | None:
+        """Return what ``world=`` gives; raise TypeError unless it is a World or None."""
+        if world is not None and not isinstance(world, World):
+            raise TypeError(f"world must be a World, such as World(rank=0, world_size=2), not {shortened(world)}")
+        return world
 
     @classmethod
     def detect(cls, ranks: World | None = None) -> World:

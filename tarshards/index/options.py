@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from tarshards.errors import ShardIndexError
+from tarshards.errors import ShardIndexError, flag
 from tarshards.index.sidecar import has_index
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, split_name
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
@@ -30,7 +30,8 @@ class Opening:
       needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
     - *fields*: the names of the fields to read (``FieldNames.of`` makes them of what users give); None reads all. A
       name that no sample of a shard has is an error: with an index when the shard is opened, else at the shard's end
-    - *on_error*: called with the error of a sample or a shard that cannot be read, which is then left out; None raises
+    - *on_error*: a function of the error, such as a ``Ledger``, which is called for a sample or a shard that cannot be
+      read, and that is then left out; "skip" logs a warning of each, "raise" or None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
 
     The others are for shards that are read as streams; an index knows where the members lie:
@@ -45,12 +46,12 @@ class Opening:
     - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
       Zeros that overwrote members look like the end of an archive, so only with this word may members follow one
 
-    Raises ValueError for other values, and for combinations that are excluded here.
+    Raises ValueError or TypeError for other values, and ValueError for combinations that are excluded here.
     """
 
     index: bool | Literal["auto"] = "auto"
     fields: FieldNames | None = None
-    on_error: Callable[[Exception], Any] | None = None
+    on_error: ErrorPolicy = None
     allow_pipe: bool = False
     on_damage: OnDamage = "end"
     split: KeyRule = split_name
@@ -60,9 +61,11 @@ class Opening:
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
             raise ValueError(f'index must be True, False or "auto", not {self.index!r}')
-        if self.index is True and self.split is not split_name:
+        for name in ("allow_pipe", "concatenated"):
+            flag(name, getattr(self, name))
+        if self.index and self.index != "auto" and self.split is not split_name:
             raise ValueError("split= requires index=False: indexes are made with split_name")
-        check_reading(self.on_error, self.on_damage, self.end)
+        check_reading(self.on_error, self.on_damage, self.end, self.split)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
         """Return whether *shards* are read through their indexes.

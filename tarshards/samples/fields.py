@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, did_you_mean, shortened
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import OnError
 
@@ -36,8 +36,14 @@ class FieldNames:
     @classmethod
     def of(cls, fields: str | Iterable[str] | None) -> FieldNames | None:
         """Return the names of *fields*, a list or words in one string; None, which means all, stays None."""
-        words = fields.split() if isinstance(fields, str) else fields
-        return None if words is None else cls(tuple(tuple(word.split(";")) for word in words))
+        if fields is None:
+            return None
+        if isinstance(fields, Mapping | bytes) or not isinstance(fields, Iterable):
+            raise TypeError(f"fields are names, in one string or a list, not {shortened(fields)}")
+        words = fields.split() if isinstance(fields, str) else list(map(check_name, fields))
+        if not words:
+            raise ValueError("fields= names no field; None reads all")
+        return cls(tuple(tuple(word.split(";")) for word in words))
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -57,7 +63,8 @@ class FieldNames:
     def check(self, known: Collection[str], url: str) -> None:
         """Raise SampleError if the samples of the shard *url*, whose fields are *known*, lack one altogether."""
         if known and (lacking := self.lacking(known)):
-            reason = f"no sample has a field {' or '.join(lacking)}; the fields are {', '.join(sorted(known))}"
+            hint = next(filter(None, (did_you_mean(name, known) for name in lacking)), "")
+            reason = f"no sample has a field {' or '.join(lacking)}; the fields are {', '.join(sorted(known))}{hint}"
             raise SampleError(reason, url=url)
 
     def take(self, samples: Iterable[Sample], url: str, on_error: OnError) -> Iterator[Sample]:
@@ -76,12 +83,40 @@ class FieldNames:
 
 
 def split_fields(fields: tuple[str, ...]) -> list[list[str]]:
-    """Split words into alternatives.
+    """Split words into alternatives; raise ValueError where there is none.
 
     >>> split_fields(("jpg;png cls",))
     [['jpg', 'png'], ['cls']]
     """
-    return [name.split(";") for name in " ".join(fields).split()]
+    names = [name.split(";") for name in " ".join(map(check_name, fields)).split()]
+    if not names:
+        raise ValueError("no field is named")
+    return names
+
+
+def check_name(name: Any) -> str:
+    """Return the name of a field; raise TypeError unless it is a str."""
+    if not isinstance(name, str):
+        raise TypeError(f'the name of a field is a str, such as "cls" or "jpg;png", not {shortened(name)}')
+    return name
+
+
+def check_mapping(fields: Any, caller: str, form: str) -> Mapping[Any, Any]:
+    """Return a dict of fields; raise TypeError, which says what *caller* takes, for anything else."""
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"{caller} takes a dict {form}, not {shortened(fields)}")
+    return fields
+
+
+def no_field(alternatives: Sequence[str], known: Iterable[str]) -> str:
+    """Return which field a sample lacks, which it has, and which may be meant.
+
+    >>> no_field(["jpg", "PNG"], ["__key__", "cls", "png"])
+    "no field jpg or PNG; the sample has cls, png; did you mean 'png'?"
+    """
+    names = [name for name in known if not is_reserved(name)]
+    hint = next(filter(None, (did_you_mean(name, names) for name in alternatives)), "")
+    return f"no field {' or '.join(alternatives)}; the sample has {', '.join(names)}{hint}"
 
 
 def pick_field(sample: Sample, alternatives: list[str]) -> str:
@@ -89,9 +124,7 @@ def pick_field(sample: Sample, alternatives: list[str]) -> str:
     for field in alternatives:
         if field in sample:
             return field
-    wanted = " or ".join(alternatives)
-    known = ", ".join(field for field in sample if not is_reserved(field))
-    raise SampleError(f"no field {wanted}; the sample has {known}", **place(sample))
+    raise SampleError(no_field(alternatives, sample), **place(sample))
 
 
 def place(sample: Any) -> dict[str, Any]:
@@ -108,7 +141,7 @@ def parse_selection(spec: str) -> list[Term]:
     [Term(name='image', alternatives=['jpg', 'png']), Term(name=None, alternatives=['*'])]
     """
     terms = []
-    for word in spec.split():
+    for word in check_name(spec).split():
         name, colon, old = word.rpartition(":")
         alternatives = old.split(";")
         if not all(alternatives) or (colon and not name) or ("*" in alternatives and word != "*"):

@@ -8,12 +8,41 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from tarshards.errors import AuditError
+from tarshards.errors import AuditError, shortened
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
+
+#: What users give as ``on_error=``: None and "raise" raise the first error, "skip" logs each and goes on.
+ErrorPolicy = OnError | Literal["raise", "skip"] | None
+
+
+def error_handler(on_error: ErrorPolicy) -> OnError | None:
+    """Return the function that ``on_error=`` stands for, None to raise; raise ValueError for anything else.
+
+    >>> error_handler("raise"), error_handler(print)
+    (None, <built-in function print>)
+    """
+    if on_error is None or isinstance(on_error, Ledger):
+        return on_error
+    if isinstance(on_error, str) and on_error in ("raise", "skip"):
+        return log_error if on_error == "skip" else None
+    if not callable(on_error):
+        words = f'"raise", "skip", a Ledger, or a function of the error, not {shortened(on_error)}'
+        raise ValueError(f"on_error must be {words}")
+    from tarshards.parallel import check_function
+
+    check_function(on_error, "on_error=")
+    return on_error
+
+
+def log_error(error: Exception) -> None:
+    """Log a warning of what is left out for an error."""
+    import logging
+
+    logging.getLogger("tarshards").warning("left out: %s", error)
 
 
 class Quarantined(NamedTuple):
@@ -102,13 +131,11 @@ class Ledger:
       ValueError: odd
     """
 
-    def __init__(self, *, max_errors: float = 0, on_error: Callable[[Exception], Any] | None = None):
-        if on_error is not None:
-            from tarshards.parallel import refuse_async
-
-            refuse_async(on_error, "on_error=")
+    def __init__(self, *, max_errors: float = 0, on_error: OnError | None = None):
+        if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
+            raise ValueError(f'max_errors must be a number from 0 to float("inf"), not {max_errors!r}')
         self.max_errors = max_errors
-        self.on_error = on_error
+        self.on_error = error_handler(on_error)
         self._errors = 0
         self._tally = Tally()
         self._pid = os.getpid()
@@ -116,11 +143,12 @@ class Ledger:
         self._datasets: dict[str, tuple[Sequence[str], Iterable[int]]] = {}
 
     @classmethod
-    def of(cls, on_error: Callable[[Exception], Any] | None) -> Ledger:
-        """Return *on_error* if it is a ledger, else a new ledger that passes errors to it."""
-        if isinstance(on_error, Ledger):
-            return on_error
-        return cls() if on_error is None else cls(max_errors=float("inf"), on_error=on_error)
+    def of(cls, on_error: ErrorPolicy) -> Ledger:
+        """Return *on_error* if it is a ledger, else a new ledger that passes errors to the function it stands for."""
+        handler = error_handler(on_error)
+        if isinstance(handler, Ledger):
+            return handler
+        return cls() if handler is None else cls(max_errors=float("inf"), on_error=handler)
 
     def __call__(self, error: Exception) -> None:
         self._record(error, self._mine().quarantined)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError
+from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, flag, shortened
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import (
     DUPLICATE_FIELD,
@@ -18,7 +18,7 @@ from tarshards.samples.keys import (
     join_name,
     split_name,
 )
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -33,7 +33,7 @@ OnDamage: TypeAlias = Literal["end", "resync"]
 def read_samples(
     urls: Any,
     *,
-    on_error: Callable[[Exception], Any] | None = None,
+    on_error: ErrorPolicy = None,
     on_damage: OnDamage = "end",
     allow_pipe: bool = False,
     split: KeyRule = split_name,
@@ -42,11 +42,13 @@ def read_samples(
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
 
-    The options are those of ``Opening``. The first error is raised, or passed to *on_error*; if that returns, reading
-    continues: with the next sample where the error concerns one sample, else with the next shard, or after the damage
-    if *on_damage* is "resync".
+    The options are those of ``Opening``. The first error is raised, or passed to *on_error*; if that returns (or
+    *on_error* is "skip"), reading continues: with the next sample where the error concerns one sample, else with the
+    next shard, or after the damage if *on_damage* is "resync".
     """
-    check_reading(on_error, on_damage, end)
+    check_reading(on_error, on_damage, end, split)
+    flag("allow_pipe", allow_pipe)
+    flag("concatenated", concatenated)
     read = partial(
         read_shard,
         ledger=Ledger.of(on_error),
@@ -64,14 +66,16 @@ def _read_shards(urls: Any, read: Callable[[Shard], Iterator[Sample]]) -> Iterat
         yield from read(shard)
 
 
-def check_reading(on_error: Callable[[Exception], Any] | None, on_damage: str, end: str) -> None:
-    """Raise ValueError for words that *on_damage* or *end* do not know, and for "resync" without *on_error*."""
+def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule) -> None:
+    """Raise ValueError for "resync" without *on_error* and for words that are unknown, TypeError for no function."""
     if on_damage not in get_args(OnDamage):
         raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
-    if on_damage == "resync" and on_error is None:
+    if error_handler(on_error) is None and on_damage == "resync":
         raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
     if end not in get_args(ArchiveEnd):
         raise ValueError(f'end is "required" or "optional", not {end!r}')
+    if not callable(split):
+        raise TypeError(f"split must be a function of a member's name, not {shortened(split)}")
 
 
 def read_shard(
@@ -249,7 +253,10 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
     >>> sample_members({"__key__": "a", "txt": "hello", "cls": 7})
     [('a.cls', b'7'), ('a.txt', b'hello')]
     """
-    key = sample.get("__key__")
+    try:
+        key = sample.get("__key__")
+    except AttributeError:
+        raise SampleError(f"a sample is a dict of __key__ and fields, not {shortened(sample)}") from None
     if not isinstance(key, str) or not key:
         raise SampleError(f"a sample needs a __key__ that is a str, not {key!r}", url=sample.get("__url__"))
     fields, are_plain = _fields_of(tuple(sample))
@@ -270,6 +277,9 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
 @lru_cache(1024)
 def _fields_of(names: tuple[str, ...]) -> tuple[list[str], bool]:
     """Return the fields among *names*, sorted, and whether all of them read back after any key without dots."""
+    for name in names:
+        if not isinstance(name, str):
+            raise SampleError(f"the name of a field is a str, not {shortened(name)}")
     fields = sorted(name for name in names if not is_reserved(name))
     return fields, all(split_name(f"k.{field}") == ("k", field) and "\0" not in field for field in fields)
 

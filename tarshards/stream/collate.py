@@ -3,44 +3,91 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from numbers import Number
 from typing import Any
 
 from tarshards.errors import SampleError
+from tarshards.samples.fields import place
+from tarshards.samples.keys import is_reserved
+
+NUMERIC = "biufc"  # kinds of numpy's dtypes
+CURE = "pass a function of your own as collate_fn= (in batched(), as collate=)"
 
 
 def collate(samples: list[Any]) -> Any:
     """Turn samples of one form into one of that form: dicts and tuples by field, the values of a field together.
 
     Numbers and arrays of one shape become a numpy array with a leading axis, tensors a tensor; anything else a list.
-    Raises ValueError for arrays of different shapes and SampleError for samples of different fields.
+    Raises SampleError for samples of different fields, and ValueError for numbers or arrays together with arrays of
+    another shape or with something else; both name the first sample and the one that differs.
     """
     first = samples[0]
     if isinstance(first, dict):
         for sample in samples:
-            if sample.keys() != first.keys():
-                fields = sorted(sample.keys() ^ first.keys())
-                raise SampleError(
-                    f"a batch's samples differ in the fields {', '.join(fields)}",
-                    url=sample.get("__url__"),
-                    key=sample.get("__key__"),
-                )
-        return {field: _stack([sample[field] for sample in samples], field) for field in first}
+            if not isinstance(sample, dict) or sample.keys() != first.keys():
+                raise _other_form(sample, samples)
+        return {field: _stack([sample[field] for sample in samples], field, samples) for field in first}
     if isinstance(first, tuple):
-        return tuple(_stack(list(values), f"element {i}") for i, values in enumerate(zip(*samples, strict=True)))
-    return _stack(samples, "sample")
+        for sample in samples:
+            if not isinstance(sample, tuple) or len(sample) != len(first):
+                raise _other_form(sample, samples)
+        return tuple(_stack(list(values), f"element {i}", samples) for i, values in enumerate(zip(*samples)))
+    return _stack(samples, "sample", samples)
 
 
-def _stack(values: list[Any], field: str) -> Any:
+def _other_form(sample: Any, samples: list[Any]) -> SampleError:
+    """Return the error of a *sample* that has other fields than the first, or another number of elements."""
+    number = next(i for i, each in enumerate(samples) if each is sample)
+    here, first = (f"{_name(samples[i], i)} has {_words(samples[i])}" for i in (number, 0))
+    return SampleError(f"{first}, and {here}, which make no batch; {CURE}", **place(sample))
+
+
+def _words(sample: Any) -> str:
+    if isinstance(sample, dict):
+        return f"the fields {', '.join(name for name in sample if not is_reserved(name)) or '(none)'}"
+    return f"{len(sample)} elements" if isinstance(sample, tuple) else f"type {type(sample).__name__}"
+
+
+def _name(sample: Any, number: int) -> str:
+    """How messages name a sample of a batch: by its key, or by its number there."""
+    key = place(sample)["key"]
+    return f"sample {number}" if key is None else f"sample {key}"
+
+
+def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
+    """Return what a batch has of one field; *samples* are those that the *values* come from, for messages."""
     import numpy as np
 
     first = values[0]
     if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
-        return np.array(values)
+        with suppress(ValueError):  # of rows that differ in length
+            array = np.array(values)
+            if array.ndim == 1 and (array.dtype.kind in NUMERIC or all(isinstance(value, Number) for value in values)):
+                return array
+        raise _misfit(values, field, samples)
     if not hasattr(first, "shape"):
         return values
-    shapes = {str(tuple(value.shape)) if hasattr(value, "shape") else type(value).__name__ for value in values}
-    if len(shapes) > 1:
-        raise ValueError(f"{field}: {' and '.join(sorted(shapes))} make no batch; give them one shape, or a collate=")
+    if any(getattr(value, "shape", None) != first.shape for value in values):
+        raise _misfit(values, field, samples)
     if isinstance(first, np.ndarray):
         return np.stack(values)
+    if not all(type(value) is type(first) for value in values):
+        raise _misfit(values, field, samples)
     return sys.modules["torch"].stack(values)
+
+
+def _misfit(values: list[Any], field: str, samples: list[Any]) -> ValueError:
+    """Return the error of the first of *values* that is of another kind than the one before all others."""
+    kinds = [_kind(value) for value in values]
+    number = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
+    here, first = (f"{kinds[i]} in {_name(samples[i], i)}" for i in (number, 0))
+    return ValueError(f"{field}: {first} and {here} make no batch; give them one type and shape, or {CURE}")
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", ())
+    name = type(value).__name__
+    if isinstance(value, Number) or name == "bool_":
+        return "a number"
+    return f"{name} of shape {tuple(shape)}" if hasattr(value, "shape") else name

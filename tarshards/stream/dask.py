@@ -40,4 +40,4 @@ def dask_map(
     """
     executor: Any = dask_executor(client)
     threads = sum(executor._client.nthreads().values()) if client is None else sum(client.nthreads().values())
-    return bounded_map(function, samples, executor=executor, window=4 * max(1, threads), ordered=ordered)
+    yield from bounded_map(function, samples, executor=executor, window=4 * max(1, threads), ordered=ordered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +16,7 @@ from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import StateError
 from tarshards.index.access import SampleReader
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
@@ -37,7 +37,7 @@ def mix(
     seed: int = 0,
     until: Until = "first",
     tail: Tail | None = None,
-    on_error: Callable[[Exception], Any] | None = None,
+    on_error: ErrorPolicy = None,
 ) -> S:
     """Return one dataset that takes from several by *weights*, by default as many samples of each.
 
@@ -77,7 +77,7 @@ class MixedSource(PlannedSource):
         seed: int,
         until: Until,
         tail: Tail | None,
-        on_error: Callable[[Exception], Any] | None,
+        on_error: ErrorPolicy,
     ):
         self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]

@@ -17,12 +17,21 @@ from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError, flag, shortened, whole_number
 from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image import check_imagespec
 from tarshards.samples.conditions import Template, shard_of
-from tarshards.samples.fields import parse_selection, pick_field, place, select, split_fields
+from tarshards.samples.fields import (
+    check_mapping,
+    check_name,
+    parse_selection,
+    pick_field,
+    place,
+    select,
+    split_fields,
+)
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.ledger import OnError
+from tarshards.samples.ledger import ErrorPolicy, OnError, error_handler
 from tarshards.stream.collate import collate
 from tarshards.stream.op import op
 
@@ -31,17 +40,20 @@ if TYPE_CHECKING:
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
-def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnError | None = None) -> Iterator[Any]:
+def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: ErrorPolicy = None) -> Iterator[Any]:
     """Yield ``function(sample)`` of every sample.
 
-    A failure is raised as it is, with a note of the sample's place; or *on_error* is given an OpError and the sample is
-    left out.
+    A failure is raised as it is, with a note of the sample's place; or *on_error*, a function or "skip", is given an
+    OpError and the sample is left out.
 
     >>> list(map([1, 2], str))
     ['1', '2']
     """
-    _refuse_async(function, "map")
-    handle = _handler(on_error)
+    _check_function(function, "map")
+    return _map(samples, function, _handler(on_error))
+
+
+def _map(samples: Iterable[Any], function: Callable[[Any], Any], handle: OnError) -> Iterator[Any]:
     for sample in samples:
         try:
             result = function(sample)
@@ -52,30 +64,28 @@ def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: OnE
 
 
 @op(per_sample=True, resumable=True, leaves_out="filtered", context=("on_error",))
-def filter(
-    samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error: OnError | None = None
-) -> Iterator[Any]:
+def filter(samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error: ErrorPolicy = None) -> Iterator[Any]:
     """Yield the samples for which *predicate* holds; failures as in ``map``.
 
     >>> list(filter(range(5), lambda x: x % 2))
     [1, 3]
     """
-    _refuse_async(predicate, "filter")
+    _check_function(predicate, "filter")
     pairs = map(samples, lambda sample: (sample, predicate(sample)), on_error=on_error)
     return (sample for sample, wanted in pairs if wanted)
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def map_fields(
-    samples: Iterable[Sample], functions: Mapping[str, Callable[[Any], Any]], *, on_error: OnError | None = None
+    samples: Iterable[Sample], functions: Mapping[str, Callable[[Any], Any]], *, on_error: ErrorPolicy = None
 ) -> Iterator[Sample]:
     """Replace each field that *functions* names by its function's result; failures as in ``map``.
 
     >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
     [{'x': '1', 'y': 2}]
     """
-    for function in functions.values():
-        _refuse_async(function, "map_fields")
+    for function in check_mapping(functions, "map_fields", "{field: function}").values():
+        _check_function(function, "map_fields")
     return map(samples, partial(_map_fields, functions), on_error=on_error)
 
 
@@ -92,7 +102,10 @@ def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
     >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
     [{'__key__': 'a', 'jpg': 1}]
     """
-    names = split_fields(fields)
+    return _keep_fields(samples, split_fields(fields))
+
+
+def _keep_fields(samples: Iterable[Sample], names: list[list[str]]) -> Iterator[Sample]:
     for sample in samples:
         kept = {field: value for field, value in sample.items() if is_reserved(field)}
         for alternatives in names:
@@ -110,7 +123,11 @@ def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterat
     >>> list(rename_fields([{"jpg": 1, "cls": 2}], {"image": "jpg;png"}))
     [{'image': 1, 'cls': 2}]
     """
-    alternatives = {new: old.split(";") for new, old in names.items()}
+    pairs = check_mapping(names, "rename_fields", '{"new": "old"}').items()
+    return _rename_fields(samples, {check_name(new): check_name(old).split(";") for new, old in pairs})
+
+
+def _rename_fields(samples: Iterable[Sample], alternatives: dict[str, list[str]]) -> Iterator[Sample]:
     for sample in samples:
         new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
         renamed = {new_of.get(field, field): value for field, value in sample.items()}
@@ -141,20 +158,25 @@ def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...
     >>> list(to_tuple([{"jpg": 1, "cls": 2}], "jpg;png", "cls"))
     [(1, 2)]
     """
-    names = split_fields(fields)
+    return _to_tuple(samples, split_fields(fields))
+
+
+def _to_tuple(samples: Iterable[Sample], names: list[list[str]]) -> Iterator[tuple[Any, ...]]:
     for sample in samples:
         yield tuple([sample[pick_field(sample, alternatives)] for alternatives in names])
 
 
 def _op_error(error: Exception, sample: Any) -> OpError:
-    failure = OpError(f"{type(error).__name__}: {error}", **place(sample))
+    here = place(sample)
+    has_place = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
+    said = error.reason if has_place else error  # type: ignore[attr-defined]
+    failure = OpError(f"{type(error).__name__}: {said}", **here)
     failure.__cause__ = error
     return failure
 
 
-def _handler(on_error: OnError | None) -> OnError:
-    _refuse_async(on_error, "on_error=")
-    return _raise_cause if on_error is None else on_error
+def _handler(on_error: ErrorPolicy) -> OnError:
+    return error_handler(on_error) or _raise_cause
 
 
 def _raise_cause(failure: Exception) -> None:
@@ -170,24 +192,29 @@ def decode(
     images: str | None = None,
     *,
     allow_unsafe: bool = False,
-    on_error: OnError | None = None,
+    on_error: ErrorPolicy = None,
 ) -> Iterator[Sample]:
     """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
 
-    A field that does not decode raises DecodeError; or that is given to *on_error* and the sample is left out.
+    A field that does not decode raises DecodeError; or that is given to *on_error* (or "skip") and the sample is left
+    out.
     ``allow_unsafe`` lets pickle and full torch.load run.
 
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
     """
-    _refuse_async(on_error, "on_error=")
+    options = {"images": check_imagespec(images), "allow_unsafe": flag("allow_unsafe", allow_unsafe)}
+    return _decode(samples, error_handler(on_error), options)
+
+
+def _decode(samples: Iterable[Sample], on_error: OnError | None, options: dict[str, Any]) -> Iterator[Sample]:
     for sample in samples:
         field = ""
         decoded = {}
         try:
             for field, value in sample.items():
                 if isinstance(value, bytes) and not is_reserved(field):
-                    value = decode_field(field, value, images=images, allow_unsafe=allow_unsafe)
+                    value = decode_field(field, value, **options)
                 decoded[field] = value
         except DecodeError as error:
             failure = DecodeError(error.reason, **place(sample), field=field)
@@ -210,10 +237,9 @@ def batched(
     >>> list(batched([(1, "a"), (2, "b"), (3, "c")], 2))
     [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
     """
-    if size < 1:
-        raise ValueError(f"a batch holds at least 1 sample, not {size}")
-    _refuse_async(collate, "batched")
-    return _batched(samples, size, collate, partial)
+    size = whole_number("size", size, 1)
+    _check_function(collate, "batched")
+    return _batched(samples, size, collate, flag("partial", partial))
 
 
 def _batched(samples: Iterable[Any], size: int, collate: Callable[[list[Any]], Any], partial: bool) -> Iterator[Any]:
@@ -249,9 +275,9 @@ def shuffle(
     >>> sorted(shuffle(range(5), 3)) == list(range(5))
     True
     """
-    if size < 1 or (initial is not None and initial < 1):
-        raise ValueError(f"a shuffle buffer holds at least 1 sample, not {size if initial is None else initial}")
-    return _shuffle(samples, size, size if initial is None else min(initial, size), random.Random(f"{seed}/{epoch}"))
+    size = whole_number("size", size, 1)
+    least = size if initial is None else min(whole_number("initial", initial, 1), size)
+    return _shuffle(samples, size, least, random.Random(f"{whole_number('seed', seed)}/{epoch}"))
 
 
 def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random) -> Iterator[Any]:
@@ -278,7 +304,7 @@ def take(samples: Iterable[Any], count: int | None) -> Iterator[Any]:
     >>> list(take("abcd", 2))
     ['a', 'b']
     """
-    return islice(samples, count)
+    return islice(samples, None if count is None else whole_number("count", count, 0))
 
 
 @op(leaves_out="discarded", instead="load_state_dict resumes in the middle of an epoch")
@@ -288,7 +314,7 @@ def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
     >>> list(skip("abcd", 2))
     ['c', 'd']
     """
-    return islice(samples, count, None)
+    return islice(samples, whole_number("count", count, 0), None)
 
 
 @op(instead="iterate over the loader again: each iteration is the next epoch")
@@ -301,6 +327,10 @@ def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
     >>> list(repeat("ab", 2))
     ['a', 'b', 'a', 'b']
     """
+    return _repeat(samples, None if times is None else whole_number("times", times, 0))
+
+
+def _repeat(samples: Iterable[Any], times: int | None) -> Iterator[Any]:
     for _ in count_from() if times is None else range(times):
         empty = True
         for sample in samples:
@@ -317,13 +347,13 @@ def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, 
     >>> list(enumerate("ab"))
     [(0, 'a'), (1, 'b')]
     """
-    return builtins.enumerate(samples, start)
+    return builtins.enumerate(samples, whole_number("start", start))
 
 
-def _refuse_async(function: Any, caller: str) -> None:
-    from tarshards.parallel import refuse_async  # which loads concurrent.futures: longer than a tool takes to start
+def _check_function(function: Any, caller: str) -> None:
+    from tarshards.parallel import check_function  # which loads concurrent.futures: longer than a tool takes to start
 
-    refuse_async(function, caller)
+    check_function(function, caller)
 
 
 @op(per_sample=True, one_for_one=True, context=("on_error",))
@@ -334,7 +364,7 @@ def async_map(
     workers: int = 4,
     executor: Executor | None = None,
     ordered: bool = True,
-    on_error: OnError | None = None,
+    on_error: ErrorPolicy = None,
 ) -> Iterator[Any]:
     """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless told otherwise.
 
@@ -345,8 +375,9 @@ def async_map(
     >>> list(async_map([3, 1, 2], str, workers=2))
     ['3', '1', '2']
     """
-    if workers < 1:
-        raise ValueError(f"async_map needs at least 1 worker, not {workers}")
+    workers = whole_number("workers", workers, 1)
+    if not callable(function):
+        raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
     from tarshards.parallel import is_coroutine_function
@@ -417,7 +448,13 @@ class Rate(NamedTuple):
 @op(resumable=True, one_for_one=True, instead="measure the loop over the loader")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
-    _refuse_async(callback, "monitor")
+    _check_function(callback, "monitor")
+    if not isinstance(interval, int | float) or not interval >= 0:
+        raise ValueError(f"interval must be a number of seconds, not {shortened(interval)}")
+    return _monitor(samples, callback, interval)
+
+
+def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: float) -> Iterator[Any]:
     begun = last = time.perf_counter()
     number = size = last_number = last_size = 0
     for sample in samples:
@@ -456,6 +493,8 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
     >>> [sample["__key__"] for sample in rekey(samples, "{index:03d}-{key}")]
     ['000-b', '001-a']
     """
+    if not isinstance(template, str):
+        raise TypeError(f"a template is a str, not {shortened(template)}")
     filled = Template(template, {"index": 0, "key": "", "shard": ""}).fill
     return (
         {**sample, "__key__": filled({"index": index, "key": sample["__key__"], "shard": shard_of(sample)})}

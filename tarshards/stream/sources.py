@@ -16,7 +16,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.tar import read
@@ -99,7 +99,7 @@ class PlannedSource:
     once = True  # each sample comes once an epoch
     ops: Sequence[BoundOp] = ()  # what its samples go through before the stream's ops
 
-    def __init__(self, shards: SampleReader, options: EpochOptions, on_error: Callable[[Exception], Any] | None = None):
+    def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
         from tarshards.epoch.plan import POOL, block_size
 
         self.shards, self.options, self.seed = shards, options, options.seed

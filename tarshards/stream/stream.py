@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import islice
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
-from tarshards.errors import StateError
+from tarshards.errors import StateError, shortened, whole_number
 from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
@@ -69,7 +69,9 @@ class EpochCounter:
 def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
     @wraps(function)
     def method(self: Stream, *args: Any, **options: Any) -> Any:
-        inspect.signature(function).bind(None, *args, **options)
+        function((), *args, **options)  # which checks the arguments; its samples are never asked for
+        if "on_error" in options:
+            options["on_error"] = error_handler(options["on_error"])
         return self._then(BoundOp(function, args, options))
 
     return method
@@ -88,6 +90,10 @@ class Stream:
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
+        is_iterable = callable(source) or hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+        if not is_iterable or isinstance(source, str | bytes | os.PathLike):
+            advice = "an iterable or a function that returns one; Stream.from_shards(urls) reads shards"
+            raise TypeError(f"a Stream is not made of {shortened(source)} but of {advice}")
         self.source: Any = IterableSource(source)
         self.ops: tuple[BoundOp, ...] = ()
         self.epochs = EpochCounter()
@@ -108,7 +114,7 @@ class Stream:
         tail: Tail | None = None,
         pool: int | None = None,
         fields: str | Iterable[str] | None = None,
-        on_error: Callable[[Exception], Any] | None = None,
+        on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
         split: KeyRule = split_name,
         end: ArchiveEnd = "required",
@@ -130,7 +136,7 @@ class Stream:
         stream = Stream(())
         opening = Opening(index, FieldNames.of(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
-        stream._world = world
+        stream._world = World.of(world)
         return stream
 
     map = _op(ops.map)
@@ -168,12 +174,18 @@ class Stream:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be *epoch*; those after it count on."""
-        self.epochs.set(epoch)
+        self.epochs.set(whole_number("epoch", epoch, 0))
+
+    def __getitem__(self, index: Any) -> Any:
+        kind = type(self).__name__
+        instead = "" if kind == "ShardDataset" else "; torch's DataLoader takes a ShardDataset"
+        raise TypeError(f"a {kind} is iterated, not indexed: IndexedShards(urls)[n] is sample n of shards{instead}")
 
     def __len__(self) -> int:
         """Return the samples that an epoch delivers to this rank; raise TypeError if shards or ops leave it open."""
         if not isinstance(self.source, PlannedSource):
-            raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
+            cure = "" if self.source.ledger is None else "; index the shards with `tarindex`"
+            raise TypeError(f"only planned epochs have a length{cure}")
         for op in (*self.source.ops, *self.ops):
             if not op.traits.one_for_one:
                 raise TypeError(f"{op.name} changes the number of samples, so there is no length")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarshards.errors import TarshardsError
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger, OnError
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
 
@@ -50,7 +50,7 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
 
 
 def interleave(
-    urls: Any, width: int, *, on_error: OnError | None = None, concatenated: bool = False, allow_pipe: bool = False
+    urls: Any, width: int, *, on_error: ErrorPolicy = None, concatenated: bool = False, allow_pipe: bool = False
 ) -> Iterator[Sample]:
     """Yield the samples of all shards, one of each of *width* shards in turn; options are as in ``read_samples``."""
     read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
@@ -63,7 +63,7 @@ def read_parallel(
     readers: int = 4,
     memory: int = 256 << 20,
     ordered: bool = False,
-    on_error: OnError | None = None,
+    on_error: ErrorPolicy = None,
     concatenated: bool = False,
     allow_pipe: bool = False,
 ) -> Generator[Sample, None, None]:

@@ -13,7 +13,7 @@ from typing import Any
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import located, numbered_lines
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
@@ -152,7 +152,7 @@ class KeyFilter:
         self,
         urls: Any,
         *,
-        on_error: Callable[[Exception], Any] | None = None,
+        on_error: ErrorPolicy = None,
         concatenated: bool = False,
         allow_pipe: bool = False,
     ) -> Iterator[Sample]:
@@ -166,7 +166,7 @@ class KeyFilter:
         self.check()
 
     def candidates(
-        self, urls: Any, *, on_error: Any = None, concatenated: bool = False, allow_pipe: bool = False
+        self, urls: Any, *, on_error: ErrorPolicy = None, concatenated: bool = False, allow_pipe: bool = False
     ) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
         from tarshards.index.sidecar import has_index
@@ -201,11 +201,12 @@ class KeyFilter:
         else:
             ledger.count(shards=1)
 
-    def check(self, on_error: Callable[[Exception], Any] | None = None) -> None:
+    def check(self, on_error: ErrorPolicy = None) -> None:
         """Raise SampleError if keys are lacking, or call *on_error* with one for each."""
-        if on_error is not None:
+        handler = error_handler(on_error)
+        if handler is not None:
             for key in self.lacking:
-                on_error(SampleError("no sample has this key", key=key))
+                handler(SampleError("no sample has this key", key=key))
         elif self.lacking:
             names = [escape(key.encode(errors="surrogateescape")) for key in islice(self.lacking, NAMED)]
             names += ["..."] * (len(self.lacking) > NAMED)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
@@ -36,7 +36,7 @@ def join_shards(
     conflict: str = "fail",
     memory: int = GIB,
     tmpdir: str | None = None,
-    on_error: Callable[[Exception], Any] | None = None,
+    on_error: ErrorPolicy = None,
     concatenated: bool = False,
     allow_pipe: bool = False,
     reject: Reject | None = None,

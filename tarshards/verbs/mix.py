@@ -12,7 +12,7 @@ from typing import Any
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.lines import located
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
@@ -95,7 +95,7 @@ def mix_streams(
     *,
     seed: int = 0,
     until: Until = "first",
-    on_error: Callable[[Exception], Any] | None = None,
+    on_error: ErrorPolicy = None,
     concatenated: bool = False,
     allow_pipe: bool = False,
 ) -> Iterator[Sample]:

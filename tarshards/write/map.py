@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tarshards.errors import OpError, TarshardsError
-from tarshards.parallel import refuse_async, settled_map
+from tarshards.parallel import check_function, settled_map
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger, OnError, Quarantined
+from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import read_shard, sample_members
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
@@ -53,7 +53,7 @@ def map_shards(
     executor: Executor | None = None,
     retries: int = 0,
     resume: bool = True,
-    on_error: OnError | None = None,
+    on_error: ErrorPolicy = None,
     concatenated: bool = False,
     progress: bool = True,
     per_sample: bool = False,
@@ -63,18 +63,20 @@ def map_shards(
     *function* takes an iterator of samples and returns one; with *per_sample* it takes a sample and returns a sample,
     or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
     it. If a call raises or its process dies, the shard is tried *retries* more times; then the error is raised, or
-    passed to *on_error* while the other shards continue. With *on_error*, a sample that fails is left out and counted.
+    passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a sample
+    that fails is left out and counted.
     *concatenated* says that inputs may be concatenated archives.
 
     Each output is written atomically, followed by its index and the marker ``OUTPUT.done``; a later call with *resume*
     skips outputs with this marker. The manifest of the outputs and the report ``NAME.report.jsonl`` (lines of JSON) are
     written last. Raises ValueError unless every input has an output of its own.
     """
-    refuse_async(function, "map_shards")
+    check_function(function, "map_shards")
     shards = expand_shards(inputs)
     names = output_names(outputs, len(shards))
-    work = _ShardTask(function, per_sample, on_error is not None, concatenated, resume, _name_of(function))
-    ledger = Ledger.of(on_error)
+    handler = error_handler(on_error)
+    work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, _name_of(function))
+    ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
     with ExitStack() as stack:
         executor = executor or stack.enter_context(_default_pool())

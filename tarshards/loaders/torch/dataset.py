@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from mmap import mmap
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
@@ -20,6 +20,7 @@ from tarshards.errors import WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.ledger import ErrorPolicy
 from tarshards.samples.read import OnDamage
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
@@ -55,7 +56,7 @@ class ShardDataset(Stream, IterableDataset):
         tail: Tail | None = None,
         pool: int | None = None,
         fields: str | Iterable[str] | None = None,
-        on_error: Callable[[Exception], Any] | None = None,
+        on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
         split: KeyRule = split_name,
         end: ArchiveEnd = "required",
@@ -68,12 +69,9 @@ class ShardDataset(Stream, IterableDataset):
         self.source.ledger.share()
         self.ops = ()
         self.epochs = SharedEpochCounter()
-        self._world = world
+        self._world = World.of(world)
         self._spawned_by: tuple[int, World] | None = None
         self._begin_state()
-
-    def __getitem__(self, index: Any) -> Any:
-        raise TypeError("a ShardDataset is iterated, not indexed; sample n is next(iter(dataset.skip(n).take(1)))")
 
     def __getstate__(self) -> dict[str, Any]:
         is_spawning = get_spawning_popen() is not None

@@ -16,7 +16,7 @@ from tarshards.errors import AuditError, WorldError
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.torch.dataset import ShardDataset
-from tarshards.parallel import refuse_async
+from tarshards.parallel import check_function
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
@@ -131,7 +131,7 @@ class CollatedBatchMaker(BatchMaker):
     """Makes batches of the samples that come out of a stream's ops; without any, a batch is ``[]``."""
 
     def __init__(self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any]):
-        refuse_async(collate_fn, "ShardLoader")
+        check_function(collate_fn, "ShardLoader")
         super().__init__(stream, size)
         self.collate = collate_fn
 

@@ -29,7 +29,7 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
     ({'boxes': 2}, 7, b'7')
     """
     if images is not None and images not in image.IMAGESPECS:
-        raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(image.IMAGESPECS)}")
+        image.check_imagespec(images)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]

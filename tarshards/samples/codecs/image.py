@@ -6,6 +6,7 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from tarshards.errors import did_you_mean, shortened
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import encoder, require
 
@@ -39,6 +40,17 @@ IMAGESPECS = {  # name: container, element, mode
 
 # libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
+
+
+def check_imagespec(images: Any) -> str | None:
+    """Return *images*; raise TypeError or ValueError unless it is an imagespec or None."""
+    if images is None or (isinstance(images, str) and images in IMAGESPECS):
+        return images
+    if not isinstance(images, str):
+        advice = "the other fields need none, and map_fields({field: function}) decodes one field"
+        raise TypeError(f'an imagespec for all images is a str such as "rgb8", not {shortened(images)}; {advice}')
+    hint = did_you_mean(images, IMAGESPECS)
+    raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(IMAGESPECS)}{hint}")
 
 
 def decode_image(data: bytes, imagespec: str) -> Any:

@@ -11,7 +11,7 @@ from tarshards.errors import DecodeError
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
-from tarshards.parallel import refuse_async
+from tarshards.parallel import check_function
 from tarshards.samples.codecs import decode_field
 
 
@@ -44,7 +44,7 @@ class Function(Reader):
     """A function of the bytes of one sample."""
 
     def __init__(self, function: Callable[[bytes], Any], pad: Any = None):
-        refuse_async(function, "a reader")
+        check_function(function, "a reader")
         self.function, self.pad = function, pad
 
     def decode(self, payload: bytes) -> Any:

@@ -1,0 +1,281 @@
+"""What is easily got wrong: each mistake is an error of one line, which names what was given and says what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tarshards
+from tarshards import Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, World, read_samples
+
+NAMES = {name: getattr(tarshards, name) for name in tarshards.__all__} | {
+    "DataLoader": torch.utils.data.DataLoader,
+    "Path": Path,
+    "np": np,
+    "torch": torch,
+}
+ODD = [{"__key__": "a", "x": np.zeros(3)}, {"__key__": "b", "x": np.zeros(4)}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with shards: indexed ones, ones without indexes, and one whose arrays differ in shape."""
+    folder = tmp_path_factory.mktemp("shards")
+    with ShardWriter(folder / "train-%04d.tar", max_samples=10) as writer:
+        for i in range(40):
+            writer.write({"__key__": f"{i:06d}", "png": np.full((8, 8, 3), i, np.uint8), "cls": i % 10})
+    with ShardWriter(folder / "plain-%04d.tar", max_samples=10, index=False) as writer:
+        for i in range(20):
+            writer.write({"__key__": f"{i:06d}", "txt": "text", "cls": i})
+    with ShardWriter(folder / "odd-%04d.tar") as writer:
+        for i in range(4):
+            writer.write({"__key__": f"{i:06d}", "npy": np.zeros((2 + i % 2, 3))})
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def mistakes(*cases):
+    return pytest.mark.parametrize(("code", "kind", "words"), [pytest.param(*case, id=case[0]) for case in cases])
+
+
+def check(code, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        eval(code, {**NAMES, "ODD": ODD})
+    assert "\n" not in str(caught.value)
+
+
+@mistakes(
+    (
+        'read_samples("train-0000.tar", on_error="ignore")',
+        ValueError,
+        r'must be "raise", "skip", .*\'ignore\'',
+    ),
+    ('read_samples("train-0000.tar", on_error=3)', ValueError, r'"raise", "skip", a Ledger, or a function .*, not 3'),
+    ('Stream.from_shards("plain-0000.tar", on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('ShardDataset("plain-0000.tar", on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('Stream([1]).map(str, on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('Stream([1]).decode(on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('map_shards(str, "plain-0000.tar", "o.tar", on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('mix({"a": ShardDataset("train-0000.tar")}, on_error="stop")', ValueError, '"raise", "skip", .*, not \'stop\''),
+    ('Ledger(max_errors="10")', ValueError, r"max_errors must be a number from 0 to float\(\"inf\"\), not '10'"),
+    ("Ledger(max_errors=None)", ValueError, "max_errors must be a number .* not None"),
+    ("Ledger(max_errors=-1)", ValueError, "max_errors must be a number from 0 .* not -1"),
+)
+def test_error_policies(here, code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    ('Stream.from_shards("train-0000.tar", seed="1")', TypeError, "seed must be a whole number, not '1'"),
+    ('Stream.from_shards("plain-0000.tar", seed=1.5)', TypeError, r"seed must be a whole number, not 1\.5"),
+    ('ShardDataset("train-0000.tar", seed=None)', TypeError, "seed must be a whole number, not None"),
+    ('ShardDataset("train-0000.tar", seed=True)', TypeError, "seed must be a whole number, not True"),
+    ('Stream.from_shards("train-0000.tar", shuffle="yes")', TypeError, "shuffle must be True or False, not 'yes'"),
+    ('ShardDataset("train-0000.tar", shuffle=1000)', TypeError, "shuffle must be True or False, not 1000; pool= is"),
+    ('ShardDataset("train-0000.tar", pool="100")', TypeError, "pool must be a whole number, not '100'"),
+    ('ShardDataset("train-0000.tar", pool=1e3)', TypeError, r"pool must be a whole number, not 1000\.0"),
+    ('ShardDataset("train-0000.tar", pool=0)', ValueError, "pool must be at least 1, not 0"),
+    ('ShardDataset("train-0000.tar", world=(0, 2))', TypeError, r"world must be a World, such as .*, not \(0, 2\)"),
+    ('Stream.from_shards("train-0000.tar", world=2)', TypeError, "world must be a World, such as .*, not 2"),
+    ('World("0", "2")', TypeError, "rank must be a whole number, not '0'"),
+    ('Stream.from_shards("pipe:cat a.tar", allow_pipe="no")', TypeError, "allow_pipe must be True or False, not 'no'"),
+    ('read_samples("plain-0000.tar", allow_pipe="no")', TypeError, "allow_pipe must be True or False, not 'no'"),
+    ('read_samples("plain-0000.tar", concatenated="no")', TypeError, "concatenated must be True or False, not 'no'"),
+    ('Stream.from_shards("plain-0000.tar", split="/")', TypeError, "split must be a function .* not '/'"),
+    ('Stream.from_shards("train-0000.tar", fields=3)', TypeError, "fields are names, .* not 3"),
+    ('Stream.from_shards("train-0000.tar", fields={"cls": 1})', TypeError, "fields are names, .* not {'cls': 1}"),
+    ('IndexedShards("train-0000.tar", fields=["cls", 3])', TypeError, "the name of a field is a str, .* not 3"),
+    ('Stream.from_shards("train-0000.tar", fields="")', ValueError, "names no field; None reads all"),
+    ('Stream.from_shards("train-0000.tar").set_epoch("1")', TypeError, "epoch must be a whole number, not '1'"),
+    ('ShardDataset("train-0000.tar").set_epoch("1")', TypeError, "epoch must be a whole number, not '1'"),
+    ('ShardDataset("train-0000.tar").set_epoch(-1)', ValueError, "epoch must be at least 0, not -1"),
+    ('ShardDataset("train-0000.tar").set_epoch(None)', TypeError, "epoch must be a whole number, not None"),
+)
+def test_options_of_datasets(here, code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    ('Stream("train-0000.tar")', TypeError, r"not made of 'train-0000\.tar' but .*Stream\.from_shards"),
+    ('Stream(Path("train-0000.tar"))', TypeError, r"not made of PosixPath.*Stream\.from_shards"),
+    ("Stream(None)", TypeError, "not made of None but of an iterable"),
+    ("len(Stream([1]))", TypeError, "only planned epochs have a length$"),
+    ('len(Stream.from_shards("plain-0000.tar"))', TypeError, "planned epochs have a length; .*`tarindex`"),
+    (
+        'Stream.from_shards("train-0000.tar")[0]',
+        TypeError,
+        r"iterated, not indexed: IndexedShards\(urls\)\[n\]",
+    ),
+    ('ShardDataset("train-0000.tar")[0]', TypeError, r"a ShardDataset is iterated, not indexed: IndexedShards"),
+    ('next(iter(DataLoader(Stream.from_shards("train-0000.tar"))))', TypeError, "DataLoader takes a ShardDataset"),
+    ("Stream([1]).batched()", TypeError, r"batched\(\) missing 1 required positional argument: 'size'"),
+    ("Stream([1]).batched(2, collate_fn=list)", TypeError, r"batched\(\) got an unexpected keyword .* 'collate_fn'"),
+    ('Stream([1]).batched("2")', TypeError, "size must be a whole number, not '2'"),
+    ("Stream([1]).batched(2.0)", TypeError, r"size must be a whole number, not 2\.0"),
+    ("Stream([1]).batched(True)", TypeError, "size must be a whole number, not True"),
+    ("Stream([1]).batched(0)", ValueError, "size must be at least 1, not 0"),
+    ('Stream([1]).batched(2, collate="list")', TypeError, "batched takes a function, not 'list'"),
+    ('Stream([1]).batched(2, partial="no")', TypeError, "partial must be True or False, not 'no'"),
+    ('Stream([1]).shuffle("1000")', TypeError, "size must be a whole number, not '1000'"),
+    ("Stream([1]).shuffle(1e3)", TypeError, r"size must be a whole number, not 1000\.0"),
+    ("Stream([1]).shuffle(9, initial=0)", ValueError, "initial must be at least 1, not 0"),
+    ("Stream([1]).shuffle(9, seed=None)", TypeError, "seed must be a whole number, not None"),
+    ('Stream([1]).take("3")', TypeError, "count must be a whole number, not '3'"),
+    ("Stream([1]).take(-1)", ValueError, "count must be at least 0, not -1"),
+    ("Stream([1]).skip(-1)", ValueError, "count must be at least 0, not -1"),
+    ("Stream([1]).skip(None)", TypeError, "count must be a whole number, not None"),
+    ('Stream([1]).repeat("2")', TypeError, "times must be a whole number, not '2'"),
+    ("Stream([1]).repeat(-2)", ValueError, "times must be at least 0, not -2"),
+    ('Stream([1]).enumerate(start="1")', TypeError, "start must be a whole number, not '1'"),
+    ('Stream([1]).map("x")', TypeError, "map takes a function, not 'x'"),
+    ('Stream([{}]).map({"cls": int})', TypeError, "map takes a function, not {'cls'"),
+    ('Stream([1]).filter("cls")', TypeError, "filter takes a function, not 'cls'"),
+    ('Stream([1]).async_map("x")', TypeError, "async_map takes a function, not 'x'"),
+    ('Stream([1]).async_map(str, workers="4")', TypeError, "workers must be a whole number, not '4'"),
+    ("Stream([1]).monitor(3)", TypeError, "monitor takes a function, not 3"),
+    ('Stream([1]).monitor(print, interval="1")', ValueError, "interval must be a number of seconds, not '1'"),
+    ("Stream([1]).rekey(3)", TypeError, "a template is a str, not 3"),
+    ("Stream([1]).map_fields(int)", TypeError, "map_fields takes a dict {field: function}, not <class 'int'>"),
+    ('Stream([1]).map_fields({"cls": "int"})', TypeError, "map_fields takes a function, not 'int'"),
+    ('Stream([1]).to_tuple(["png", "cls"])', TypeError, r"a field is a str, such as .*, not \['png', 'cls'\]"),
+    ("Stream([1]).to_tuple()", ValueError, "no field is named"),
+    ("Stream([1]).keep_fields(3)", TypeError, "a field is a str, .* not 3"),
+    ('Stream([1]).rename_fields("png")', TypeError, "rename_fields takes a dict .*, not 'png'"),
+    ('Stream([1]).rename_fields({"image": 3})', TypeError, "a field is a str, .* not 3"),
+    ('Stream([1]).select_fields({"image": "png"})', TypeError, "a field is a str, .* not {'image': 'png'}"),
+    (
+        'Stream([1]).decode({"png": "rgb8"})',
+        TypeError,
+        r'such as "rgb8", not {\'png\'.*map_fields\({field: function}\)',
+    ),
+    ("Stream([1]).decode(True)", TypeError, 'a str such as "rgb8", not True'),
+    ('Stream([1]).decode("RGB8")', ValueError, "unknown imagespec 'RGB8'; known: .* did you mean 'rgb8'"),
+    ('Stream([1]).decode("rgb", allow_unsafe="no")', TypeError, "allow_unsafe must be True or False, not 'no'"),
+)
+def test_streams_and_ops(here, code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    (
+        'list(Stream.from_shards("train-0000.tar", fields="CLS"))',
+        ValueError,
+        "a field CLS; .* mean 'cls'",
+    ),
+    ('list(Stream.from_shards("train-0000.tar").to_tuple("PNG"))', ValueError, "has cls, png; did you mean 'png'"),
+    (
+        'list(Stream.from_shards("train-0000.tar").to_tuple("jpg"))',
+        ValueError,
+        "no field jpg; the sample has cls, png;",
+    ),
+    (
+        'list(Stream.from_shards("train-0000.tar").map_fields({"clss": int}))',
+        tarshards.OpError,
+        r"^train-0000\.tar: 000000: SampleError: no field clss; the sample has cls, png; did you mean 'cls'\?$",
+    ),
+)
+def test_fields_that_are_missing(here, code, kind, words):
+    with pytest.raises(tarshards.TarshardsError, match=words):
+        eval(code, NAMES)
+
+
+@mistakes(
+    ("list(Stream(ODD).batched(2))", ValueError, r"^x: .*\(3,\) in sample a and .*\(4,\) in sample b .*collate_fn="),
+    ('list(Stream([{"x": 1}, {"x": "a"}]).batched(2))', ValueError, "x: a number in sample 0 and str in sample 1"),
+    (
+        'list(Stream([{"x": 1}, {"x": None}]).batched(2))',
+        ValueError,
+        "a number in sample 0 and NoneType in sample 1",
+    ),
+    ('list(Stream([{"x": 1}, {"x": [1, 2]}]).batched(2))', ValueError, "x: a number in sample 0 and list in sample 1"),
+    ("list(Stream([np.zeros(3), torch.zeros(4)]).batched(2))", ValueError, r"ndarray of .*Tensor of shape \(4,\)"),
+    ("list(Stream([torch.zeros(3), np.zeros(3)]).batched(2))", ValueError, "Tensor of .*ndarray of"),
+)
+def test_batches_of_different_values(code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    ("list(Stream([(1, 2), (1,)]).batched(2))", None, "sample 0 has 2 elements, and sample 1 has 1 elements"),
+    ('list(Stream([{"x": 1}, (1, 2)]).batched(2))', None, "sample 0 has the fields x, and sample 1 has 2 elements"),
+    (
+        'list(Stream([{"__key__": "a", "x": 1}, {"__key__": "b"}]).batched(2))',
+        None,
+        r"^b: sample a has .* x, .*\(none\)",
+    ),
+)
+def test_batches_of_different_samples(code, kind, words):
+    with pytest.raises(tarshards.SampleError, match=words):
+        eval(code, NAMES)
+
+
+def _fail_on_three(sample):
+    if sample["cls"] == b"3":
+        raise ValueError("three")
+    return sample
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_skip_leaves_out_and_says_so(here, caplog, index):
+    stream = Stream.from_shards("train-{0000..0001}.tar", index=index, on_error="skip").map(_fail_on_three)
+    with caplog.at_level(logging.WARNING, "tarshards"):
+        assert len(list(stream)) == 18
+    assert (stream.ledger.samples, stream.ledger.failed) == (18, 2)
+    assert [record.message for record in caplog.records] == [
+        f"left out: train-{i:04d}.tar: {i}00003: ValueError: three".replace(f"{i}00003", f"{10 * i + 3:06d}")
+        for i in range(2)
+    ]
+
+
+def test_skip_of_an_op(here, caplog):
+    stream = Stream.from_shards("train-0000.tar").map(_fail_on_three, on_error="skip")
+    assert len(list(stream)) == 9
+    assert stream.ledger.failed == 1
+    assert list(Stream([1, "a", 2]).map(int, on_error="skip")) == [1, 2]
+    assert len(caplog.records) == 2
+
+
+def test_raise_overrides_the_ledger_of_the_stream(here):
+    stream = Stream.from_shards("train-0000.tar", on_error="skip").map(_fail_on_three, on_error="raise")
+    with pytest.raises(ValueError, match="three"):
+        list(stream)
+
+
+def test_skip_of_a_damaged_shard(tmp_path, here, caplog):
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(Path("plain-0000.tar").read_bytes()[:3000])
+    assert len(list(read_samples([damaged, "plain-0001.tar"], on_error="skip"))) > 10
+    assert "left out" in caplog.text
+    with pytest.raises(tarshards.TarError):
+        list(read_samples([damaged, "plain-0001.tar"], on_error="raise"))
+
+
+def test_skip_in_workers(here):
+    dataset = ShardDataset("train-{0000..0003}.tar", on_error="skip").map(_fail_on_three)
+    assert sum(len(batch["cls"]) for batch in ShardLoader(dataset, 8, num_workers=2)) == 36
+    assert dataset.ledger.failed == 4
+
+
+def test_numpy_integers_are_integers(here):
+    stream = Stream.from_shards("train-0000.tar", shuffle=np.True_, seed=np.int64(3), pool=np.int32(9))
+    stream.set_epoch(np.int64(2))
+    json.dumps(stream.state_dict())
+    assert [type(value) for value in stream.state_dict()["order"][:2]] == [int, bool]
+    assert len(list(stream.batched(np.int64(4), collate=list))) == 3
+    assert list(Stream(range(9)).skip(np.int8(2)).take(np.uint8(3))) == [2, 3, 4]
+    json.dumps(ShardDataset("train-0000.tar", world=World(np.int64(0), np.int64(1))).state_dict())
+    assert Ledger(max_errors=np.int64(3)).max_errors == 3
+
+
+@pytest.mark.parametrize("urls", [Path("train-0000.tar"), [Path("train-0000.tar")], (Path("train-0000.tar"),)])
+def test_paths_are_shards(here, urls):
+    assert len(list(read_samples(urls))) == len(Stream.from_shards(urls)) == len(ShardDataset(urls)) == 10
