@@ -18,7 +18,7 @@ COUNT = 1_000_000
 MEMORY = "200MB"
 WORKS = {
     "by key": "",
-    "by a text field": "-s bin",
+    "by a text field": "--sort bin",
     "shuffled": "--shuffle",
     "by key, one of each": "--unique first",
     "regrouped": "--regroup",

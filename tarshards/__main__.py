@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
 
@@ -17,7 +18,6 @@ FOR_DEVELOPERS = {"bench", "demo", "test"}  # extras
 
 
 @tool()
-@click.version_option(tarshards.__version__, prog_name="tarshards", message="%(prog)s %(version)s")
 def main() -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
@@ -61,4 +61,5 @@ def _installed(distribution: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.argv[0] = "tarshards"
     main()

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tarshards import __version__
 from tarshards.errors import TarshardsError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.manifest import Shard
@@ -28,13 +32,64 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 
 
+#: The options that many tools share, under the headings of --help; a tool's own options come before them.
+HEADINGS = {
+    "Input": ("--list", "--count", "--slice", "--fields", "--ignore-zeros", "--on-error", "--max-errors"),
+    "Output": ("--output", "--overwrite", "--dry-run"),
+    "Other": ("--quiet", "--verbose", "--version", "--help"),
+}
+
+
 class Program(click.Command):
     """A click command that runs as a Unix program.
+
+    Every program has -h, --help and --version, and completes its command line in a shell that asks for it by the
+    variable _NAME_COMPLETE, as all programs of click do. *headings* are further ones of its options, as HEADINGS has
+    them; *example* is a command line for the end of --help.
 
     Exit codes: 0 done, and no more was lost than --on-error and --max-errors allow, which stderr tells; 1 the data
     failed, or more was lost; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. When the
     reader of stdout has gone away the program ends quietly, killed by SIGPIPE.
     """
+
+    def __init__(
+        self, *, headings: dict[str, tuple[str, ...]] | None = None, example: str | None = None, **options: Any
+    ):
+        settings = {"help_option_names": ["--help", "-h"], "max_content_width": 120, "show_default": True}
+        super().__init__(context_settings=settings, **options)
+        self.headings, self.example = {"Options": (), **(headings or {}), **HEADINGS}, example
+        self.params.append(
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_version,
+                help="Show the version and exit.",
+            )
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in columns of the same width."""
+        shared = {name: heading for heading, names in self.headings.items() for name in names}
+        order = {name: place for place, name in enumerate(shared)}
+        found: dict[str, list[tuple[int, str, str]]] = {heading: [] for heading in self.headings}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                name = max(param.opts, key=len)
+                found[shared.get(name, "Options")].append((order.get(name, 0), *record))
+        width = min(30, max(len(term) for rows in found.values() for _, term, _ in rows))
+        for heading, rows in found.items():
+            if rows:
+                with formatter.section(heading):
+                    rows.sort(key=itemgetter(0))
+                    formatter.write_dl([(term.ljust(width), text) for _, term, text in rows])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self.example:
+            with formatter.section("Example"):
+                formatter.write(f"{'':{formatter.current_indent}}{self.example}\n")
 
     def main(self, args: Any = None, *_: Any, standalone_mode: bool = True, **options: Any) -> Any:
         if not standalone_mode:
@@ -42,8 +97,9 @@ class Program(click.Command):
         signal.signal(signal.SIGTERM, _terminate)
         try:
             # Not click's own main(), which turns a closed pipe into an exit code.
+            self._complete()
             arguments = sys.argv[1:] if args is None else list(args)
-            with self.make_context(os.path.basename(sys.argv[0]), arguments) as context:
+            with self.make_context(program_name(), arguments) as context:
                 self.invoke(context)
             sys.stdout.flush()
         except click.exceptions.Exit as error:
@@ -62,6 +118,14 @@ class Program(click.Command):
         finally:
             gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
 
+    def _complete(self) -> None:
+        """Print what a shell asks for, and exit: the script that makes it complete command lines, or completions."""
+        variable = f"_{program_name().replace('-', '_').replace('.', '_').upper()}_COMPLETE"
+        if instruction := os.environ.get(variable):
+            from click.shell_completion import shell_complete
+
+            sys.exit(shell_complete(self, {}, program_name(), variable, instruction))
+
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
     """Make a function the command of a tool; *options* are click's."""
@@ -72,9 +136,43 @@ def _terminate(*_: object) -> None:
     sys.exit(143)
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        name = program_name()
+        click.echo(f"{name if name == 'tarshards' else f'{name} (tarshards)'} {__version__}")
+        context.exit()
+
+
+def program_name() -> str:
+    """Return the name under which this program runs."""
+    return os.path.basename(sys.argv[0])
+
+
 def say(text: str) -> None:
     """Print a line to stderr, after the tool's name."""
-    click.echo(f"{os.path.basename(sys.argv[0])}: {text}", err=True)
+    click.echo(f"{program_name()}: {text}", err=True)
+
+
+class Name(click.ParamType[str]):
+    """The name of a file or folder, of which shells complete paths; it may also be a URL, or -."""
+
+    def __init__(self, name: Literal["file", "folder"]):
+        self.name = name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
+
+
+FILE = Name("file")
+FOLDER = Name("folder")
+COUNT = click.IntRange(min=0)
+
+
+def words(*choices: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return the ``shell_complete`` of a parameter whose value may begin with one of *choices*."""
+    return lambda context, parameter, incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
 class Size(click.ParamType[int]):
@@ -252,22 +350,62 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...")
-list_option = click.option("-T", "--list", "lists", multiple=True, metavar="FILE", help="Read shards from FILE too.")
+shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
+list_option = click.option("-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
 ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
-output_option = click.option("-o", "--output", default="-", help="Write here rather than to stdout.")
-seed_option = click.option("--seed", default=0, help="Seed of everything random.", show_default=True)
+output_option = click.option(
+    "-o", "--output", default="-", show_default=False, type=FILE, help="Write to FILE rather than to stdout."
+)
+seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+shuffle_option = click.option(
+    "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
+)
+allow_pipe_option = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
+where_option = click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
 rekey_option = click.option(
     "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
 )
+keep_order_option = click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
+samples_option = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
+
+
+def size_option(default: str) -> Callable[[Any], Any]:
+    """Return the option for the size of shards; *default* describes the default."""
+    return click.option("-s", "--size", type=Size(), help=f"Most bytes in a shard.  [default: {default}]")
+
+
+def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:
+    """Return the option for the folder of *what*; *default* describes the default."""
+    existing = click.Path(exists=True, file_okay=False)
+    return click.option("--tmpdir", type=existing, metavar="FOLDER", help=f"Folder for {what}.  [default: {default}]")
+
+
 spill_options = options(
-    click.option("-M", "--memory", type=Size(), default="1GiB", show_default=True, help="Memory to stay within."),
-    click.option("--tmpdir", metavar="FOLDER", help="Where to spill the rest.  [default: $TMPDIR or /tmp]"),
+    click.option("-M", "--memory", type=Size(), default="1GiB", help="Memory to stay within."),
+    tmpdir_option("what exceeds -M", "$TMPDIR or /tmp"),
 )
+
+
+def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any], Any]:
+    """Return the option that says how many of what *meaning* says are done at once; also under other *letters*."""
+
+    def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
+        return number or len(os.sched_getaffinity(0))
+
+    return click.option(
+        *letters,
+        "-j",
+        "--parallel",
+        metavar="N",
+        type=COUNT,
+        default=default,
+        callback=count,
+        help=f"{meaning} at once; 0: as many as cores.",
+    )
 
 
 def reads_samples(
@@ -275,11 +413,10 @@ def reads_samples(
     *,
     count: tuple[str, ...] = ("-c", "--count"),
     ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros"),
-    verbose: tuple[str, ...] = ("-v", "--verbose"),
 ) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count*, *ignore_zeros* and *verbose* name these options, for a tool that uses -c, -i or -v for something else.
+    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else.
     """
 
     @wraps(command)
@@ -298,14 +435,19 @@ def reads_samples(
     return options(
         shards_argument,
         list_option,
-        click.option(*count, "count", type=click.IntRange(min=0), help="Stop after this many samples."),
+        click.option(*count, "count", type=COUNT, metavar="N", help="Stop after N samples."),
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
-        click.option("-f", "--fields", help='Fields to take: "new:old1;old2 keep *".'),
+        click.option("-f", "--fields", metavar="FIELDS", help='Fields to take: "new:old1;old2 keep *".'),
         click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
-        click.option("--on-error", metavar="fail|skip|quarantine=TAR", help="What to do on bad data.  [default: fail]"),
-        click.option("--max-errors", type=click.IntRange(min=0), help="Skip up to this many errors; fail on more."),
+        click.option(
+            "--on-error",
+            metavar="POLICY",
+            shell_complete=words("fail", "skip", "quarantine="),
+            help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
+        ),
+        click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."),
         quiet_option,
-        click.option(*verbose, "verbose", is_flag=True, help="Say more on stderr."),
+        click.option("--verbose", is_flag=True, help="Say more on stderr."),
     )(with_source)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import check_output, output_option, overwrite_option, quiet_option, tool, usage_errors
+from tarshards.cli._common import FILE, check_output, output_option, overwrite_option, quiet_option, tool, usage_errors
 from tarshards.stream.ops import progress
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples
 
 
 @tool(epilog="Without FILES, or for -, lines are read from stdin. One line is held at a time.")
-@click.argument("files", nargs=-1, metavar="[FILES]...")
-@click.option("-k", "--key", default="{record:09d}", metavar="TEMPLATE", help="Keys.", show_default=True)
-@click.option("-f", "--field", default="txt", help="The field that a line becomes.", show_default=True)
+@click.argument("files", nargs=-1, metavar="[FILES]...", type=FILE)
+@click.option("-k", "--key", default="{record:09d}", metavar="TEMPLATE", help="Keys of the samples.")
+@click.option("--field", default="txt", metavar="FIELD", help="The field that a line becomes.")
 @output_option
 @overwrite_option
 @quiet_option

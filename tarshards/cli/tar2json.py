@@ -18,7 +18,7 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool) -> None
     """Write a line of JSON for each sample of SHARDS: an object with __key__ and the fields, all or those of -f.
 
     Fields such as json and cls are values, those such as txt are strings, and all others {"base64": "..."}. tarcreate
-    --json turns such lines into samples again.
+    --jsonl turns such lines into samples again.
     """
     if output != "-":
         check_output(output, overwrite)

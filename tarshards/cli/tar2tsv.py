@@ -17,14 +17,14 @@ from tarshards.storage.opening import open_shard
 from tarshards.verbs.table import tabulate
 
 
-@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.", example="tar2tsv -f cls small.tar")
 @reads_samples
-@click.option("--missing", metavar="TEXT", help=r"Write TEXT where a field is missing, such as \N; else fail.")
+@click.option("--fill", metavar="TEXT", help=r"Write TEXT where a field is missing, such as \N; else fail.")
 @click.option("--noheader", is_flag=True, help="No line of column names.")
 @click.option("--nokey", is_flag=True, help="No column of keys.")
 @output_option
 @overwrite_option
-def main(source: Input, missing: str | None, noheader: bool, nokey: bool, output: str, overwrite: bool) -> None:
+def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: str, overwrite: bool) -> None:
     r"""Tabulate the samples of SHARDS: one line each, with the key and the fields separated by tabs.
 
     The columns are those of -f, or all fields of the first sample; a later sample with other fields is then an error.
@@ -36,7 +36,7 @@ def main(source: Input, missing: str | None, noheader: bool, nokey: bool, output
         check_output(output, overwrite)
     fields, source.fields = source.fields or "*", None  # the table decides about missing fields
     with usage_errors():
-        lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=missing, reject=source.reject)
+        lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
     with open_shard(output, "wb", allow_pipe=True) as stream:
         for line in lines:
             stream.write(line.encode() + b"\n")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tarshards.cli._common import (
+    COUNT,
     Input,
     check_output,
     options,
@@ -17,6 +18,7 @@ from tarshards.cli._common import (
     reads_samples,
     rekey_option,
     seed_option,
+    shuffle_option,
     tool,
     usage_errors,
 )
@@ -37,8 +39,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_arrange(
         source: Input,
-        skip_: int,
-        shuffle_: int | None,
+        skip_: int | None,
+        buffer: int | None,
         seed: int,
         template: str | None,
         add: bool,
@@ -51,8 +53,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
             if skip_:
                 samples = skip(samples, skip_)
-            if shuffle_ is not None:
-                samples = shuffle(samples, shuffle_, seed=seed)
+            if buffer is not None:
+                samples = shuffle(samples, buffer, seed=seed)
             samples = source.choose(samples)
             if add:
                 samples = add_source(samples)
@@ -62,8 +64,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return options(
         rekey_option,
-        click.option("--skip", "skip_", type=click.IntRange(min=0), default=0, help="Skip this many samples."),
-        click.option("--shuffle", "shuffle_", type=click.IntRange(min=1), help="Shuffle in a buffer of N samples."),
+        click.option("--skip", "skip_", type=COUNT, metavar="N", help="Skip the first N samples."),
+        shuffle_option,
         seed_option,
         click.option("--source", "add", is_flag=True, help="Add the shard's URL as the field source."),
     )(with_arrange)
@@ -79,10 +81,15 @@ def write(samples: Iterable[Sample], output: str) -> None:
         raise
 
 
-@tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
+@tool(
+    epilog="Without SHARDS, or for -, a tar is read from stdin.",
+    example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarscat -c 10 > small.tar",
+)
 @reads_samples
 @arranges_samples
-@click.option("--interleave", "width", type=click.IntRange(min=1), help="Take samples of N shards in turn.")
+@click.option(
+    "--interleave", "width", type=click.IntRange(min=1), metavar="N", help="Take samples of N shards in turn."
+)
 @output_option
 @overwrite_option
 def main(

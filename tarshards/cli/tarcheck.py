@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 
 from tarshards.cli._common import (
+    FILE,
     all_specs,
     check_output,
     ignore_zeros_option,
     list_option,
     named_shards,
     overwrite_option,
+    parallel_option,
     quiet_option,
     refuse,
     say,
@@ -28,10 +29,10 @@ from tarshards.cli._common import (
 @list_option
 @ignore_zeros_option
 @click.option("--decode", is_flag=True, help="Decode all fields, except those that can run code.")
-@click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Threads; 0: the cores.")
+@parallel_option("Threads", 1)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
-@click.option("--repair", metavar="OUT", help="Write every whole sample to the tar OUT.")
+@click.option("--repair", type=FILE, help="Write every whole sample to the tar FILE.")
 @overwrite_option
 @quiet_option
 def main(
@@ -39,7 +40,7 @@ def main(
     lists: tuple[str, ...],
     ignore_zeros: bool,
     decode: bool,
-    jobs: int,
+    parallel: int,
     as_json: bool,
     strict: bool,
     repair: str | None,
@@ -60,14 +61,13 @@ def main(
         check_output(repair, overwrite)
         refuse(
             "-" in [repair, *(shard.url for shard in named)],
-            "--repair reads files and writes a file: neither SHARDS nor OUT can be -",
+            "--repair reads files and writes a file: neither SHARDS nor FILE can be -",
         )
     shown = shard_progress(named, len(named), quiet)
-    jobs = jobs or os.cpu_count() or 1
     if repair is None:
-        report = check_shards(shown, decode=decode, jobs=jobs, allow_pipe=True)
+        report = check_shards(shown, decode=decode, jobs=parallel, allow_pipe=True)
     else:
-        report, saved = repair_shards(shown, repair, decode=decode, jobs=jobs, allow_pipe=True)
+        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_pipe=True)
         say(f"{saved} samples are in {repair}")
     if as_json:
         import json

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import click
 
 from tarshards.cli._common import (
+    FILE,
+    FOLDER,
+    allow_pipe_option,
     check_output,
     dry_run_option,
     output_option,
@@ -32,18 +35,20 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 
 
 @tool(epilog=EPILOG)
-@click.argument("plan", required=False)
-@click.option("--dir", "folder", metavar="DIR", help="Read the files below DIR instead of a plan.")
-@click.option("--lines", metavar="FILE", help="Read lines NAME SOURCE instead of a plan; - is stdin.")
-@click.option("--json", "json_", metavar="FILE", help="Read lines of JSON instead of a plan; - is stdin.")
-@click.option("-C", "base", default="", metavar="DIR", help="Paths are relative to DIR.")
+@click.argument("plan", required=False, type=FILE)
+@click.option("--dir", "folder", type=FOLDER, help="Read the files below FOLDER instead of a plan.")
+@click.option("--lines", type=FILE, help="Read lines NAME SOURCE instead of a plan; - is stdin.")
+@click.option("--jsonl", type=FILE, help="Read lines of JSON instead of a plan; - is stdin.")
+@click.option("-C", "base", default="", show_default=False, type=FOLDER, help="Paths are relative to FOLDER.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{record:09d}"; columns are names too.')
-@click.option("--delimiter", help="Separates the columns.  [default: a comma for .csv, else a tab]")
-@click.option("--allow-pipe", is_flag=True, help="Let sources be pipe:COMMAND.")
+@click.option(
+    "--delimiter", metavar="TEXT", help="What separates the columns.  [default: a comma for .csv, else a tab]"
+)
+@allow_pipe_option
 @click.option("--exts", metavar="FIELDS", help='With --dir: read these fields, such as "jpg;png cls".')
 @click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack a field.  [default: fail]")
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
-@click.option("--classes", metavar="FILE", help="Write the names and numbers of the classes to FILE, not to stderr.")
+@click.option("--classes", type=FILE, help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_option
 @overwrite_option
 @dry_run_option
@@ -52,7 +57,7 @@ def main(
     plan: str | None,
     folder: str | None,
     lines: str | None,
-    json_: str | None,
+    jsonl: str | None,
     base: str,
     key: str | None,
     delimiter: str | None,
@@ -70,12 +75,12 @@ def main(
 
     The first row of PLAN names the columns: __key__, fields, and @jpg for a column of paths or URLs of jpg files.
     """
-    inputs = [source for source in (plan, folder, lines, json_) if source is not None]
+    inputs = [source for source in (plan, folder, lines, jsonl) if source is not None]
     from_plan = plan is not None or not inputs
-    refuse(len(inputs) > 1, "PLAN, --dir, --lines and --json cannot be combined")
+    refuse(len(inputs) > 1, "PLAN, --dir, --lines and --jsonl cannot be combined")
     refuse(folder is None and (exts or missing or class_field or classes), f"{OF_FOLDER} require --dir")
     refuse(not from_plan and (key or delimiter), "-k and --delimiter require PLAN")
-    refuse(json_ is not None and (base or allow_pipe), "-C and --allow-pipe require PLAN or --lines")
+    refuse(jsonl is not None and (base or allow_pipe), "-C and --allow-pipe require PLAN or --lines")
     refuse(missing and not exts, "--missing requires --exts")
     refuse(classes and not class_field, "--classes requires --class-field")
     if delimiter is not None:
@@ -89,8 +94,8 @@ def main(
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
     elif lines is not None:
         samples = read_member_lines(lines, folder=base, allow_pipe=allow_pipe)
-    elif json_ is not None:
-        samples = read_json_lines(json_, allow_pipe=True)
+    elif jsonl is not None:
+        samples = read_json_lines(jsonl, allow_pipe=True)
     else:
         samples = read_plan(plan or "-", key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
     samples = samples if quiet else progress(samples)

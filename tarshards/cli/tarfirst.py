@@ -13,6 +13,7 @@ from tarshards.cli._common import (
     refuse,
     tool,
     usage_errors,
+    where_option,
 )
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Condition
@@ -24,7 +25,7 @@ from tarshards.write.shards import write_samples
 
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
-@click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
+@where_option
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")
 @output_option
 @overwrite_option

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from tarshards.cli._common import (
+    COUNT,
+    FILE,
     Input,
     check_output,
     output_option,
@@ -18,6 +20,7 @@ from tarshards.cli._common import (
     say,
     tool,
     usage_errors,
+    where_option,
 )
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
@@ -42,14 +45,16 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
-@partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), verbose=("--verbose",))
+@partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",))
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
-@click.option("-E/-F", "regular", default=True, help="Patterns are regular expressions, or plain texts.  [default: -E]")
+@click.option(
+    "-E/-F", "regular", default=True, show_default=False, help="Patterns are regular expressions (default), or texts."
+)
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
-@click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
-@click.option("--keys", metavar="FILE", help="Samples with these keys, one per line; read by index if there is one.")
+@where_option
+@click.option("--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
-@click.option("-m", "--max-count", "most", type=click.IntRange(min=0), help="Stop after this many are found.")
+@click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
 @output_option
 @overwrite_option

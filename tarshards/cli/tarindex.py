@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 
 from tarshards.cli._common import (
+    FILE,
     all_specs,
     dry_run_option,
     ignore_zeros_option,
     list_option,
     named_shards,
+    parallel_option,
     quiet_option,
     refuse,
     say,
@@ -24,15 +25,15 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
-@click.argument("shards", nargs=-1, metavar="SHARDS...")
+@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @list_option
 @ignore_zeros_option
-@click.option("-j", "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: the cores.")
+@parallel_option("Processes", 1)
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="index", help="Export to another loader.")
-@click.option("-o", "--output", metavar="PATH", help="Export into this folder; for wids, write this file.")
-@click.option("--manifest", metavar="FILE", help="Name exactly these shards in this manifest.")
+@click.option("-o", "--output", type=FILE, help="Export into this folder; for wids, write this file.")
+@click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
 @dry_run_option
 @quiet_option
@@ -40,7 +41,7 @@ def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
     ignore_zeros: bool,
-    jobs: int,
+    parallel: int,
     check: bool,
     crc: bool,
     format_: str,
@@ -66,7 +67,6 @@ def main(
     from tarshards.index import manifests, refresh
 
     named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros)}.values())
-    jobs = jobs or os.cpu_count() or 1
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 
@@ -75,11 +75,11 @@ def main(
                 click.echo(name)
         return
     if check:
-        outcomes = refresh.verify_indexes(named, jobs=jobs, crc=crc)
+        outcomes = refresh.verify_indexes(named, jobs=parallel, crc=crc)
     elif format_ in ("dali", "tar.idx"):
-        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=jobs, dry_run=dry_run)
+        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, dry_run=dry_run)
     else:
-        outcomes = refresh.refresh_indexes(named, jobs=jobs, crc=crc, dry_run=dry_run or format_ == "wids")
+        outcomes = refresh.refresh_indexes(named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids")
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, failed, faults = [], 0, 0
     for outcome in shard_progress(outcomes, len(named), quiet):

@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.core import ParameterSource
 
-from tarshards.cli._common import UNITS, Program, Size, say, usage_errors
+from tarshards.cli._common import COUNT, FILE, UNITS, Program, Size, options, quiet_option, say, tool, usage_errors
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 BACKENDS = ("local", "slurm", "kubernetes")
 #: The options that only some backends have.
@@ -33,10 +36,25 @@ KNOWN_TO = {
     "wait": ("slurm", "kubernetes"),
     "max_failed": ("local", "kubernetes"),
 }
+HEADINGS = {
+    heading: tuple(f"--{name.replace('_', '-')}" for name, known in KNOWN_TO.items() if known == backends)
+    for heading, backends in (
+        ("Slurm and Kubernetes", ("slurm", "kubernetes")),
+        ("Kubernetes", ("kubernetes",)),
+        ("Slurm", ("slurm",)),
+    )
+}
 NOT_FINISHED = 3
 
-name_argument = click.argument("name", required=False)
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+
+def _complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from tarshards.run.jobs.job_folder import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+name_argument = click.argument("name", required=False, shell_complete=_complete_name)
+wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 
 
 class Verbs(Program):
@@ -54,6 +72,17 @@ class Verbs(Program):
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
+def _complete_command(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the first word as a verb, others as files."""
+    from click.shell_completion import CompletionItem
+
+    is_first = all(context.get_parameter_source(name) != ParameterSource.COMMANDLINE for name in context.params)
+    verbs = [name for name, verb in Verbs.verbs.items() if name.startswith(incomplete) and not verb.hidden]
+    if is_first and verbs:
+        return [CompletionItem(name, help=Verbs.verbs[name].get_short_help_str()) for name in verbs]
+    return FILE.shell_complete(context, parameter, incomplete)
+
+
 def submits(default: str) -> Callable[..., Any]:
     """Return the decorator of a command that submits jobs, by default to this backend."""
     return partial(_decorate, default)
@@ -63,7 +92,9 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
     backend = click.Choice(BACKENDS)
     several: dict[str, Any] = {"multiple": True}
     decorators = [
-        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND..."),
+        click.argument(
+            "command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=_complete_command
+        ),
         click.option(
             "-s", "--items", metavar="ITEMS", **several, help="Items: braces, @file, globs; several: their product."
         ),
@@ -72,39 +103,41 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option("--outputs", metavar="SHARDS", help="Items {2}: the output for each of --inputs."),
         click.option("--group", metavar="N|SIZE", help="Items per task, or bytes per task such as 10GB."),
         click.option("--state", metavar="URL", help="Write the done-markers to this folder, not beside the outputs."),
-        click.option("--name", help="Name of the job.  [default: derived from the command and the items]"),
-        click.option("-b", "--backend", type=backend, default=default, show_default=True, help="What runs the tasks."),
+        click.option(
+            "--name", metavar="NAME", help="Name of the job.  [default: derived from the command and the items]"
+        ),
+        click.option("-b", "--backend", type=backend, default=default, help="What runs the tasks."),
         click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit."),
-        click.option("--wait", is_flag=True, help="Wait until the job has ended.  [local: always]"),
+        wait_option,
         click.option(
-            "-j", "--parallelism", type=click.IntRange(min=0), help="Tasks at once.  [local: default and 0: cores]"
+            "-j",
+            "--parallel",
+            "parallelism",
+            type=COUNT,
+            metavar="N",
+            help="Tasks at once; local, 0: as many as cores.",
         ),
         click.option(
-            "--retries",
-            type=click.IntRange(min=0),
-            default=3,
-            show_default=True,
-            help="Further tries after a failure other than status 42.",
+            "--retries", type=COUNT, default=3, metavar="N", help="Further tries after a failure other than status 42."
         ),
+        click.option("--max-failed", type=COUNT, metavar="N", help="End the job when more than N items have failed."),
         click.option(
-            "--max-failed", type=click.IntRange(min=0), help="End the job when more items than this have failed."
-        ),
-        click.option(
-            "--deadline", type=click.IntRange(min=1), help="Time limit in seconds: of the job, in Slurm of each task."
+            "--deadline", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of the job, in Slurm of each task."
         ),
         click.option("--cpu", metavar="QUANTITY", help="Cores of a task: 2, 500m."),
         click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi."),
         click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi."),
-        click.option("--gpu", type=click.IntRange(min=0), default=0, help="GPUs of a task."),
+        click.option("--gpu", type=COUNT, default=0, metavar="N", help="GPUs of a task."),
         click.option(
             "--image",
             envvar="TARJOB_IMAGE",
             show_envvar=True,
+            metavar="IMAGE",
             help="Image of the pods, with tarshards installed.  [default: image of [tarjob] in "
             "~/.config/tarshards/config.toml]",
         ),
-        click.option("--namespace", help="Namespace.  [default: that of the kubeconfig]"),
-        click.option("--service-account", help="Service account of the pods."),
+        click.option("--namespace", metavar="NAME", help="Namespace.  [default: that of the kubeconfig]"),
+        click.option("--service-account", metavar="NAME", help="Service account of the pods."),
         click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
         click.option("--secret-volume", metavar="SECRET:PATH", **several, help="A secret as files."),
         click.option(
@@ -113,17 +146,16 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             metavar="FILE",
             help="Apply this JSON Patch (JSON or YAML) to the Job.",
         ),
-        click.option("--partition", help="Slurm's partition."),
+        click.option("--partition", metavar="NAME", help="Partition of the tasks."),
         click.option("--sbatch", metavar="OPTION", **several, help="Another #SBATCH line, like --account=x."),
         quiet_option,
     ]
-    for decorator in reversed(decorators):
-        function = decorator(function)
     epilog = (
         "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all items are done, or submitted; 1 an item "
         "failed; 3 the job has not ended."
     )
-    return click.command(cls=Verbs, epilog=epilog)(function)
+    example = "kujob -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/scanned-{}.tar -o gs://b/ocr-{}.tar"
+    return click.command(cls=Verbs, epilog=epilog, headings=HEADINGS, example=example)(options(*decorators)(function))
 
 
 def _run(**options: Any) -> None:
@@ -277,9 +309,9 @@ def _folder(name: str | None) -> Any:
     return JobFolder(name or known[-1])
 
 
-@click.command()
+@tool()
 @name_argument
-@click.option("--wait", is_flag=True, help="Wait until the job has ended, showing progress.")
+@wait_option
 @quiet_option
 def show_status(name: str | None, wait: bool, quiet: bool) -> None:
     """Show the progress of the job NAME, by default the latest started in this directory.
@@ -297,9 +329,9 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
     sys.exit(_code(status))
 
 
-@click.command()
+@tool()
 @name_argument
-@click.option("--wait", is_flag=True, help="Wait until the job has ended, showing progress.")
+@wait_option
 @quiet_option
 def retry(name: str | None, wait: bool, quiet: bool) -> None:
     """Run the items of the job NAME that are not done, including those that ended with status 42."""
@@ -317,7 +349,7 @@ def retry(name: str | None, wait: bool, quiet: bool) -> None:
     say(f"submitted {status.total - len(status.done)} items as {plan.name}")
 
 
-@click.command()
+@tool()
 @name_argument
 @click.argument("items", nargs=-1)
 def logs(name: str | None, items: tuple[str, ...]) -> None:
@@ -336,7 +368,7 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
         click.echo(log_of(folder, item), nl=False)
 
 
-@click.command()
+@tool()
 @name_argument
 def cancel(name: str | None) -> None:
     """End the running tasks of the job NAME; run its command line again to resume."""
@@ -346,7 +378,7 @@ def cancel(name: str | None) -> None:
     say(f"{folder.name}: {'cancelled' if scheduler.cancel(folder) else 'nothing was running'}")
 
 
-@click.command(hidden=True)
+@tool(hidden=True)
 @click.argument("plan")
 @click.option("--index", type=click.IntRange(min=0), help="Number of the task.  [default: from the environment]")
 def worker(plan: str, index: int | None) -> None:

@@ -26,10 +26,8 @@ from stdin."""
 
 @tool(epilog=EPILOG)
 @reads_samples
-@click.option(
-    "--missing", type=click.Choice(MISSING), default="fail", show_default=True, help="Keys not in all inputs."
-)
-@click.option("--conflict", type=click.Choice(CONFLICT), default="fail", show_default=True, help="Fields in several.")
+@click.option("--missing", type=click.Choice(MISSING), default="fail", help="Keys not in all inputs.")
+@click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")
 @output_option
 @overwrite_option
 @spill_options

@@ -8,7 +8,9 @@ from typing import Any, Literal
 import click
 
 from tarshards.cli._common import (
+    FILE,
     Input,
+    allow_pipe_option,
     check_output,
     output_option,
     overwrite_option,
@@ -16,8 +18,10 @@ from tarshards.cli._common import (
     refuse,
     rekey_option,
     seed_option,
+    shuffle_option,
     tool,
     usage_errors,
+    words,
 )
 from tarshards.cli.tarcat import write
 from tarshards.stream.ops import rekey
@@ -46,10 +50,17 @@ class Until(click.ParamType[Any]):
     epilog="Streams: holds one sample of each source, and N with --shuffle N. - is a tar from stdin.",
 )
 @reads_samples
-@click.option("--yaml", "config", metavar="FILE", help="Take the sources from this file.")
-@click.option("--allow-pipe", is_flag=True, help="Let sources in the file be pipe:COMMAND.")
-@click.option("--until", type=Until(), default="first", show_default=True, help="When it ends.")
-@click.option("--shuffle", "buffer", type=click.IntRange(min=1), help="Shuffle each source in a buffer of N samples.")
+@click.option("--yaml", "config", type=FILE, help="Take the sources from this file.")
+@allow_pipe_option
+@click.option(
+    "--until",
+    type=Until(),
+    default="first",
+    metavar="first|last|N",
+    shell_complete=words("first", "last"),
+    help="When the mixture ends.",
+)
+@shuffle_option
 @seed_option
 @rekey_option
 @output_option
@@ -68,7 +79,7 @@ def main(
     """Mix samples in given proportions, which hold at every moment: any n samples written have each source's share.
 
     SHARDS are sources, each a shard expression and its weight: a.tar:0.7 'b-{0..9}.tar:0.3'. Without any weights, all
-    are equal. Each source keeps its order.
+    are equal. Each source keeps its order; --shuffle shuffles each.
 
     --until first: until a source is exhausted; last: until all have been read once, while others start again; N: this
     many samples.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import click
 
-from tarshards.cli._common import Input, Size, check_output, output_option, overwrite_option, reads_samples, tool
+from tarshards.cli._common import (
+    Input,
+    Size,
+    check_output,
+    keep_order_option,
+    output_option,
+    overwrite_option,
+    parallel_option,
+    reads_samples,
+    tool,
+)
 from tarshards.cli.tarcat import arranges_samples, write
 from tarshards.samples.keys import Sample
 from tarshards.verbs.cat import read_parallel
@@ -17,15 +26,15 @@ from tarshards.verbs.cat import read_parallel
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @arranges_samples
-@click.option("-j", "--jobs", type=click.IntRange(min=0), default=4, show_default=True, help="Readers; 0: the cores.")
-@click.option("-k", "--keep-order", is_flag=True, help="Write the samples in the order of the shards.")
-@click.option("-M", "--memory", type=Size(), default="256MB", show_default=True, help="Bytes that may wait.")
+@parallel_option("Shards read", 4, "-p")
+@keep_order_option
+@click.option("-M", "--memory", type=Size(), default="256MB", help="Memory for samples that wait.")
 @output_option
 @overwrite_option
 def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
-    jobs: int,
+    parallel: int,
     keep_order: bool,
     memory: int,
     output: str,
@@ -33,16 +42,15 @@ def main(
 ) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
-    SHARDS are shard expressions, as for tarcat. Samples are written as they are read; with -k in the order of the
-    shards, so that the same input gives the same bytes.
+    SHARDS are shard expressions, as for tarcat. Samples are written as they are read; with --keep-order in the order of
+    the shards, so that the same input gives the same bytes.
 
     Up to -M bytes wait to be written, besides one sample for each reader; --shuffle N holds N more samples.
     """
     check_output(output, overwrite)
-    readers = jobs or os.cpu_count() or 1
     samples = read_parallel(
         source.specs,
-        readers=readers,
+        readers=parallel,
         memory=memory,
         ordered=keep_order,
         on_error=source.ledger,

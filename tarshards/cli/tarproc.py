@@ -10,12 +10,16 @@ from typing import Any
 import click
 
 from tarshards.cli._common import (
+    COUNT,
+    FILE,
     Input,
     check_output,
     output_option,
     overwrite_option,
+    parallel_option,
     reads_samples,
     say,
+    tmpdir_option,
     tool,
     usage_errors,
 )
@@ -30,44 +34,42 @@ WAYS = ("command", "script", "python", "server")
 @tool(
     epilog="Holds running samples and, unless --unordered, finished ones that wait for an earlier one: up to 4 per "
     "slot, or more of short ones up to 64 MB. "
-    "Exit code: 0 done, with no more failures than --failed and --max-errors allow; 1 otherwise."
+    "Exit code: 0 done, with no more failures than --failed and --max-errors allow; 1 otherwise.",
+    example="tarproc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar",
 )
 @partial(reads_samples, count=("--count",))
 @click.option("-c", "--command", metavar="CMD", help="Run this line of bash for each sample.")
 @click.option(
-    "-s", "--script", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Run this program, or script."
+    "--script", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Run this program, or script."
 )
 @click.option("--python", metavar="MODULE:FUNCTION", help="Call this with a dict of bytes.")
 @click.option("--server", metavar="CMD", help="Send samples to a server that this line of bash starts.")
-@click.option(
-    "-p", "-j", "--slots", type=click.IntRange(min=0), default=1, help="Samples to run at once; 0: all cores."
-)
+@parallel_option("Samples run", 1, "-p")
 @click.option("--unordered", is_flag=True, help="Write results as they finish, not in input order.")
 @click.option("-S", "--subdirs", is_flag=True, help="Make a sample of each subdirectory.")
 @click.option("--add-log", metavar="EXT", help="Store what the command prints as this field.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
 )
-@click.option("--retries", type=click.IntRange(min=0), default=0, help="Further tries of a sample that fails.")
+@click.option("--retries", type=COUNT, metavar="N", default=0, help="Further tries of a sample that fails.")
 @click.option(
-    "-e",
     "--failed",
     type=click.Choice(["abort", "skip", "keep"]),
-    help="If a sample fails: abort the run (default), skip it, keep it unchanged.",
+    help="If a sample fails: abort the run, skip it, or keep it unchanged.  [default: abort; skip with --halt]",
 )
 @click.option("--halt", metavar="now|soon,fail=N|N%", help="End the run after this many failures.")
-@click.option("--joblog", metavar="FILE", help="Write a line per sample to this file.")
+@click.option("--joblog", type=FILE, help="Write a line per sample to this file.")
 @click.option("--resume", is_flag=True, help="Keep finished samples until the run is complete, and start with them.")
 @click.option("--resume-failed", is_flag=True, help="The same, but run failed samples again.")
-@click.option("--state", metavar="FILE", help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
-@click.option("--tmpdir", type=click.Path(exists=True, file_okay=False), help="Where to make scratch directories.")
+@click.option("--state", type=FILE, help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
+@tmpdir_option("scratch directories", "/dev/shm, $TMPDIR or /tmp")
 @output_option
 @overwrite_option
 def main(
     source: Input,
     output: str,
     overwrite: bool,
-    slots: int,
+    parallel: int,
     unordered: bool,
     failed: str | None,
     halt: str | None,
@@ -84,7 +86,7 @@ def main(
     TAR_INDEX, TAR_SHARD and TAR_SLOT. What the command prints goes to stderr.
     """
     if sum(options[way] is not None for way in WAYS) != 1:
-        raise click.UsageError("give one of -c, -s, --python and --server")
+        raise click.UsageError("give one of -c, --script, --python and --server")
     if halt is not None and failed == "abort":
         raise click.UsageError("--halt does not go with --failed abort; use --failed skip or keep")
     resume = resume or resume_failed
@@ -107,7 +109,7 @@ def main(
         outputs = map_command(
             source,
             **options,
-            slots=slots or len(os.sched_getaffinity(0)),
+            slots=parallel,
             ordered=not unordered,
             halt=rule,
             on_error=None if policy == "abort" else failures.add,

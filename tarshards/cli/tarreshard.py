@@ -7,14 +7,20 @@ import os
 import click
 
 from tarshards.cli._common import (
-    Size,
+    FILE,
     all_specs,
     ignore_zeros_option,
+    keep_order_option,
     list_option,
     overwrite_option,
+    parallel_option,
     quiet_option,
+    rekey_option,
+    samples_option,
     say,
     seed_option,
+    size_option,
+    tmpdir_option,
     tool,
     usage_errors,
 )
@@ -22,22 +28,20 @@ from tarshards.errors import OpenError
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
-@click.argument("shards", nargs=-1, required=True)
+@click.argument("shards", nargs=-1, required=True, type=FILE)
 @list_option
 @ignore_zeros_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
 )
-@click.option("-n", "--samples", type=Size(), metavar="SAMPLES", help="Most samples of a shard.")
-@click.option("-s", "--size", type=Size(), help="Most bytes of a shard.  [default: 1e9, without -n and --shards]")
-@click.option("--shards", "count", type=click.IntRange(min=1), help="Write this many shards, equal within one sample.")
+@samples_option
+@size_option("1e9, without -n and --shards")
+@click.option("--shards", "count", type=click.IntRange(min=1), metavar="N", help="N shards, equal within one sample.")
 @seed_option
-@click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
-@click.option("--rekey", metavar="TEMPLATE", help="New keys from {index} in the input, {key} and {shard}.")
-@click.option("-j", "--jobs", type=click.IntRange(min=0), default=0, help="Processes.  [default: 0, all cores]")
-@click.option(
-    "--tmpdir", type=click.Path(exists=True, file_okay=False), help="Where the samples lie between the two passes."
-)
+@keep_order_option
+@rekey_option
+@parallel_option("Processes", 0)
+@tmpdir_option("the samples between the two passes", "beside the output")
 @overwrite_option
 @quiet_option
 def main(
@@ -50,8 +54,8 @@ def main(
     count: int | None,
     seed: int,
     keep_order: bool,
-    rekey: str | None,
-    jobs: int,
+    template: str | None,
+    parallel: int,
     tmpdir: str | None,
     overwrite: bool,
     quiet: bool,
@@ -70,7 +74,7 @@ def main(
         resumes = os.path.exists(work_folder(output, tmpdir))
         if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).exists():
             raise OpenError("the file exists; --overwrite replaces it", url=first.name)
-        with ProcessPool(jobs or None) as pool:
+        with ProcessPool(parallel) as pool:
             made = reshard(
                 all_specs(shards, lists),
                 output,
@@ -79,7 +83,7 @@ def main(
                 max_bytes=size,
                 max_samples=samples,
                 shards=count,
-                rekey=rekey,
+                rekey=template,
                 concatenated=ignore_zeros,
                 executor=pool,
                 tmpdir=tmpdir,

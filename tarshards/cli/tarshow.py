@@ -7,24 +7,24 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import Input, check_output, overwrite_option, reads_samples, refuse, tool, usage_errors
+from tarshards.cli._common import FILE, Input, check_output, overwrite_option, reads_samples, refuse, tool, usage_errors
 from tarshards.samples.codecs.registry import require
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
 
-EPILOG = """Without SHARDS, or for -, a tar is read from stdin. One sample is held at a time; -s remembers the keys too,
-about 150 bytes each, of up to 10 million samples."""
+EPILOG = """Without SHARDS, or for -, a tar is read from stdin. One sample is held at a time; --summary remembers the
+keys too, about 150 bytes each, of up to 10 million samples."""
 
 
-@tool(epilog=EPILOG)
+@tool(epilog=EPILOG, example="tarshow -c 2 small.tar")
 @reads_samples
-@click.option("-s", "--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
+@click.option("--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
-@click.option("--html", metavar="FILE", help="Write a contact sheet for a browser instead.")
+@click.option("--html", type=FILE, help="Write a contact sheet for a browser instead.")
 @overwrite_option
 def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
-    refuse(summary + images + (html is not None) > 1, "-s, --images and --html cannot be combined")
+    refuse(summary + images + (html is not None) > 1, "--summary, --images and --html cannot be combined")
     if html is not None:
         _write_html(source, html, overwrite)
     elif summary:

@@ -25,7 +25,6 @@ from tarshards.write.shards import write_samples
 @output_option
 @overwrite_option
 @click.option(
-    "-s",
     "--sort",
     "keys",
     multiple=True,
@@ -53,13 +52,13 @@ def main(
 ) -> None:
     """Sort the samples of SHARDS into one tar: by key, or by fields.
 
-    Samples that compare equal keep their order. -c, --slice and -f apply before sorting. With --regroup and without -s
-    the samples stay in the order of their first members.
+    Samples that compare equal keep their order. -c, --slice and -f apply before sorting. With --regroup and without
+    --sort the samples stay in the order of their first members.
     """
-    refuse(shuffle and (keys or reverse), "--shuffle cannot be combined with -s or -r")
+    refuse(shuffle and (keys or reverse), "--shuffle cannot be combined with --sort or -r")
     refuse(regroup and unique, "--regroup cannot be combined with --unique")
-    refuse(regroup and reverse and not keys, "--regroup can be combined with -r only if there is -s")
-    with usage_errors("-s"):
+    refuse(regroup and reverse and not keys, "--regroup can be combined with -r only if there is --sort")
+    with usage_errors("--sort"):
         list(map(parse_sort_key, keys))
     check_output(output, overwrite)
     samples = iter(source)

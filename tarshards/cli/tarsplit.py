@@ -8,13 +8,16 @@ from contextlib import nullcontext
 import click
 
 from tarshards.cli._common import (
+    COUNT,
     Input,
-    Size,
     dry_run_option,
     overwrite_option,
+    parallel_option,
     reads_samples,
     refuse,
+    samples_option,
     seed_option,
+    size_option,
     tool,
 )
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
@@ -22,7 +25,10 @@ from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, 
 DEFAULT_SIZE = 10**9
 
 
-@tool(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
+@tool(
+    epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.",
+    example="tar -cf - --sort=name -C raw train | tarsplit -s 1e9 -o imagenet_train --maxshards 2",
+)
 @reads_samples
 @click.option(
     "-o",
@@ -31,19 +37,17 @@ DEFAULT_SIZE = 10**9
     metavar="PATTERN",
     help="Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.",
 )
-@click.option("-n", "--samples", type=Size(), metavar="SAMPLES", help="Most samples in a shard.")
-@click.option("-s", "--size", type=Size(), help="Most bytes in a shard.  [default: 1e9, without -n]")
-@click.option("--start", "first", default=0, help="Number of the first shard.", show_default=True)
-@click.option("--maxshards", type=click.IntRange(min=1), help="Stop reading when this many are full.")
+@samples_option
+@size_option("1e9, without -n")
+@click.option("--start", "first", type=COUNT, default=0, metavar="N", help="Number of the first shard.")
+@click.option("--maxshards", type=click.IntRange(min=1), metavar="N", help="Stop reading when this many are full.")
 @click.option("--by", metavar="FIELD", help="A series of shards for each value of FIELD; {FIELD} in PATTERN.")
 @click.option(
     "--ratios", metavar="NAME=R,...", help="A series for each name, such as train=.9,val=.1; {split} in PATTERN."
 )
 @seed_option
 @click.option("--post", metavar="CMD", help="Run CMD with bash for each finished shard, {} or $TAR_SHARD.")
-@click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many --post commands at once."
-)
+@parallel_option("Commands of --post", 1)
 @click.option("--delete", is_flag=True, help="Remove each shard after its --post succeeds.")
 @click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
 @overwrite_option
@@ -59,7 +63,7 @@ def main(
     ratios: str | None,
     seed: int,
     post: str | None,
-    jobs: int,
+    parallel: int,
     delete: bool,
     index: bool,
     overwrite: bool,
@@ -72,14 +76,13 @@ def main(
     """
     refuse(delete and not post, "--delete requires --post")
     refuse(delete and index, "--index cannot be combined with --delete; let --post run tarindex")
-    refuse(first < 0, "--start cannot be negative")
     routes: dict[str, Route] = {}
     if ratios is not None:
         routes["split"] = route_by_ratios(_parse_ratios(ratios), seed=seed)
     if by is not None:
         refuse(by == "shard" or by in routes, f"--by {by}: {{{by}}} has another meaning in the pattern")
         routes[by] = route_by_field(by)
-    command = ShardCommand(post, jobs=jobs, delete=delete) if post else None
+    command = ShardCommand(post, jobs=parallel, delete=delete) if post else None
     with command or nullcontext():
         shards = split_samples(
             source,

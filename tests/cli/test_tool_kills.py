@@ -20,7 +20,7 @@ COUNT = 4000
 LINES = {
     "tarsort": "tarsort -q -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
     "tarsort --shuffle": "tarsort -q --shuffle -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
-    "tarsort --regroup": "tarsort -q --regroup -s txt -M 200KB --tmpdir spill all.tar -o out/a.tar --overwrite",
+    "tarsort --regroup": "tarsort -q --regroup --sort txt -M 200KB --tmpdir spill all.tar -o out/a.tar --overwrite",
     "tarsplit": "tarsplit -q -n 300 -o out/a all.tar --overwrite",
     "tarsplit --ratios": "tarsplit -q -s 500KB --ratios x=.5,y=.5 -o out/a all.tar --overwrite --post 'cp {} {}.copy'",
     "targrep": "targrep -q '[0-4]$' all.tar -o out/a.tar --overwrite",

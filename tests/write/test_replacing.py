@@ -131,7 +131,7 @@ TOOLS = {
     "tarproc --resume": f"tarproc -q -c true --resume new.tar -o {OUT} --overwrite",
     "tarcreate": f"tarcreate -q plan.tsv -o {OUT} --overwrite",
     "tarcreate --lines": f"tarcreate -q --lines lines.txt -o {OUT} --overwrite",
-    "lines2tar": f"lines2tar -q -k '{{record:06d}}' -f cls classes.txt -o {OUT} --overwrite",
+    "lines2tar": f"lines2tar -q -k '{{record:06d}}' --field cls classes.txt -o {OUT} --overwrite",
     "tarsplit": "tarsplit -q new.tar -o out --overwrite",
     "tarsplit --index": "tarsplit -q new.tar -o out --overwrite --index",
     "tarreshard": "tarreshard -q -j 1 --keep-order new.tar -o out-%06d.tar --overwrite",

@@ -99,7 +99,7 @@ def test_nothing_is_written_beside_the_target(make_tar, tarproc, tmp_path):
     "options",
     [
         "",
-        "-c true -s /etc/passwd",
+        "-c true --script /etc/passwd",
         "-c true --halt never",
         "-c true --halt now,fail=1 --failed abort",
         "-c true --failed skip --on-error fail --max-errors 1",
