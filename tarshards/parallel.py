@@ -232,7 +232,14 @@ class ProcessPool(Executor):
 
     def _start(self) -> None:
         # Before any thread, for a process that is forked has but one.
-        processes = [_Process(self._shared) for _ in range(self.workers)]
+        processes: list[_Process] = []
+        try:
+            while len(processes) < self.workers:
+                processes.append(_Process(self._shared))
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
         self._threads = [Thread(target=self._serve, args=(process,), daemon=True) for process in processes]
         for thread in self._threads:
             thread.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tarshards import parallel
 from tarshards.errors import OpError
 from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map
 
@@ -88,6 +89,23 @@ def test_a_killed_parent_leaves_no_process():
     while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_process_that_cannot_be_started_ends_those_before_it(monkeypatch):
+    started = []
+    begin = parallel._Process.__init__
+
+    def limited(process, shared):
+        if len(started) == 2:
+            raise OSError(errno.EAGAIN, "no more processes")
+        begin(process, shared)
+        started.append(process._process)
+
+    monkeypatch.setattr(parallel._Process, "__init__", limited)
+    pool = ProcessPool(3)
+    with pytest.raises(OSError, match="no more processes"):
+        pool.submit(abs, 1)
+    assert [process.exitcode for process in started] == [0, 0]
 
 
 def test_no_calls_after_the_end():

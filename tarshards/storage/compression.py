@@ -279,7 +279,11 @@ def compressed(stream: OutputStream, location: Location) -> OutputStream:
     compression = named_compression(location)
     if compression is None:
         return stream
-    encoder = _encoder(compression)
+    try:
+        encoder = _encoder(compression)
+    except BaseException:
+        stream.abort()
+        raise
 
     def write(data: Any) -> None:
         stream.write(encoder.compress(data))

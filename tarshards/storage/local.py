@@ -77,12 +77,12 @@ def defer_signals() -> Iterator[None]:
 
 def _open_temporary(target: str, name: str) -> OutputStream:
     temporary, descriptor = _claim(target)
+    file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
     # The lock is held until the temporary name is gone, so that no one takes the file for a left-over.
-    file, lock = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 18), os.dup(descriptor)
 
     def commit() -> None:
         os.replace(temporary, target)
-        os.close(lock)
+        os.close(descriptor)
 
     def discard() -> None:
         # Closing the raw file first drops the buffer unwritten.
@@ -90,7 +90,7 @@ def _open_temporary(target: str, name: str) -> OutputStream:
         try:
             os.unlink(temporary)
         finally:
-            os.close(lock)
+            os.close(descriptor)
 
     return OutputStream(name, file.write, finish=file.close, commit=commit, discard=discard)
 

@@ -178,11 +178,11 @@ class Dispatcher:
         try:
             for number in range(1, slots + 1):
                 self._slots.append(Slot(work, scratch, number))
+            self._woken, self._waker = os.pipe()
         except OSError as error:
             for slot in self._slots:
                 slot.end(0)
             raise OpError(f"no more than {len(self._slots)} slots can be started: {error.strerror}") from error
-        self._woken, self._waker = os.pipe()
         for pipe in (self._woken, self._waker):
             os.set_blocking(pipe, False)
         self._thread = Thread(target=self._run, name="tarshards-dispatcher", daemon=True)

@@ -74,7 +74,11 @@ class Journal:
             self._file.close()
             raise OpenError("another run is using this state", url=path) from error
         self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
-        self._scan(retry_failed)
+        try:
+            self._scan(retry_failed)
+        except OSError as error:
+            self._file.close()
+            raise failure(error, path) from error
 
     def find(self, name: str) -> SampleResult | None:
         """Return the result recorded for *name*, or None if there is none or its checksum differs."""
@@ -136,8 +140,12 @@ class Joblog:
 
     def __init__(self, path: str, *, append: bool = False):
         self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename
-        if not os.fstat(self._file.descriptor).st_size:
-            self._write(COLUMNS)
+        try:
+            if not os.fstat(self._file.descriptor).st_size:
+                self._write(COLUMNS)
+        except OpenError:
+            self._file.close()
+            raise
 
     def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
         """Add the line of one sample; *times* are when it began and how many seconds it took."""

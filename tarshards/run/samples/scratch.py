@@ -28,15 +28,19 @@ class Scratch:
             reason = f"no scratch directory can be made here: {error.strerror}"
             raise OpenError(reason, url=folder, errno=error.errno) from error
         # No environment, so that no guard takes this one for a child of its tarproc.
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, self.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, self.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            remove(self.path)
+            raise OpenError(f"no guard process can be started: {error.strerror}", url=self.path) from error
 
     def __enter__(self) -> Scratch:
         return self
