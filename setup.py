@@ -1,9 +1,14 @@
 """Build the native kernels; everything else stands in setup.cfg.
 
-They are optional: without a compiler the install succeeds and their pure-Python twins do the work.
+They are optional: without a compiler the install succeeds and their pure-Python twins do the work. One build serves all
+Pythons from 3.11 on, by the limited API, which a free-threaded Python does not have: it gets a build of its own.
 """
 
+import sysconfig
+
 from setuptools import Extension, setup
+
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def native(name, *headers):
@@ -12,9 +17,9 @@ def native(name, *headers):
         f"tarshards.{name.replace('/', '.')}",
         [f"tarshards/{name}.c"],
         depends=[f"tarshards/{folder}/{header}" for header in headers],
-        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
-        py_limited_api=True,
+        py_limited_api=LIMITED,
         optional=True,
     )
 
@@ -27,5 +32,5 @@ setup(
         native("index/_rows", "../storage/_guard.h"),
         native("index/_pixels", "../storage/_guard.h"),
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )
