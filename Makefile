@@ -1,4 +1,5 @@
-# The commands: demo, test, test-interop, soak, lint, bench, asan, programs. Each sets up what it needs in .venv.
+# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, bench, asan, programs. Each sets up what
+# it needs in .venv, test-core in an environment for each Python.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,6 +11,20 @@ demo: $(VENV)/.demo
 # The laws of the package itself.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m "not interop" $(PYTEST)
+
+# The laws that need no torch: make test-core PYTHON=python3.13; and on each other Python that is found.
+CORE = .venv-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+test-core:
+	$(MAKE) VENV=$(CORE) $(CORE)/.test-core
+	$(CORE)/bin/python -m pytest -n auto -m "not interop" $(PYTEST)
+
+test-pythons:
+	for minor in 12 13 14; do \
+	    for python in python3.$$minor $(HOME)/.pyenv/versions/3.$$minor.*/bin/python none; do \
+	        if $$python -c '' 2>/dev/null; then $(MAKE) test-core PYTHON=$$python || exit; break; fi; \
+	        if [ $$python = none ]; then echo "Python 3.$$minor: not found, not tested"; fi; \
+	    done; \
+	done
 
 # Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm.
 test-interop: $(VENV)/.interop
@@ -32,9 +47,10 @@ bench: $(VENV)/.bench
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/asan.sh
 
-# The programs that the tests compare with, by apt, as root or with sudo.
+# The programs that the tests use, by apt, as root or with sudo; a compiler is of use to an installation made after it.
 programs:
-	bash tests/programs.sh
+	$(PYTHON) tests/programs.py
+	rm -f $(addprefix $(VENV)/.,demo test interop bench)
 
 $(VENV)/.%: $(PACKAGE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +58,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build data *.egg-info .hypothesis tarshards/*/*.so
+	rm -rf $(VENV) .venv-* build data *.egg-info .hypothesis tarshards/*/*.so
 
-.PHONY: demo test test-interop soak lint bench asan programs clean
+.PHONY: demo test test-core test-pythons test-interop soak lint bench asan programs clean
 .PRECIOUS: $(VENV)/.%

@@ -14,7 +14,7 @@ import tarshards
 from tarshards.cli._common import tool
 
 KERNELS = ("tar._tar", "storage._mapped", "index._headers", "index._rows", "index._pixels")
-FOR_DEVELOPERS = {"bench", "demo", "test"}  # extras
+FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
 
 
 @tool()

@@ -1,22 +1,32 @@
-"""What all tests share: small shards made by our writer, and the names of their samples."""
+"""What all tests share: small shards made by our writer, tools run by this Python, what is said of skipped tests."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from programs import PACKAGES
 from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
 from tarshards.index.build import build_index
+
+# What is all torch's; the stand-ins of with_torch.py skip single tests.
+collect_ignore_glob = ["*test_demo.py", "*test_notebooks.py", "*test_tensors.py", "*test_torch_*.py", "*training.py"]
+if find_spec("torch"):
+    collect_ignore_glob = []
 
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +39,42 @@ def pytest_collection_modifyitems(items):
         test = getattr(item, "obj", None)
         if SOAK > 1 and (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
             test._hypothesis_internal_use_settings = settings(ours, max_examples=SOAK * ours.max_examples)
+
+
+def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
+    """In CI, turn a skip into a failure with its reason; only a GPU may be missing there."""
+    if report.skipped and os.environ.get("CI") == "true" and not item.get_closest_marker("gpu"):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid}: skipped in CI: {report.longrepr[2]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    fail_skipped(report, item)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    fail_skipped(report, collector)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say in one line how many tests were skipped for want of what, and how to get it."""
+    missing: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        if found := re.search(r"\bneeds (.*)", report.longrepr[2]):
+            missing.update(found[1].split(", "))
+    parts = [
+        ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()) if (name in PACKAGES) == program)
+        for program in (True, False)
+    ]
+    if parts[0]:
+        parts[0] += " - `make programs` installs them, by apt"
+    if any(parts):
+        terminalreporter.write_line(f"Skipped for want of {'; '.join(filter(None, parts))}.", yellow=True)
 
 
 # In a background job SIGINT is ignored, and the tools that tests interrupt would inherit that.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import load_kernel
 
 import tarshards
 
@@ -42,6 +43,7 @@ def test_unknown_name():
 
 
 def test_native_parser_is_the_one_in_use():
+    load_kernel("tarshards.tar._tar")
     from tarshards.tar import read as tar
 
     assert tar.scan.__module__ == "tarshards.tar._tar"

@@ -30,7 +30,8 @@ def test_report_names_kernels_and_extras():
     assert text.startswith(f"tarshards {tarshards.__version__}, Python {sys.version.split()[0]}")
     assert f"of {len(program.KERNELS)} compiled" in text
     assert "  torch       torch " in text
-    assert "bench" not in text
+    for extra in program.FOR_DEVELOPERS:
+        assert f"\n  {extra}" not in text
 
 
 def test_report_covers_every_kernel():

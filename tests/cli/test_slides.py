@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
+from programs import need
 
 from tarshards import TarWriter, read_samples
 
@@ -79,8 +79,7 @@ def test_show(shell):
 
 
 def test_map_a_command(shell, tmp_path):
-    if shutil.which("gm") is None and not os.environ.get("CI"):
-        pytest.skip("needs GraphicsMagick")
+    need("gm")
     shell(LINES["tarscat"])
     shell(LINES["tarproc"])
     with tarfile.open(tmp_path / "out.tar") as tar:

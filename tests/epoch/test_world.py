@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-import torch.distributed
+from with_torch import torch
 
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError

@@ -9,13 +9,13 @@ import subprocess
 import tarfile
 import zlib
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import load_kernel, need
 from range_server import serving
 
 from tarshards import read_samples, write_samples
@@ -35,7 +35,7 @@ from tarshards.tar.read import pack_header
 def twin(request):
     """Build with one of the two header parsers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "walk", import_module(f"tarshards.tar.{request.param}").walk)
+        patch.setattr(build, "walk", load_kernel(f"tarshards.tar.{request.param}").walk)
         yield
 
 
@@ -147,6 +147,7 @@ def archive(program: str, folder: Path, names: list[str]) -> Path:
     """Let a program make an archive of *names* in *folder*, but those that its format cannot hold."""
     (folder.parent / "names").write_text("".join(f"{name}\n" for name in names))
     command = [*program.split(), "--no-recursion", "-cf", "../a.tar", "-T", "../names"]
+    need("GNU tar" if command[0] == "tar" else command[0])
     subprocess.run(command, cwd=folder, check=False, stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C.UTF-8"})
     return folder.parent / "a.tar"
 
@@ -403,7 +404,7 @@ def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatc
     (tmp_path / "all.tar").write_bytes(data)
     build_index(str(tmp_path / "all.tar"), concatenated=True).save(str(tmp_path / "all.tar"))
     if kernel != "remote":
-        twin = import_module(f"tarshards.index.{kernel}")
+        twin = load_kernel(f"tarshards.index.{kernel}")
         monkeypatch.setattr(open_, "MappedMembers", twin.MappedMembers)
         monkeypatch.setattr(open_, "find_undecided", twin.find_undecided)
     wanted = [sample | {"__url__": ""} for sample in read_samples(tmp_path / "all.tar", concatenated=True)]

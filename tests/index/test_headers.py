@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import load_kernel
 from rewritten import NAMES, Entry, npy, samples, stale, write
 from soak import SOAK
 
@@ -16,27 +17,16 @@ from tarshards.index import _headers_py
 from tarshards.index.build import build_index
 from tarshards.index.headers import check_header
 from tarshards.index.sidecar import Index
-from tarshards.storage import _mapped_py
 from tarshards.storage.ranges import LocalRanges
-
-try:
-    from tarshards.index import _headers
-    from tarshards.storage import _mapped
-except ImportError:
-    _headers = None  # type: ignore[assignment]
 
 
 @pytest.fixture(params=["native", "python"])
 def kernel(request):
-    if request.param == "python":
-        return _headers_py
-    if _headers is None:
-        pytest.skip("built without a compiler")
-    return _headers
+    return _headers_py if request.param == "python" else load_kernel("tarshards.index._headers")
 
 
 def table(kernel: Any, path: Any, index: Index, **changes: Any) -> Any:
-    mapping = (_mapped_py if kernel is _headers_py else _mapped).Mapping(path)
+    mapping = load_kernel(f"tarshards.storage.{'_mapped_py' if kernel is _headers_py else '_mapped'}").Mapping(path)
     arrays = {"first": index.first, **{name: index.arrays[name] for name in ("sample", "field", "offset", "size")}}
     return kernel.MappedMembers(mapping, index.keys, index.fields, *(arrays | changes).values())
 
@@ -168,10 +158,10 @@ def test_what_is_no_ascii_in_upper_case_needs_a_second_look(kernel, tmp_path):
             check_header(ranges.read, index, member, url="a.tar")
 
 
-@pytest.mark.skipif(_headers is None, reason="built without a compiler")
 @pytest.mark.soak
 def test_the_twins_agree_on_rewritten_shards(tmp_path):
     """What they let pass is what the index says; of what they do not, the second look finds out."""
+    native = load_kernel("tarshards.index._headers")
     refused = 0
     for seed in range(50_000, 50_000 + 40 * SOAK):
         if (made := stale(tmp_path, seed)) is None:
@@ -180,8 +170,8 @@ def test_the_twins_agree_on_rewritten_shards(tmp_path):
         index = Index.load(str(path))
         count = len(index.sample)
         places = np.zeros(count, np.int64), np.random.default_rng(seed).permutation(count)
-        tables = [table(kernel, path, index) for kernel in (_headers, _headers_py)]
-        undecided = _headers.find_undecided(tables[:1], *places)
+        tables = [table(kernel, path, index) for kernel in (native, _headers_py)]
+        undecided = native.find_undecided(tables[:1], *places)
         assert undecided == _headers_py.find_undecided(tables[1:], *places), seed
         names = [None if field == "cls" and seed % 2 else field for field in index.fields]
         for sample in range(len(index)):

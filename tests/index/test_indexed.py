@@ -12,9 +12,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from range_server import serving
-from torch.utils.data import DataLoader, Subset
+from with_torch import DataLoader, ShardDataset, Subset
 
-from tarshards import ShardDataset, ShardWriter, TarWriter, expand_urls, read_samples
+from tarshards import ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index import open as opening
 from tarshards.index import sidecar

@@ -7,12 +7,11 @@ import random
 
 import pytest
 from range_server import serving
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import Ledger, ShardDataset, ShardWriter, Stream, TarWriter
+from tarshards import Ledger, ShardWriter, Stream, TarWriter
 from tarshards.errors import SampleError, ShardIndexError, UrlError
 from tarshards.index.build import build_index
-from tarshards.loaders.torch.loader import ShardLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -14,8 +14,9 @@ import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
 from range_server import serving
 from soak import SOAK
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, IndexedShards, Ledger, ShardDataset, ShardLoader, Stream, TarWriter, read_samples
+from tarshards import ArrayLoader, IndexedShards, Ledger, Stream, TarWriter, read_samples
 from tarshards.errors import SampleError
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon

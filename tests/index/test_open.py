@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, ShardDataset, ShardWriter, Stream, readers
+from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.errors import ShardIndexError
 from tarshards.index.access import IndexedShards
 from tarshards.index.lookup import KeyTable

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, mix, readers
+from tarshards import ArrayLoader, Ledger, Stream, World, mix, readers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

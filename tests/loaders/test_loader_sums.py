@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 from leaving_out import fail_on_fives, nothing
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, World, readers
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

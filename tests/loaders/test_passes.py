@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers
+from tarshards import ArrayLoader, Ledger, Stream, World, readers
 from tarshards.errors import StateError, WorldError
 
 pytestmark = [

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, TarWriter, World, build_index, mix, readers
+from tarshards import ArrayLoader, Stream, TarWriter, World, build_index, mix, readers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tarshards.loaders.tensors import move
-
-torch = pytest.importorskip("torch")
 
 
 def batches():
@@ -53,7 +52,7 @@ def test_broken_off_the_batches_are_closed():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_batches_arrive_whole():
     for number, batch in enumerate(move(batches(), "cuda")):
         assert batch["x"].is_cuda

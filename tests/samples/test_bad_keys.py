@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 import tarfile
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
+from programs import load_kernel
 from soak import SOAK
+from with_torch import DataLoader, ShardDataset
 
-from tarshards import Ledger, ShardDataset, Stream, read_samples
+from tarshards import Ledger, Stream, read_samples
 from tarshards.errors import OpenError, SampleError
 from tarshards.samples.resync.survey import survey_shard
 from tarshards.verbs.sort import read_loose_members, regroup_members
@@ -23,7 +24,7 @@ READERS = [read_samples, Stream.from_shards, ShardDataset]
 @pytest.fixture(params=["_tar", "_tar_py"])
 def twin(request, monkeypatch):
     """Read with one of the two header parsers."""
-    module = import_module(f"tarshards.tar.{request.param}")
+    module = load_kernel(f"tarshards.tar.{request.param}")
     for function in ("scan", "cut"):
         monkeypatch.setattr(f"tarshards.tar.read.{function}", getattr(module, function))
 
@@ -59,8 +60,6 @@ def test_without_on_error_it_raises(tmp_path, reader, fault):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_workers_deliver_the_other_samples(tmp_path, fault):
-    from torch.utils.data import DataLoader
-
     for name in "ab":
         write_tar(tmp_path / f"{name}.tar", thousand(fault))
     ledger = Ledger(max_errors=1)

@@ -5,7 +5,6 @@ import gzip
 import lzma
 import os
 import random
-import shutil
 import subprocess
 import tracemalloc
 
@@ -13,6 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import need
 
 from tarshards.errors import OpenError
 from tarshards.storage.opening import open_shard
@@ -30,11 +30,9 @@ python = {
 
 
 def program(suffix: str):
-    """Return what compresses by the external program, or skip; CI has all of them."""
+    """Return what compresses by the external program."""
     name = PROGRAMS[suffix]
-    if not shutil.which(name):
-        assert not os.environ.get("CI"), f"{name} is missing"
-        pytest.skip(f"{name} is not installed")
+    need(name)
     return lambda data: subprocess.run([name, "-c"], input=data, capture_output=True, check=True).stdout
 
 
@@ -219,9 +217,9 @@ def test_writing_compresses_by_the_suffix(tmp_path, name, program_):
     assert files[0] == files[1]
     assert len(files[0]) < len(LARGE)
     assert read(tmp_path / name) == LARGE
-    if shutil.which(program_):
-        done = subprocess.run([program_, "-dc"], input=files[0], capture_output=True, check=True)
-        assert done.stdout == LARGE
+    need(program_)
+    done = subprocess.run([program_, "-dc"], input=files[0], capture_output=True, check=True)
+    assert done.stdout == LARGE
 
 
 def test_an_empty_compressed_file_is_whole(tmp_path, suffix):

@@ -11,24 +11,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from tarshards.storage import _mapped_py
-
-try:
-    from tarshards.storage import _mapped
-except ImportError:
-    _mapped = None  # type: ignore[assignment]
+from programs import load_kernel
 
 SIZE = 1 << 20
 
 
-@pytest.fixture(params=["c", "python"])
+@pytest.fixture(params=["_mapped", "_mapped_py"])
 def mapping_type(request):
-    if request.param == "python":
-        return _mapped_py.Mapping
-    if _mapped is None:
-        pytest.skip("built without a compiler")
-    return _mapped.Mapping
+    return load_kernel(f"tarshards.storage.{request.param}").Mapping
 
 
 @pytest.fixture
@@ -175,14 +165,13 @@ def run(module: str, code: str, path: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
 def test_no_process_dies(module, case, path):
-    if module == "_mapped" and _mapped is None:
-        pytest.skip("built without a compiler")
+    load_kernel(f"tarshards.storage.{module}")
     done = run(module, CASES[case], path)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
-@pytest.mark.skipif(_mapped is None, reason="built without a compiler")
 def test_another_sigbus_is_still_the_end(path):
+    load_kernel("tarshards.storage._mapped")
     code = """
 mapping = shrink()
 assert fails(mapping)

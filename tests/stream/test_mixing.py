@@ -7,11 +7,10 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import Ledger, ShardDataset, Stream, World
+from tarshards import Ledger, Stream, World
 from tarshards.errors import AuditError, StateError
-from tarshards.loaders.torch.loader import ShardLoader
 from tarshards.stream.mix import mix
 
 pytestmark = [

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import pytest
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, mix, readers
+from tarshards import ArrayLoader, Stream, mix, readers
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.op import traits_of

@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from with_torch import ShardDataset, ShardLoader, torch
 
-from tarshards import Ledger, ShardDataset, ShardLoader, Stream, readers
+from tarshards import Ledger, Stream, readers
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.stream import ops
 from tarshards.stream.collate import collate

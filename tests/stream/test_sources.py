@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from range_server import serving
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset
 
-from tarshards import Ledger, ShardDataset, ShardWriter, Stream, World, read_samples
+from tarshards import Ledger, ShardWriter, Stream, World, read_samples
 from tarshards.epoch.loop import Part
 from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError

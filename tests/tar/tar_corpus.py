@@ -2,43 +2,28 @@
 
 import io
 import os
-import shutil
 import subprocess
 import tarfile
 from collections import Counter
-from importlib import import_module
 from itertools import cycle
 from typing import NamedTuple
 
-import pytest
+from programs import load_kernel, need
 
 from tarshards.errors import TarError
+from tarshards.tar import _tar_py
 from tarshards.tar.read import BLOCK, Member, pack_header, padding, read_members
 
 TWINS = ["native", "python"]
 
 
-def absent(what):
-    """Skip the test for want of *what*; where nothing may be wanting, in CI, fail it."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is missing")
-    pytest.skip(f"{what} is missing")
-
-
 def load_twin(name):
-    module = {"native": "tarshards.tar._tar", "python": "tarshards.tar._tar_py"}[name]
-    try:
-        return import_module(module)
-    except ImportError:
-        return absent(module)
+    return load_kernel("tarshards.tar._tar") if name == "native" else _tar_py
 
 
 def program(name):
     """Return a function that runs *name* with the arguments given, and returns what it wrote to stdout."""
-    if shutil.which(name) is None or (
-        name == "tar" and b"GNU tar" not in subprocess.check_output(["tar", "--version"])
-    ):
-        absent("GNU tar" if name == "tar" else name)
+    need("GNU tar" if name == "tar" else name)
 
     def run(*arguments, **options):
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC", **options.pop("env", {})}

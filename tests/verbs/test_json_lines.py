@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import need
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import DecodeError, SampleError
@@ -161,6 +162,7 @@ def test_strings_of_other_fields_are_their_text(tmp_path):
 
 
 def test_to_lines_and_back_through_files(tmp_path):
+    need("zstd")
     samples = [{"__key__": f"k{i}", "txt": f"text\n{i}", "cls": i, "bin": bytes(range(i, 256))} for i in range(20)]
     write_samples(samples, str(tmp_path / "a.tar"))
     (tmp_path / "a.json").write_text("".join(line + "\n" for line in json_lines(read_samples(tmp_path / "a.tar"))))

@@ -1,14 +1,12 @@
 """What the tests of the readers share: the twins, images that have everything in them, and how a loader reads."""
 
 import io
-import os
-from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from PIL import Image
+from programs import load_kernel
 
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
@@ -21,12 +19,7 @@ def load_twin(name):
     modules = {"native": ("_rows", "_pixels"), "python": ("_rows_py", "_pixels_py")}[name]
     functions = {}
     for module in modules:
-        try:
-            functions |= vars(import_module(f"tarshards.index.{module}"))
-        except ImportError:
-            if os.environ.get("CI") == "true":
-                pytest.fail(f"{module} is missing")
-            pytest.skip(f"{module} is missing")
+        functions |= vars(load_kernel(f"tarshards.index.{module}"))
     return SimpleNamespace(**{kernel: functions[kernel] for kernel in KERNELS})
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-import pytest
-from slurm_cluster import SlurmCluster, is_installed
+from programs import need
+from slurm_cluster import SlurmCluster
 
 from tarshards import TarWriter, read_samples
 
@@ -15,10 +14,7 @@ TARJOB = [sys.executable, str(Path(__file__).parents[3] / "bin/tarjob")]
 
 
 def start_slurm(tmp_path_factory, **options) -> SlurmCluster:
-    if not is_installed():
-        if os.environ.get("CI"):
-            pytest.fail("slurmctld is missing: apt-get install slurm-wlm munge slurmdbd mariadb-server")
-        pytest.skip("slurmctld is not installed")
+    need("slurmctld", "munged", *(["slurmdbd", "mariadbd"] if options.get("accounting") else []))
     return SlurmCluster(tmp_path_factory.mktemp("slurm"), **options)
 
 

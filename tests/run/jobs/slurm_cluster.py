@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +11,8 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+from programs import find
+
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -68,14 +68,6 @@ StorageUser=slurm
 StoragePass=slurm
 StorageLoc=slurm
 """
-
-
-def is_installed() -> bool:
-    return all(map(find, PROGRAMS))
-
-
-def find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 
 
 class SlurmCluster:

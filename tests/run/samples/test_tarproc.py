@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
+from programs import need
 
 from tarshards import read_samples, write_samples
 from tarshards.samples.codecs import decode_field
@@ -156,9 +156,7 @@ def test_a_full_disk_is_an_error_of_one_line(make_tar, tarproc, tmp_path, small_
 
 
 def test_the_line_of_the_slides(tmp_path, path_with_tools):
-    if shutil.which("gm") is None:
-        assert os.environ.get("CI") != "true", "apt-get install graphicsmagick"
-        pytest.skip("needs GraphicsMagick")
+    need("gm")
     import numpy as np
 
     image = np.zeros((300, 400, 3), np.uint8)

@@ -7,11 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from webdataset import tenbin
+from with_torch import torch
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import decode_field, encode_field

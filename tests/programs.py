@@ -1,0 +1,80 @@
+"""The programs that tests use, the Debian packages that hold them, and what to do about those that are missing.
+
+A test calls :func:`need`, which skips it where a program is missing; ``make programs`` runs this file, which installs
+the missing ones by apt, as root or with sudo.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+COMPILER = "a C compiler"
+PACKAGES = {
+    COMPILER: ["gcc", "libc6-dev", "python3-dev"],
+    "bash": ["bash"],
+    "bsdtar": ["libarchive-tools"],
+    "bzip2": ["bzip2"],
+    "git": ["git"],
+    "gm": ["graphicsmagick"],
+    "GNU tar": ["tar"],
+    "gzip": ["gzip"],
+    "mariadbd": ["mariadb-server"],
+    "munged": ["munge"],
+    "slurmctld": ["slurm-wlm"],
+    "slurmdbd": ["slurmdbd"],
+    "xz": ["xz-utils"],
+    "zstd": ["zstd"],
+}
+
+
+def find(program: str) -> str | None:
+    """Return the path of *program*, also where only root's PATH leads."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin")
+
+
+@cache
+def is_installed(name: str) -> bool:
+    """Tell whether the key *name* of PACKAGES is here."""
+    if name == COMPILER:
+        return find("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+    if name == "GNU tar":
+        tar = find("tar")
+        return tar is not None and b"GNU tar" in subprocess.run([tar, "--version"], capture_output=True).stdout
+    return find(name) is not None
+
+
+def need(*names: str) -> None:
+    """Skip the test unless all *names*, keys of PACKAGES, are installed."""
+    import pytest
+
+    if missing := [name for name in names if not is_installed(name)]:
+        pytest.skip(f"needs {', '.join(missing)}")
+
+
+def load_kernel(module: str) -> ModuleType:
+    """Import *module*, a kernel or its twin; skip the test where there is no compiler to make the kernel."""
+    try:
+        return import_module(module)
+    except ImportError:
+        need(COMPILER)
+        raise
+
+
+def main() -> None:
+    packages = [package for name, packages in PACKAGES.items() if not is_installed(name) for package in packages]
+    if packages:
+        as_root = [] if os.geteuid() == 0 else ["sudo"]
+        subprocess.run([*as_root, "apt-get", "update", "-qq"], check=True)
+        command = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-qq", *packages]
+        subprocess.run([*as_root, *command], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""torch and those of our names that need it, for modules whose other tests run without it.
+
+Where torch is missing, each name is a stand-in, and a test that calls one is skipped.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+
+class Missing:
+    """Stands for all of torch: its attributes are stand-ins too."""
+
+    def __getattr__(self, name: str) -> Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        pytest.skip("needs torch")
+
+
+if find_spec("torch"):
+    import torch
+    from torch.utils.data import DataLoader, Subset
+
+    from tarshards import ShardDataset, ShardLoader
+else:
+    torch = DataLoader = Subset = ShardDataset = ShardLoader = Missing()
+
+__all__ = ["DataLoader", "ShardDataset", "ShardLoader", "Subset", "torch"]
