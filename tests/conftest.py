@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
@@ -112,20 +111,6 @@ def make_uneven(tmp_path):
         return str(tmp_path / f"{name}-{{0000..{len(sizes) - 1:04d}}}.tar")
 
     return make
-
-
-@pytest.fixture
-def open_files():
-    """Return a function that lists what this process has open."""
-
-    def listed() -> set[str]:
-        names = set()
-        for descriptor in os.listdir("/proc/self/fd"):
-            with suppress(FileNotFoundError):  # the listing's own
-                names.add(f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
-        return {name for name in names if "/dev/shm" not in name and "/memfd:" not in name}
-
-    return listed
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,7 @@ def test_giving_up_ends_the_processes():
         results = bounded_map(act, ["sleep", "raise", "sleep"], executor=pool, window=3, ordered=False)
         with pytest.raises(ValueError, match="six"):
             list(results)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_function_that_cannot_be_sent_fails_alone():
@@ -80,12 +80,12 @@ def test_a_function_that_cannot_be_sent_fails_alone():
 def test_a_killed_parent_leaves_no_process():
     code = "import os, time; from tarshards.parallel import ProcessPool; p = ProcessPool(3)\n"
     code += "calls = [p.submit(os.getpid) for _ in range(40)]\n"
-    code += "print(*{call.result() for call in calls}, flush=True)\ntime.sleep(99)"
+    code += "print(*{call.result() for call in calls}, flush=True)\ntime.sleep(200)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     workers = process.stdout.readline().split()
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -126,13 +126,13 @@ def is_running(pid: int) -> bool:
 
 def start_with_child(tmp_path: Path, rest: str) -> tuple[ChildGroup, int]:
     """Start a shell that starts a process of its own; return it and that process's id."""
-    group = ChildGroup(["bash", "-c", f"sleep 60 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
+    group = ChildGroup(["bash", "-c", f"sleep 200 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
     with os.fdopen(group.stdout, "rb") as output:
         return group, int(output.readline())
 
 
 def wait_until(holds) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -149,7 +149,7 @@ def test_a_child_group_is_ended_whole(tmp_path):
 
 def test_what_the_leader_leaves_running_is_ended_too_or_left(tmp_path):
     group, child = start_with_child(tmp_path, "exit 3")
-    assert group.wait(30)
+    assert group.wait(100)
     assert is_running(child)
     assert group.end() == 3
     wait_until(lambda: not is_running(child))
@@ -166,8 +166,8 @@ def test_a_child_group_has_a_grace_period():
             output.readline()
         return group
 
-    assert start("exit 7").end(30) == 7
-    assert start("sleep 60").end(0.1) == -signal.SIGKILL
+    assert start("exit 7").end(100) == 7
+    assert start("sleep 200").end(0.1) == -signal.SIGKILL
 
 
 def test_the_ends_of_a_child_group(tmp_path):
@@ -187,7 +187,8 @@ def test_deadlines_without_pidfd(monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", missing)
-    group = ChildGroup(["sleep", "0.3"])
+    group = ChildGroup(["sleep", "200"])
     assert not group.wait(0.02)
-    assert group.wait(30)
-    assert group.end() == 0
+    os.kill(group.pid, signal.SIGTERM)
+    assert group.wait(100)
+    assert group.end() == -signal.SIGTERM

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import processes_with, wait_until
 from soak import SOAK
 
 from tarshards import write_samples
@@ -43,7 +44,7 @@ def start(tmp_path, path_with_tools):
         (tmp_path / folder).mkdir()
 
     def start(line: str) -> subprocess.Popen:
-        environment = {**os.environ, "PATH": path_with_tools}
+        environment = {**os.environ, "PATH": path_with_tools, "MARK": str(tmp_path)}
         command = ["bash", "-c", f"exec {line}"]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -82,7 +83,7 @@ def test_killed_and_run_again(tmp_path, start, tool):
         assert {name: whole[name] for name in left if name.endswith(".tar")} == {
             name: data for name, data in left.items() if name.endswith(".tar")
         }
-    time.sleep(0.2)  # a copy that outlived its tool ends
+    wait_until(lambda: not processes_with(str(tmp_path)))  # copies outlive their tool
     process = start(LINES[tool])
     assert process.communicate() == (None, "")
     assert contents(out) == whole, "no temporary file of those killed is left"
@@ -98,7 +99,7 @@ def test_interrupted_at_any_moment(tmp_path, start, tool, number):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0.2, 1) * seconds)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=100)
         codes = 0, -number, {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
         assert process.returncode in codes or "init_import_site" in errors, errors  # where Python itself still starts
         assert list((tmp_path / "spill").iterdir()) == []

@@ -315,7 +315,7 @@ def test_a_process_forked_while_a_thread_reads_the_plan_reads_it_too():
     with plan._windows.lock:
         child = context.Process(target=lambda: sender.send(pairs(plan[:100])))
         child.start()
-    assert receiver.poll(20)
+    assert receiver.poll(100)
     assert receiver.recv() == expected
     child.join()
 

@@ -208,7 +208,7 @@ def test_http_in_workers_after_the_parent_has_read(write, site):
     write(20, large=10)
     dataset = ShardDataset(f"{site.url}/set.shards.json", shuffle=True, fields="a")
     assert sorted(int(sample["a"]) for sample in dataset) == list(range(20))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=20)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
     assert sorted(int(sample["a"]) for sample in loader) == list(range(20))
 
 
@@ -216,7 +216,9 @@ def test_in_a_store_of_fsspec(write, memory):
     samples = write(12, memory)
     found = IndexedShards(f"{memory}/set.shards.json")
     assert [sample["big"] for sample in found] == [sample["big"] for sample in samples]
-    loader = DataLoader(found, batch_size=4, collate_fn=keys, num_workers=2, multiprocessing_context="fork", timeout=20)
+    loader = DataLoader(
+        found, batch_size=4, collate_fn=keys, num_workers=2, multiprocessing_context="fork", timeout=100
+    )
     assert [key for batch in loader for key in batch] == keys(samples)
 
 
@@ -240,7 +242,9 @@ def test_a_store_that_knows_one_process(write):
     samples = write(12, "oneprocess://fork")
     found = IndexedShards("oneprocess://fork/set-{00..02}.tar")
     assert keys(found) == keys(samples)
-    loader = DataLoader(found, batch_size=4, collate_fn=keys, num_workers=1, multiprocessing_context="fork", timeout=20)
+    loader = DataLoader(
+        found, batch_size=4, collate_fn=keys, num_workers=1, multiprocessing_context="fork", timeout=100
+    )
     assert [key for batch in loader for key in batch] == keys(samples)
 
 

@@ -9,13 +9,14 @@ import os
 import random
 import subprocess
 import sys
-import threading
+import time
 from collections import deque
 from functools import partial
 from itertools import count, islice
 
 import numpy as np
 import pytest
+from leftovers import Leftovers
 from PIL import Image
 
 from tarshards import Ledger, ShardWriter, Stream, TarWriter, World
@@ -372,7 +373,7 @@ def mappings() -> int:
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_broken_off_nothing_is_left_behind(urls, open_files, index):
+def test_broken_off_nothing_is_left_behind(urls, index):
     rng = random.Random(0)
 
     def break_off():
@@ -382,11 +383,12 @@ def test_broken_off_nothing_is_left_behind(urls, open_files, index):
 
     break_off()
     gc.collect()
-    before = threading.active_count(), open_files(), mappings()
+    before, mapped = Leftovers(), mappings()
     for _ in range(50):
         break_off()
     gc.collect()
-    assert (threading.active_count(), open_files(), mappings()) == before
+    assert not before.files() | before.threads()
+    assert mappings() <= mapped
 
 
 def interrupt(loading, error) -> None:
@@ -395,13 +397,13 @@ def interrupt(loading, error) -> None:
 
 
 def test_an_exception_of_the_consumer_ends_the_threads(urls):
-    before = threading.active_count()
+    before = Leftovers()
     loading = augmented(urls)
     for error in KeyboardInterrupt, RuntimeError:
         with pytest.raises(error):
             interrupt(loading, error)
         gc.collect()
-        assert threading.active_count() == before
+        assert not before.threads()
     assert loading.ledger.unaudited
     assert sorted(labels(loading)) == list(range(SAMPLES))
 
@@ -444,9 +446,11 @@ def test_the_monitor_says_what_the_limit_is(urls):
     assert monitor.samples == SAMPLES
     assert monitor.bytes == sum(len(one["jpg"]) for one in IndexedShards(urls))
     assert monitor.limit == "decoding"
-    pause = threading.Event()
-    for _ in loading:
-        pause.wait(0.05)
+    begun = time.monotonic()
+    for _ in loading:  # take nine times as long over a batch as it took to come
+        came = time.monotonic()
+        time.sleep(max(0.05, 9 * (came - begun)))
+        begun = time.monotonic()
     assert loading.monitor.limit == "consuming"
     assert loading.monitor.consumed > 0.4
 

@@ -22,7 +22,7 @@ def write(command: str, data: bytes) -> None:
 
 def is_running(pid: int) -> bool:
     """Whether *pid* lives; the dead wait for init for a moment."""
-    for _ in range(100):
+    for _ in range(3000):
         try:
             with open(f"/proc/{pid}/stat") as file:
                 if file.read().rpartition(")")[2].split()[0] == "Z":

@@ -8,7 +8,6 @@ import gc
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leftovers import Leftovers
 from with_torch import ShardDataset, ShardLoader, torch
 
 from tarshards import Ledger, Stream, readers
@@ -223,12 +223,12 @@ def test_async_map_is_bounded():
 
 
 def test_async_map_leaves_no_thread_behind():
-    before = threading.active_count()
+    before = Leftovers()
     results = ops.async_map(range(1000), lambda x: x, workers=4)
     next(results)
-    assert threading.active_count() > before
+    assert before.threads()
     results.close()
-    assert threading.active_count() == before
+    assert not before.threads()
 
 
 def test_async_map_raises_the_first_error():
@@ -291,10 +291,10 @@ COROUTINE_FUNCTIONS = {
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("function", COROUTINE_FUNCTIONS)
 def test_async_map_awaits_coroutines(function, ordered):
-    threads = threading.active_count()
+    before = Leftovers()
     results = list(ops.async_map(range(20), COROUTINE_FUNCTIONS[function], workers=3, ordered=ordered))
     assert (results if ordered else sorted(results)) == [x**3 for x in range(20)]
-    assert threading.active_count() == threads
+    assert not before.threads()
 
 
 def test_async_map_runs_as_many_coroutines_at_once_as_it_has_workers():
@@ -332,12 +332,12 @@ def test_leaving_async_map_early_cancels_its_coroutines(caplog):
             ended.append(x)
         return x
 
-    threads = threading.active_count()
+    before = Leftovers()
     for workers in 1, 4:
         results = ops.async_map(range(1000), function, workers=workers)
         assert next(results) == 0
         results.close()
-        assert threading.active_count() == threads
+        assert not before.threads()
         assert sorted(begun) == sorted(ended), "what began has cleaned up"
         begun.clear(), ended.clear()
     gc.collect()  # a coroutine that was never awaited would warn, a pending task would log

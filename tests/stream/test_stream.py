@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import inspect
 import pickle
-import threading
 from itertools import chain, islice
 
 import pytest
+from leftovers import Leftovers
 
 from tarshards import Ledger, Stream, World, mix
 from tarshards.errors import DecodeError, UrlError, WorldError
@@ -191,25 +191,25 @@ def test_streams_are_picklable(make_shards):
 
 
 @pytest.mark.parametrize("explicitly", [True, False])
-def test_breaking_off_closes_everything(make_shards, open_files, explicitly):
+def test_breaking_off_closes_everything(make_shards, explicitly):
     urls = make_shards(3, 200)
-    before, threads = open_files(), threading.active_count()
+    before = Leftovers()
     stream = Stream.from_shards(urls).decode().async_map(dict, workers=2).shuffle(5)
     for _ in range(5):
         iterator = iter(stream)
         next(iterator)
-        assert open_files() != before
+        assert before.files()
         if explicitly:
             iterator.close()
         del iterator
     gc.collect()
-    assert open_files() == before
-    assert threading.active_count() == threads
+    assert not before.files()
+    assert not before.threads()
     assert stream.ledger.unaudited
 
 
-def test_take_breaks_off_quietly(make_shards, open_files):
+def test_take_breaks_off_quietly(make_shards):
     urls = make_shards(2, 100)
-    before = open_files()
+    before = Leftovers()
     assert len(Stream.from_shards(urls).take(3).collect()) == 3
-    assert open_files() == before
+    assert not before.files()

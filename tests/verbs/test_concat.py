@@ -10,13 +10,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leftovers import Leftovers
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, TarError
 from tarshards.stream.ops import add_source, rekey
 from tarshards.verbs.cat import interleave, read_parallel, round_robin
-
-THREADS = threading.active_count
 
 
 def keys(samples) -> list[str]:
@@ -85,15 +84,15 @@ def test_round_robin_opens_no_more_than_it_needs():
         round_robin([], 0)
 
 
-def test_interleave(make_shards, open_files):
+def test_interleave(make_shards):
     shards = make_shards(4, 2)
     assert keys(interleave(shards, 3)) == [f"{i:06d}" for i in (0, 2, 4, 1, 3, 5, 6, 7)]
-    before = open_files()
+    before = Leftovers()
     samples = interleave(shards, 3)
     list(zip(range(3), samples))
-    assert len(open_files() - before) == 3
+    assert len(before.files()) == 3
     samples.close()
-    assert open_files() == before
+    assert not before.files()
 
 
 def test_interleave_with_a_damaged_shard(make_shards, tmp_path):
@@ -147,7 +146,7 @@ def test_every_sample_exactly_once(make_shards, readers, memory, ordered):
     shards = make_shards(12, 30)
     ledger = Ledger()
     options = {"readers": readers, "memory": memory, "ordered": ordered, "on_error": ledger}
-    found = within(30, lambda: keys(read_parallel(shards, **options)))
+    found = within(100, lambda: keys(read_parallel(shards, **options)))
     assert (found if ordered else sorted(found)) == [f"{i:06d}" for i in range(360)]
     assert (ledger.samples, ledger.members, ledger.shards, ledger.unaudited) == (360, 720, 12, False)
 
@@ -174,7 +173,7 @@ def test_exactly_once_with_readers_and_writer_of_changing_speed(make_shards, mon
                 time.sleep(rng.random() / 500)
             yield sample
 
-    found = within(30, lambda: keys(consume()))
+    found = within(100, lambda: keys(consume()))
     assert (found if ordered else sorted(found)) == [f"{i:06d}" for i in range(360)]
 
 
@@ -185,9 +184,9 @@ def test_one_damaged_shard_of_twelve(make_shards, tmp_path, damaged, ordered):
     os.truncate(tmp_path / f"set-{damaged:04d}.tar", 20 * 2048 + 600)
     options = {"readers": 8, "memory": 2000, "ordered": ordered}
     with pytest.raises(TarError, match=f"set-{damaged:04d}.tar: offset"):
-        within(30, lambda: keys(read_parallel(shards, **options)))
+        within(100, lambda: keys(read_parallel(shards, **options)))
     ledger = Ledger(max_errors=1)
-    found = within(30, lambda: keys(read_parallel(shards, on_error=ledger, **options)))
+    found = within(100, lambda: keys(read_parallel(shards, on_error=ledger, **options)))
     assert set(found) == {f"{i:06d}" for i in range(360)} - {f"{damaged * 30 + i:06d}" for i in range(20, 30)}
     assert len(found) == 350
     assert (ledger.samples, ledger.shards, [entry.shard for entry in ledger.quarantined]) == (
@@ -208,7 +207,7 @@ def test_in_order_all_before_the_damage_is_yielded(make_shards, tmp_path):
 
 def test_a_missing_shard():
     with pytest.raises(OpenError, match=r"none-1\.tar"):
-        within(30, lambda: keys(read_parallel("none-{1..1}.tar")))
+        within(100, lambda: keys(read_parallel("none-{1..1}.tar")))
 
 
 def test_what_is_no_error_of_data_is_raised_too(make_shards, monkeypatch):
@@ -219,18 +218,18 @@ def test_what_is_no_error_of_data_is_raised_too(make_shards, monkeypatch):
 
     monkeypatch.setattr(concat, "read_shard", broken)
     with pytest.raises(ZeroDivisionError):
-        within(30, lambda: keys(read_parallel(make_shards(3), on_error=Ledger(max_errors=99))))
+        within(100, lambda: keys(read_parallel(make_shards(3), on_error=Ledger(max_errors=99))))
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_breaking_off_stops_the_readers_and_closes_what_they_opened(make_shards, open_files, ordered):
-    shards, before, threads = make_shards(12, 30), open_files(), THREADS()
+def test_breaking_off_stops_the_readers_and_closes_what_they_opened(make_shards, ordered):
+    shards, before = make_shards(12, 30), Leftovers()
     ledger = Ledger()
     samples = read_parallel(shards, readers=8, memory=1000, ordered=ordered, on_error=ledger)
     for _ in range(40):
         next(samples)
     samples.close()
-    assert (open_files(), THREADS()) == (before, threads)
+    assert not before.files() | before.threads()
     assert ledger.unaudited
 
 
@@ -240,15 +239,15 @@ def test_breaking_off_kills_a_command_that_a_reader_waits_for(make_shards, tmp_p
     next(samples)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
         time.sleep(0.01)
-    within(10, samples.close)
+    within(60, samples.close)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_nothing_starts_before_the_first_sample_is_asked_for(make_shards):
-    threads = THREADS()
+    before = Leftovers()
     samples = read_parallel(make_shards(3), readers=3)
-    assert THREADS() == threads
+    assert not before.threads()
     next(samples)
     samples.close()
 
@@ -294,7 +293,7 @@ def test_a_sample_larger_than_the_memory_passes(tmp_path):
     write_samples(({"__key__": str(i), "bin": bytes(10_000)} for i in range(5)), str(tmp_path / "a.tar"))
     for ordered in False, True:
         shards = [str(tmp_path / "a.tar")] * 3
-        found = within(30, lambda: keys(read_parallel(shards, readers=3, memory=100, ordered=ordered)))  # noqa: B023
+        found = within(100, lambda: keys(read_parallel(shards, readers=3, memory=100, ordered=ordered)))  # noqa: B023
         assert sorted(found) == sorted([*"01234"] * 3)
 
 

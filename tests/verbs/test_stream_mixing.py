@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leftovers import Leftovers
 
 from tarshards import Ledger, write_samples
 from tarshards.errors import OpenError, SampleError, StateError, TarError, UrlError
@@ -145,13 +146,13 @@ def test_stdin_is_read_once(folder, monkeypatch):
         mix_streams([Source("-"), Source(["-", "a.tar"])])
 
 
-def test_nothing_stays_open(folder, open_files):
-    before = open_files()
+def test_nothing_stays_open(folder):
+    before = Leftovers()
     mixture = mix_streams([Source(str(folder / f"{name}.tar")) for name in "jkl"], until="last")
     assert len(list(islice(mixture, 10))) == 10
-    assert open_files() != before
+    assert before.files()
     mixture.close()
-    assert open_files() == before
+    assert not before.files()
 
 
 @pytest.mark.parametrize("weights", [[0, 0], [-1, 2], ["x", 1], [float("inf"), 1], [float("nan")]])

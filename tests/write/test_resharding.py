@@ -153,7 +153,7 @@ def test_an_interrupt_leaves_no_process_and_no_half_shard(number):
     while not list(Path().glob("out-*.tar")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 128 + number or process.returncode == 0
     assert "Traceback" not in errors
     for path in Path().glob("out-*.tar"):

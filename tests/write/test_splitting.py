@@ -236,7 +236,7 @@ def test_breaking_off_ends_the_commands(tmp_path):
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -268,7 +268,7 @@ def test_interrupted_in_a_command(tmp_path, path_with_tools, number):
         time.sleep(0.01)
     time.sleep(0.2)  # so that it waits for the command
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors
     assert "Traceback" not in errors
     with pytest.raises(ProcessLookupError):

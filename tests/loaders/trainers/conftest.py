@@ -45,7 +45,7 @@ def run_program() -> Callable[..., None]:
         command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(name)), *map(str, arguments)]
         everywhere = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, env=ours | everywhere | environment, capture_output=True, text=True, timeout=150, check=False
+            command, env=ours | everywhere | environment, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, done.stderr[-4000:]
 

@@ -31,7 +31,7 @@ def tarjob(folder, path_with_tools):
         ours = {name: value for name, value in os.environ.items() if name != "TARJOB_IMAGE"}
         variables = {**ours, "PATH": path_with_tools, "XDG_CONFIG_HOME": str(folder / "config"), **environment}
         command = [*TARJOB, *map(str, arguments)]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr
 

@@ -175,7 +175,7 @@ def call(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def until(condition, explain=lambda: "", seconds: float = 30) -> None:
+def until(condition, explain=lambda: "", seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

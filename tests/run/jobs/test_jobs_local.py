@@ -178,7 +178,7 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
         assert "sleeper: cancelled" in tarjob("cancel", "sleeper")[2]
     else:
         process.send_signal(way)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == (130 if way == signal.SIGINT else 143), errors
     assert processes_with(seconds) == []
     assert sum(ran().values()) == 2
@@ -198,6 +198,6 @@ def test_a_killed_run_redoes_only_what_has_no_marker(folder, trial):
     done = {path.name for path in Path("state").glob("*.done")} if Path("state").exists() else set()
     before = sum(ran().values())
     again = start(*line)
-    assert (again.communicate(timeout=30), again.returncode) == (("", ""), 0)
+    assert (again.communicate(timeout=100), again.returncode) == (("", ""), 0)
     assert sum(ran().values()) - before == 24 - len(done)
     assert [Path(f"out-{i:02d}").read_text() for i in range(24)] == [f"{i:02d}\n" for i in range(24)]

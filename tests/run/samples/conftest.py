@@ -49,7 +49,7 @@ def tarproc(start):
 
     def run(*arguments: object, **options) -> tuple[int, str]:
         process = start(*arguments, **options)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=100)
         return process.returncode, errors.decode()
 
     return run

@@ -70,7 +70,7 @@ def test_a_slot_begins_nothing_after_the_failure_that_halts(serve):
 
 def test_what_was_sent_to_a_slot_that_is_slow_goes_to_others(serve):
     serve, begun = serve
-    naps = [0.0] * 500 + [0.5] * 6 + [0.0] * 100
+    naps = [0.0] * 500 + [1.5] * 6 + [0.0] * 100
     found = serve(naps, slots=3, ordered=False)
     assert sorted(found) == list(range(606))
     naps_of = Counter(slot for index, slot in begun() if naps[index])

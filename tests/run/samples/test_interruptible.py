@@ -39,9 +39,7 @@ def test_a_reader_that_waits_is_woken_and_may_clean_up():
     source = Interruptible(items())
     interrupter = threading.Timer(0.2, source.interrupt)
     interrupter.start()
-    begun = time.monotonic()
     assert source.next() is None
-    assert time.monotonic() - begun < 5
     assert cleaned == [1]
     interrupter.join()
     for end in (ear, bell):

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from left import processes_with, wait_until
+from leftovers import processes_with, wait_until
 from soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -38,7 +38,7 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, scratch, make_tar, start
         process = start(*options)
         time.sleep(rng.uniform(0.15, 0.4))
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=100)
         killed += process.returncode != 0
         wait_until(lambda: leftovers(scratch) == [])
         if process.returncode == 0:
@@ -56,14 +56,14 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, scratch, make_tar, start
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("way", ["-c", "--server", "--python"])
 def test_no_child_outlives_it(tmp_path, scratch, make_tar, start, number, way):
-    (tmp_path / "slow.py").write_text("import time\ndef nap(sample):\n    open('begun', 'w')\n    time.sleep(60)\n")
-    line = {"-c": f"touch {tmp_path}/begun; sleep 60 & setsid sleep 60; wait", "--python": "slow:nap"}
+    (tmp_path / "slow.py").write_text("import time\ndef nap(sample):\n    open('begun', 'w')\n    time.sleep(200)\n")
+    line = {"-c": f"touch {tmp_path}/begun; sleep 200 & setsid sleep 200; wait", "--python": "slow:nap"}
     process = start(
-        way, line.get(way, f"touch {tmp_path}/begun; sleep 60 & sleep 60"), "-p", 2, make_tar(9), "-o", "out.tar"
+        way, line.get(way, f"touch {tmp_path}/begun; sleep 200 & sleep 200"), "-p", 2, make_tar(9), "-o", "out.tar"
     )
     wait_until(lambda: (tmp_path / "begun").exists())
     process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
     assert errors == b""
     if number in (signal.SIGINT, signal.SIGTERM):
@@ -84,7 +84,7 @@ def test_a_halted_run_waits_for_no_input(tmp_path, scratch, make_tar, start, opt
     with process:  # its stdin is kept open, as by a program that has stalled
         process.stdin.write(Path(tar).read_bytes())
         process.stdin.flush()
-        assert process.wait(timeout=10) == 1
+        assert process.wait(timeout=100) == 1
         errors = process.stderr.read().decode()
     assert len(errors.splitlines()) == lines, errors
     assert "Traceback" not in errors
@@ -95,11 +95,11 @@ def test_a_halted_run_waits_for_no_input(tmp_path, scratch, make_tar, start, opt
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path, scratch, make_tar, start):
     process = start(
-        "-c", "head -c 100000 /dev/zero >sample.big; test $TAR_INDEX -lt 20 || sleep 60", "-p", 2, make_tar(99)
+        "-c", "head -c 100000 /dev/zero >sample.big; test $TAR_INDEX -lt 20 || sleep 200", "-p", 2, make_tar(99)
     )
     process.stdout.read(100)
     process.stdout.close()
-    assert process.wait(timeout=10) == -signal.SIGPIPE
+    assert process.wait(timeout=100) == -signal.SIGPIPE
     assert process.stderr.read() == b""
     process.stderr.close()
     assert leftovers(scratch) == []
