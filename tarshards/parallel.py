@@ -357,10 +357,10 @@ class ChildGroup:
     """A child process that leads its own process group; other threads than the one that waits may only ``signal`` it.
 
     *arguments* start with the program, which is looked up on the PATH. *stdin*, *stdout* and *stderr* are each a
-    descriptor, the path of a file, or PIPE; by default the child inherits ours. The attributes ``stdin`` and
-    ``stdout`` are our ends of the pipes, raw descriptors that the caller closes. ``status`` is None until the leader
-    has been reaped, then its exit status as in ``subprocess``. Raises OSError or ValueError if the program cannot be
-    started.
+    descriptor, the path of a file, or PIPE; by default the child inherits ours. It also inherits the descriptor *held*.
+    The attributes ``stdin`` and ``stdout`` are our ends of the pipes, raw descriptors that the caller closes.
+    ``status`` is None until the leader has been reaped, then its exit status as in ``subprocess``. Raises OSError or
+    ValueError if the program cannot be started.
     """
 
     def __init__(
@@ -371,6 +371,7 @@ class ChildGroup:
         stdin: int | str | None = None,
         stdout: int | str | None = None,
         stderr: int | str | None = None,
+        held: int | None = None,
     ):
         self.status: int | None = None
         self._reaping = RLock()  # a signal handler may come in between
@@ -383,11 +384,14 @@ class ChildGroup:
             if stdout == PIPE:
                 self.stdout, stdout = os.pipe()
                 theirs.append(stdout)
+            actions = [_redirect(*end) for end in enumerate((stdin, stdout, stderr)) if end[1] is not None]
+            if held is not None:
+                actions.append(_redirect(held, held))
             self.pid = os.posix_spawnp(
                 arguments[0],
                 arguments,
                 os.environ if environment is None else environment,
-                file_actions=[_redirect(*end) for end in enumerate((stdin, stdout, stderr)) if end[1] is not None],
+                file_actions=actions,
                 setpgroup=0,
                 setsigmask=(),
                 setsigdef=IGNORED_BY_PYTHON,

@@ -256,20 +256,22 @@ def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool 
     from tarshards.run.jobs.local import run_local
     from tarshards.run.jobs.status import Display, survey
 
-    folder.save(plan, engine="local", options=asdict(options), parts=[])
     slots = options.parallelism or len(os.sched_getaffinity(0))
-    begun = survey(plan)
-    with folder.locked(), Display(plan, begun, quiet=quiet) as display:
-        status = run_local(
-            plan,
-            folder,
-            begun,
-            slots=slots,
-            retries=options.retries,
-            max_failed=options.max_failed,
-            again=again,
-            show=display.update,
-        )
+    with folder.locked() as killed:
+        folder.save(plan, engine="local", options=asdict(options), parts=[])
+        begun = survey(plan)
+        with Display(plan, begun, quiet=quiet) as display:
+            status = run_local(
+                plan,
+                folder,
+                begun,
+                slots=slots,
+                retries=options.retries,
+                max_failed=options.max_failed,
+                again=again,
+                killed=killed,
+                show=display.update,
+            )
     _finish(plan, status, [], quiet)
 
 

@@ -45,3 +45,12 @@ def write_marker(url: str | Location, record: Record) -> None:
     location.make_folder()
     with location.open("wb") as stream:
         stream.write(json.dumps(record).encode() + b"\n")
+
+
+def remove_marker(url: str | Location) -> None:
+    """Remove the record at *url*, if there is one; where nothing can be removed, write an empty one over it."""
+    try:
+        Location.of(url).remove()
+    except OpenError:
+        if read_marker(url):
+            write_marker(url, {})

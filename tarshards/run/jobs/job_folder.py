@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tarshards.errors import StateError
+from tarshards.run.guard import end_all
 from tarshards.run.jobs.job_plan import JobPlan
+from tarshards.storage.location import Location
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.streams import failure
 
@@ -40,19 +42,21 @@ class JobFolder:
 
     def save(self, plan: JobPlan, **record: Any) -> None:
         """Write the plan, and the record needed to query or retry the job."""
+        self._make()
+        self.write("plan.json", plan.dumps())
+        write_marker(f"{self.path}/job.json", record)
+
+    def _make(self) -> None:
         try:
             os.makedirs(f"{self.path}/logs", exist_ok=True)
         except OSError as error:
             raise failure(error, self.path) from error
-        self.write("plan.json", plan.dumps())
-        write_marker(f"{self.path}/job.json", record)
 
     def write(self, name: str, text: str) -> str:
         """Write a file atomically and return its path."""
         path = f"{self.path}/{name}"
-        with open(f"{path}.{os.getpid()}", "w") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        with Location(path).open("wb") as stream:
+            stream.write(os.fsencode(text))
         return path
 
     def load(self) -> tuple[JobPlan, dict[str, Any]]:
@@ -64,18 +68,35 @@ class JobFolder:
         with open(self.plan_path) as file:
             return JobPlan.loads(file.read(), url=self.plan_path), record
 
+    @property
+    def variable(self) -> str:
+        """How the variable begins by which the commands of this job are found; see ``guard``."""
+        return f"TARJOB_RUN={self.path}/"
+
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock out other runs of this job; raise StateError if one is active."""
+    def locked(self) -> Iterator[bool]:
+        """Lock out other runs of this job; yield whether the last one was killed, after what it left running is ended.
+
+        Raises StateError if a run is active.
+        """
+        self._make()
         with open(f"{self.path}/lock", "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise StateError(f"{self.name} is already running") from error
+            file.seek(0)
+            killed = bool(file.read())  # a run that ends leaves the file empty
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid()}))
             file.flush()
-            yield
+            os.fsync(file.fileno())
+            if killed:
+                end_all(self.variable)
+            try:
+                yield killed
+            finally:
+                file.truncate(0)
 
     def terminate(self) -> bool:
         """Send SIGTERM to the process that runs the job; return False if there is none."""
@@ -86,7 +107,7 @@ class JobFolder:
             with open(f"{self.path}/lock") as file:
                 os.kill(json.load(file)["pid"], signal.SIGTERM)
             return True
-        except OSError:
+        except (OSError, ValueError):  # it has just begun, or just ended
             return False
         return False
 

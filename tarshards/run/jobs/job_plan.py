@@ -18,6 +18,7 @@ from tarshards.storage.markers import digest_of
 
 VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
+EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
 
@@ -47,7 +48,7 @@ class JobPlan(NamedTuple):
 
     def arguments(self, item: Item) -> list[str]:
         """Return the program to run for *item*, and its arguments."""
-        if len(self.command) == 1 and " " in self.command[0]:
+        if self._is_line:
             return ["bash", "-c", fill(self.command[0], item, quote=shlex.quote)]
         return [fill(word, item) for word in self.command]
 
@@ -55,12 +56,26 @@ class JobPlan(NamedTuple):
         """Return the URL that the command writes for *item*, or None if it is unknown."""
         return None if self.output is None else fill(self.output, item)
 
+    def files_of(self, item: Item) -> list[str]:
+        """Return the local files that the command is known to write for *item*: its output, and what follows any -o."""
+        words = _words(self.command[0]) if self._is_line else self.command
+        found = [word for word in _outputs_in(words) if _is_one_file(word)]
+        if self._is_line:
+            found = [word for word in found if not EXPANDED.search(word)]
+        urls = [fill(word, item) for word in dict.fromkeys([*filter(None, [self.output]), *found])]
+        return [url for url in urls if Location(url).scheme in ("", "file")]
+
+    @property
+    def _is_line(self) -> bool:
+        """Whether the command is a line of bash, rather than a program and its arguments."""
+        return len(self.command) == 1 and " " in self.command[0]
+
     def digest(self, item: Item) -> str:
         """Return the digest of item and command that a valid marker contains."""
         return digest_of(item.values, self.arguments(item))
 
     def marker(self, item: Item, kind: str = "done") -> str:
-        """Return the URL of the marker that *item* is done, or that it failed."""
+        """Return the URL of a marker of *item*: that it is ``done``, has ``failed``, or was ``started``."""
         if self.state is not None:
             return f"{self.state.rstrip('/')}/{self.digest(item)}.{kind}"
         return Location(self.output_of(item) or "").sibling(f".{kind}").url
@@ -148,7 +163,9 @@ def make_plan(
     command = tuple(command)
     _check_placeholders(command, len(lists))
     items = [Item(number, tuple(values)) for number, values in enumerate(zip(*lists) if zipped else product(*lists))]
-    output = "{2}" if outputs is not None else _output_in(command) if state is None else None
+    output = "{2}" if outputs is not None else None
+    if output is None and state is None:
+        output = next((word for word in _outputs_in(command)[-1:] if _is_one_file(word)), None)
     name = name or f"{_program(command)}-{digest_of(command, lists)[:8]}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
         raise ValueError(f"{name!r} is not a job name: up to 40 of a-z, 0-9 and inner -, the first a letter")
@@ -178,11 +195,29 @@ def _check_placeholders(command: tuple[str, ...], sources: int) -> None:
             raise ValueError(f"{match[0]}: only {sources} lists of items are given")
 
 
-def _output_in(command: tuple[str, ...]) -> str | None:
-    """Return what follows the last -o or --output of the command, if that names one file per item."""
-    found = [after for word, after in pairwise(command) if word in ("-o", "--output")]
-    found += [word.removeprefix("--output=") for word in command if word.startswith("--output=")]
-    return next((word for word in found[-1:] if PLACEHOLDER.search(word) and not NUMBERED.search(word)), None)
+def _outputs_in(words: Sequence[str]) -> list[str]:
+    """Return what follows each -o or --output."""
+    found = [after for word, after in pairwise(words) if word in ("-o", "--output")]
+    return found + [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
+
+
+def _is_one_file(word: str) -> bool:
+    """Whether *word* names one file per item."""
+    return bool(PLACEHOLDER.search(word)) and not NUMBERED.search(word)
+
+
+def _words(line: str) -> list[str]:
+    """Return the words and operators of a line of bash, none if it cannot be parsed.
+
+    >>> _words("tarcat {} -o 'out-{}.tar'; true")
+    ['tarcat', '{}', '-o', 'out-{}.tar', ';', 'true']
+    """
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return []
 
 
 def _program(command: tuple[str, ...]) -> str:

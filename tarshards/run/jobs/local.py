@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Generator
 from contextlib import closing
 from queue import Empty, SimpleQueue
@@ -13,6 +15,8 @@ from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.status import Show, Status
 from tarshards.run.jobs.worker import ItemResult, Worker
+from tarshards.storage.location import look_up
+from tarshards.storage.markers import Record, remove_marker
 
 
 def run_local(
@@ -24,37 +28,46 @@ def run_local(
     retries: int = 3,
     max_failed: int | None = None,
     again: bool = False,
+    killed: bool = False,
     show: Show = lambda status: None,
 ) -> Status:
     """Run the items that *status* does not count as done, *slots* tasks at once, and return the final status.
 
     An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; one
     that did so in an earlier run is run only with *again*. More than *max_failed* failures end the run. An exception,
-    such as an interrupt, ends the running commands.
+    such as an interrupt, ends the running commands. *killed* says that the last run was killed: the records that it
+    may have left of items that are done are removed.
     """
-    status.ended = False
+    status.ended = True
+    if killed:
+        done = [item for item in plan.items if item.number in status.done and plan.files_of(item)]
+        list(look_up(remove_marker, [plan.marker(item, "started") for item in done]))
     skipped = set() if again else status.permanent()
     todo = list(plan.only(_rest(plan, status.done | skipped)).tasks)
     status.failed = {number: record for number, record in status.failed.items() if number in skipped}
-    worker = Worker(plan)
-    for left in range(retries, -1, -1):
-        failed: set[int] = set()
-        with closing(_results(worker, todo, folder, slots)) as events:
-            for event in events:
-                if isinstance(event, int):
-                    status.running += event
-                elif event.status == 0:
-                    status.done.add(event.item.number)
-                elif left and not event.permanent:
-                    failed.add(event.item.number)
-                else:
-                    status.failed[event.item.number] = {"status": event.status, "line": event.line}
-                show(status)
-                if max_failed is not None and len(status.failed) > max_failed:
-                    worker.stop()
-        if not failed or worker.stopped:
-            break
-        todo = list(plan.only(failed).tasks)
+    if not todo:
+        return status
+    status.ended = False
+    failed: dict[int, Record] = {}  # and to be tried again
+    with Worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
+        for left in range(retries, -1, -1):
+            failed = {}
+            with closing(_results(worker, todo, folder, slots)) as events:
+                for event in events:
+                    if isinstance(event, int):
+                        status.running += event
+                    elif event.status == 0:
+                        status.done.add(event.item.number)
+                    else:
+                        kept = failed if left and not event.permanent else status.failed
+                        kept[event.item.number] = {"status": event.status, "line": event.line}
+                    show(status)
+                    if max_failed is not None and len(status.failed) > max_failed:
+                        worker.stop()
+            if not failed or worker.stopped:
+                break
+            todo = list(plan.only(failed).tasks)
+    status.failed.update(failed)
     status.ended, status.running = True, 0
     return status
 

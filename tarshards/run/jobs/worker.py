@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import StateError
 from tarshards.parallel import PIPE, TICK, ChildGroup, ending
+from tarshards.run.guard import Guard, end_all
+from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.local import defer_signals
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Record, read_marker, write_marker
+from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
@@ -48,11 +50,26 @@ def is_done(plan: JobPlan, item: Item, record: Record | None) -> bool:
 
 
 class Worker:
-    """Runs items of a plan; ``stop`` may be called from any thread."""
+    """Runs items of a plan in a with-block; ``stop`` may be called from any thread.
 
-    def __init__(self, plan: JobPlan):
-        self.plan = plan
+    *run* is equal for all tries of one run of the job. What the commands start has the environment variable
+    ``TARJOB_RUN``, which begins with *owner*; a guard ends it if this process is killed.
+    """
+
+    def __init__(self, plan: JobPlan, *, run: str, owner: str):
+        self.plan, self.run_name = plan, run
         self.stopped = False
+        value = f"{owner}/{os.getpid()}-{time.time_ns()}"
+        self._variable, self._environment = f"TARJOB_RUN={value}", {**os.environ, "TARJOB_RUN": value}
+
+    def __enter__(self) -> Worker:
+        self._guard = Guard(self._variable)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None or self.stopped:
+            end_all(self._variable)
+        self._guard.release()
 
     def stop(self) -> None:
         """End the commands that run, and start no more."""
@@ -61,33 +78,51 @@ class Worker:
     def run(self, item: Item, log: Any = None) -> ItemResult:
         """Run the command of *item*, unless a marker says that it is done, and write a marker.
 
-        Its output is appended to the file *log*, or copied to our stdout.
+        Its output is appended to the file *log*, or copied to our stdout. The result of a failure is that of the first
+        try in this run, unless the item must not be tried again.
         """
-        if is_done(self.plan, item, read_marker(self.plan.marker(item))):
-            return ItemResult(item, 0)
-        begun = time.time()
-        status, line = self._execute(self.plan.arguments(item), log)
-        if status is None:
-            return ItemResult(item, None)
-        output = self.plan.output_of(item)
-        if status == 0 and output is not None and not Location.of(output).exists():
-            status, line = FAILED, f"the command succeeded, but did not write {Location.of(output).name}"
-        record = {"digest": self.plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
-        if status == 0:
-            seconds = round(time.time() - begun, 3)
-            write_marker(self.plan.marker(item), {**record, "seconds": seconds})
-        else:
-            write_marker(self.plan.marker(item, "failed"), {**record, "status": status, "line": line})
-        return ItemResult(item, status, line)
+        plan = self.plan
+        with Attempt(plan, item) as attempt:
+            if not attempt.lock(lambda: self.stopped):
+                return ItemResult(item, None)
+            done = read_marker(plan.marker(item))
+            if is_done(plan, item, done):
+                attempt.end()  # a worker that was killed has left it
+                return ItemResult(item, 0)
+            if done is not None and done.get("digest") == plan.digest(item):
+                remove_marker(plan.marker(item))  # else it would be valid as soon as the command creates its output
+            earlier = read_marker(plan.marker(item, "failed"))
+            record = {"digest": plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
+            attempt.begin(record, earlier)
+            begun = time.time()
+            status, line = self._execute(plan.arguments(item), log, attempt.descriptor)
+            if status is None:
+                return ItemResult(item, None)
+            output = plan.output_of(item)
+            if status == 0 and output is not None and not Location.of(output).exists():
+                status, line = FAILED, f"the command succeeded, but did not write {Location.of(output).name}"
+            if status == 0:
+                write_marker(plan.marker(item), {**record, "seconds": round(time.time() - begun, 3)})
+                if earlier is not None:
+                    remove_marker(plan.marker(item, "failed"))
+            else:
+                if earlier is not None and earlier.get("run") == self.run_name and status != PERMANENT:
+                    status, line = earlier["status"], earlier["line"]
+                failed = {**record, "run": self.run_name, "status": status, "line": line, "absent": attempt.absent}
+                write_marker(plan.marker(item, "failed"), failed)
+            attempt.end()
+            return ItemResult(item, status, line)
 
-    def _execute(self, arguments: list[str], log: Any) -> tuple[int | None, str]:
+    def _execute(self, arguments: list[str], log: Any, held: int | None) -> tuple[int | None, str]:
         """Run a command; return its status, None if it was stopped, and the last line of its output if it failed."""
-        output = PIPE if log is None else log.fileno()
+        output, start = (PIPE, 0) if log is None else (log.fileno(), os.fstat(log.fileno()).st_size)
         group: ChildGroup | None = None
         try:
             try:
                 with defer_signals():
-                    group = ChildGroup(arguments, stdin=os.devnull, stdout=output, stderr=STDOUT)
+                    group = ChildGroup(
+                        arguments, self._environment, stdin=os.devnull, stdout=output, stderr=STDOUT, held=held
+                    )
             except (OSError, ValueError) as error:
                 return 127, f"cannot run {arguments[0]}: {error}"
             copy = _Copy(os.fdopen(group.stdout, "rb")) if log is None else None
@@ -104,7 +139,7 @@ class Worker:
             return None, ""
         if status == 0:
             return 0, ""
-        line = last_line(_tail(log) if copy is None else copy.kept)
+        line = last_line(_tail(log, start) if copy is None else copy.kept)
         return (status if status > 0 else 128 - status), line or ending(status)
 
 
@@ -129,9 +164,10 @@ class _Copy:
         self._thread.join(1)
 
 
-def _tail(log: Any) -> bytes:
+def _tail(log: Any, start: int) -> bytes:
+    """Return the end of what *log* got since it had *start* bytes."""
     size = os.fstat(log.fileno()).st_size
-    return os.pread(log.fileno(), TAIL, max(0, size - TAIL))
+    return os.pread(log.fileno(), TAIL, max(start, size - TAIL))
 
 
 def last_line(text: bytes) -> str:
@@ -155,8 +191,9 @@ def run_task(url: str, *, index: int | None = None) -> int:
         index = _index()
     if not 0 <= index < len(plan.tasks):
         raise StateError(f"no task {index}: the plan has {len(plan.tasks)} tasks", url=location.name)
-    worker = Worker(plan)
-    failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
+    run = os.environ.get("SLURM_ARRAY_JOB_ID") or socket.gethostname()  # Kubernetes names a host after Job and index
+    with Worker(plan, run=run, owner=socket.gethostname()) as worker:
+        failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
     for result in failed:
         print(f"tarjob: {' '.join(result.item.values)}: status {result.status}: {result.line}", file=sys.stderr)  # noqa: T201
     if not failed:

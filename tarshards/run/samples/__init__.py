@@ -4,6 +4,6 @@ Read in this order:
 
 - ``command``: ``map_command``, which reads samples and yields results in order
 - ``dispatch``: distributes samples to slots; ``slot``: the process of a slot; ``runners``: how it runs a sample
-- ``folder``: a sample as files; ``scratch``: where they lie; ``guard``: cleans up after a killed run
+- ``folder``: a sample as files; ``scratch``: where they lie
 - ``journal``: finished samples, to resume from
 """

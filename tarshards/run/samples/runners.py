@@ -98,7 +98,7 @@ class Runner:
     def close(self) -> None:
         """End what still runs after the last sample."""
 
-    def start(self, environment: dict[str, str], **ends: int | str) -> ChildGroup:
+    def start(self, environment: dict[str, str], **ends: Any) -> ChildGroup:
         """Start the program with these ends for stdin, stdout and stderr."""
         try:
             self.group = ChildGroup(self.arguments, environment, **ends)

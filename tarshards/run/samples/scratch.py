@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import subprocess
-import sys
+import re
 import tempfile
 from contextlib import suppress
 
 from tarshards.errors import OpenError, SampleError
-from tarshards.run.samples import guard
+from tarshards.run.guard import Guard, end_all
 from tarshards.run.samples.folder import remove
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import Sample, is_reserved
 
 MIN_FREE = 1 << 30  # bytes that must be free in /dev/shm for it to be used
+VARIABLE = "TAR_SCRATCH"
+NAME = re.compile(r"tarproc-\d+-[0-9a-f]{12}")
 
 
 class Scratch:
-    """The directory in which each sample gets its own; a guard process removes it if this process is killed."""
+    """The directory in which each sample gets its own; a guard process removes it if this process is killed.
+
+    It is locked while it is used. What is not, killed runs and guards have left: it is removed here.
+    """
 
     def __init__(self, tmpdir: str | None = None):
         folder = os.path.abspath(tmpdir or default_folder())
         try:
-            self.path = tempfile.mkdtemp(prefix=f"tarproc-{os.getpid()}-", dir=folder)
+            _sweep(folder)
+            while not self._make(folder):
+                pass
+        except OpenError:
+            raise
         except OSError as error:
             reason = f"no scratch directory can be made here: {error.strerror}"
             raise OpenError(reason, url=folder, errno=error.errno) from error
-        # No environment, so that no guard takes this one for a child of its tarproc.
+
+    def _make(self, folder: str) -> bool:
+        """Make and lock the directory; return False if another run has removed it before it was locked."""
+        self.path = f"{folder}/tarproc-{os.getpid()}-{os.urandom(6).hex()}"
+        self._variable = f"{VARIABLE}={self.path}"
+        self._guard = Guard(self._variable, self.path)  # first, so that no kill leaves the directory without a guard
+        self._lock = None
         try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, self.path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            remove(self.path)
-            raise OpenError(f"no guard process can be started: {error.strerror}", url=self.path) from error
+            os.mkdir(self.path, 0o700)
+        except OSError:
+            self._guard.release()
+            raise
+        with suppress(OSError):  # a file system without locks, where nothing is swept
+            self._lock = _locked(self.path)
+            if self._lock is None:
+                self._guard.release()
+                return False
+        return True
 
     def __enter__(self) -> Scratch:
         return self
@@ -48,10 +61,42 @@ class Scratch:
     def __exit__(self, kind: object, *_: object) -> None:
         """Remove the directory and end the guard; after an error, kill the processes that have left their group."""
         if kind is not None:
-            guard.end_all(self.path)
+            end_all(self._variable)
         remove(self.path)
-        with suppress(BrokenPipeError):
-            self._guard.communicate(b".")
+        self._guard.release()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _sweep(folder: str) -> None:
+    """Remove the directories in *folder* that killed runs have left, and end what still runs there."""
+    with os.scandir(folder) as entries:
+        paths = [entry.path for entry in entries if NAME.fullmatch(entry.name)]
+    for path in paths:
+        with suppress(OSError):  # it is another user's, or gone
+            if (lock := _locked(path)) is not None:
+                end_all(f"{VARIABLE}={path}")
+                remove(path)
+                os.close(lock)
+
+
+def _locked(path: str) -> int | None:
+    """Return a descriptor that locks the directory at *path*; None if another one does, or has removed it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def default_folder() -> str:

@@ -1,0 +1,81 @@
+"""Ends what a killed tarproc or tarjob has started: a process of its own, which runs this file as a program.
+
+The program waits on its stdin: a byte means that the run has ended and cleaned up; end of file without one, that it
+was killed. Processes are found by a variable of their initial environment, whatever group or session they are in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+
+
+class Guard:
+    """A process that, if this one is killed, kills all that runs with *variable* in its environment.
+
+    *variable* is ``NAME=VALUE``; the value may have any ending. Then *folder* is removed, if there is one. Raises
+    OpenError if no process can be started.
+    """
+
+    def __init__(self, variable: str, folder: str | None = None):
+        import subprocess
+
+        try:
+            # No environment, so that no guard takes this one for a process of its run.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, variable, *([] if folder is None else [folder])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            from tarshards.errors import OpenError
+
+            raise OpenError(f"no guard process can be started: {error.strerror}", errno=error.errno) from error
+
+    def release(self) -> None:
+        """End the process, for nothing is left to be done."""
+        with suppress(BrokenPipeError):
+            self._process.communicate(b".")
+
+
+def running(variable: str) -> list[int]:
+    """List the processes whose initial environment contains *variable*, with any ending of its value."""
+    found = []
+    start = b"\0" + os.fsencode(variable)
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if start in b"\0" + file.read():
+                found.append(int(name))
+    return found
+
+
+def end_all(variable: str) -> None:
+    """Kill the processes whose initial environment contains *variable*, and wait until they are gone."""
+    quiet = 0
+    while os.path.isdir("/proc/self") and quiet < 3:  # during an exec a process shows no environment
+        processes = running(variable)
+        quiet = 0 if processes else quiet + 1
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def main(variable: str, folder: str | None = None) -> None:
+    if sys.stdin.buffer.read(1):
+        return
+    end_all(variable)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

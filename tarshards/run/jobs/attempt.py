@@ -1,0 +1,136 @@
+"""One attempt at an item: the record that it has started, by which a later attempt knows what this one has left.
+
+A command that is killed may leave an output under its final name: part of one, or a whole one without its marker. A
+tool that refuses to replace files would refuse it for ever. So the attempt notes, before the command starts, which
+output files do not exist. If such a file exists when the item is run again, an attempt of ours has made it, and it is
+removed. A file that existed before is not touched.
+
+While the command or any process that it started lives, the record is locked. The next attempt waits for that, on any
+machine with the same files, so that no two write one output.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from tarshards.errors import OpenError
+from tarshards.parallel import TICK
+from tarshards.run.jobs.job_plan import Item, JobPlan
+from tarshards.storage.beside import forget
+from tarshards.storage.location import Location
+from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
+from tarshards.storage.streams import failure
+
+PATIENCE = 10  # times that the lock is tried before the wait is reported
+
+
+class Attempt:
+    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None where markers are remote."""
+
+    def __init__(self, plan: JobPlan, item: Item):
+        self._files = [Location(url) for url in plan.files_of(item)]
+        self._location = Location(plan.marker(item, "started"))
+        self._digest = plan.digest(item)
+        self.descriptor: int | None = None
+        self.absent: list[str] = []  # the output files that did not exist when the first attempt started
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+    def lock(self, stopped: Callable[[], bool]) -> bool:
+        """Wait until no other attempt at the item is running; return False if *stopped* before."""
+        path = self._location.path
+        if path is None or not self._files:
+            return not stopped()
+        self._location.make_folder()
+        waiting = count()
+        while not stopped():
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise failure(error, self._location.name) from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                current = os.path.samestat(os.stat(path), os.fstat(descriptor))
+            except BlockingIOError:
+                current = False
+                if next(waiting) == PATIENCE:
+                    reason = "waits for an earlier command, which still runs"
+                    print(f"tarjob: {self._location.name}: {reason}", file=sys.stderr)  # noqa: T201
+                time.sleep(TICK)
+            except FileNotFoundError:  # the other attempt has ended, and removed it
+                current = False
+            except OSError:  # a file system without locks
+                current = True
+            if current:
+                self.descriptor = descriptor
+                return True
+            os.close(descriptor)
+        return False
+
+    def begin(self, record: Record, earlier: Record | None) -> None:
+        """Remove what earlier attempts have left, and write the record that this one has started.
+
+        *earlier* is the record of the last failure. Raises OpenError if the record cannot be written.
+        """
+        if not self._files:
+            return
+        made: set[str] = set()
+        for found in (self._read(), earlier):
+            if found is not None and found.get("digest") == self._digest:
+                made.update(found.get("absent", ()))
+        for location in self._files:
+            path = str(location.path)
+            if location.url in made and (os.path.isfile(path) or os.path.islink(path)):
+                with suppress(OpenError):  # then the command says what is wrong with it
+                    forget(location)
+                    location.remove()
+            if not os.path.lexists(path):
+                self.absent.append(location.url)
+        self._write({**record, "absent": self.absent})
+
+    def end(self) -> None:
+        """Remove the record; the item is done or failed, which another marker says."""
+        if self._files:
+            remove_marker(self._location)
+
+    def _read(self) -> Record | None:
+        if self.descriptor is None:
+            return read_marker(self._location)
+        with suppress(ValueError):
+            found: Any = json.loads(os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0))
+            return found if isinstance(found, dict) else None
+        return None
+
+    def _write(self, record: Record) -> None:
+        if self.descriptor is None:
+            write_marker(self._location, record)
+            return
+        try:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, json.dumps(record).encode() + b"\n", 0)
+            os.fsync(self.descriptor)
+            _sync_folder(str(self._location.path))
+        except OSError as error:
+            raise failure(error, self._location.name) from error
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system that does not sync folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
