@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
 from itertools import islice
 from operator import itemgetter
@@ -266,11 +266,30 @@ class Input:
     def __iter__(self) -> Iterator[Sample]:
         from tarshards.samples.read import read_samples
 
-        samples = read_samples(self.specs, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
-        return self.choose(samples)
+        samples = read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
+        return self.choose(samples, self.known)
 
-    def choose(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Apply --slice, --count, --fields and the progress bar to *samples*."""
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards that the command line names."""
+        from tarshards.storage.expressions import expand_shards
+
+        return expand_shards(self.specs)
+
+    def known(self) -> int | None:
+        """Return how many samples the shards have, if their manifests or the indexes of local ones say so."""
+        from tarshards.index.sidecar import count_samples
+
+        total = 0
+        for shard in self.shards:
+            samples = count_samples(shard.url) if shard.samples is None else shard.samples
+            if samples is None:
+                return None
+            total += samples
+        return total
+
+    def choose(self, samples: Iterable[Sample], count: Callable[[], int | None] = lambda: None) -> Iterator[Sample]:
+        """Apply --slice, --count, --fields and the progress bar to *samples*; for the bar, *count* may count them."""
         from tarshards.stream.ops import progress
 
         if self.slice is not None:
@@ -278,7 +297,15 @@ class Input:
         samples = islice(samples, self.count)
         if self.fields is not None:
             samples = self._select(samples, self.fields)
-        return iter(samples if self.quiet else progress(samples))
+        if self.quiet or not sys.stderr.isatty():
+            return iter(samples)
+        return progress(samples, total=self._chosen(count()))
+
+    def _chosen(self, total: int | None) -> int | None:
+        """Return how many of *total* samples --slice and --count leave at most, None if that is unknown."""
+        if self.slice is not None and (total is not None or self.slice.stop is not None):
+            total = len(range(self.slice.stop if total is None else total)[self.slice])
+        return min((number for number in (total, self.count) if number is not None), default=None)
 
     def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
         from tarshards.stream.ops import select_fields

@@ -50,12 +50,16 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             with usage_errors("--rekey"):
                 rekey((), template)
 
+        def left() -> int | None:
+            total = source.known()
+            return None if total is None else max(0, total - (skip_ or 0))
+
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
             if skip_:
                 samples = skip(samples, skip_)
             if buffer is not None:
                 samples = shuffle(samples, buffer, seed=seed)
-            samples = source.choose(samples)
+            samples = source.choose(samples, left)
             if add:
                 samples = add_source(samples)
             return iter(samples if template is None else rekey(samples, template))
@@ -103,5 +107,5 @@ def main(
     """
     check_output(output, overwrite)
     read = read_samples if width is None else partial(interleave, width=width)
-    samples = read(source.specs, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
+    samples = read(source.shards, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
     write(arrange(samples), output)

@@ -98,7 +98,7 @@ def main(
             concatenated=source.concatenated,
             allow_pipe=config is None or allow_pipe,
         )
-        chosen = source.choose(samples)
+        chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
         chosen = chosen if template is None else rekey(chosen, template)
     check_output(output, overwrite)
     write(chosen, output)

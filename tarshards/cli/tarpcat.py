@@ -49,7 +49,7 @@ def main(
     """
     check_output(output, overwrite)
     samples = read_parallel(
-        source.specs,
+        source.shards,
         readers=parallel,
         memory=memory,
         ordered=keep_order,

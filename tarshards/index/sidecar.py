@@ -267,6 +267,31 @@ def _has_index(url: str) -> bool:
     return not Location.of(url).is_stream and index_location(url).exists()
 
 
+def count_samples(shard_url: str) -> int | None:
+    """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
+
+    Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
+    """
+    import msgpack
+
+    shard = Location.of(shard_url)
+    if not shard.is_local:
+        return None
+    try:
+        with index_location(shard_url).open() as stream:
+            unpacker = msgpack.Unpacker(stream, read_size=1 << 12)
+            for _ in range(unpacker.read_map_header()):
+                name = unpacker.unpack()
+                if name == "keys":
+                    return unpacker.read_array_header()
+                value = unpacker.unpack()
+                if name == "shard" and value["size"] != shard.size():
+                    return None
+    except (OSError, ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
+    return None
+
+
 def for_each_shard(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
     """Yield *function* of each URL, in order; threads call it for several at once, except for a few local shards."""
     if len(urls) <= FEW and all(Location.of(url).is_local for url in urls):

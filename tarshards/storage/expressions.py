@@ -11,8 +11,8 @@ from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 from tarshards.storage.streams import failure
 
-#: A shard expression, or any nesting of them.
-Spec = str | os.PathLike[str] | Iterable["Spec"]
+#: A shard expression, a shard that one named, or any nesting of them.
+Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
 
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
@@ -63,6 +63,8 @@ def spec_name(spec: Spec) -> str:
     """
     if isinstance(spec, str | os.PathLike):
         return "::".join(Location(part).name for part in _split(os.fspath(spec)))
+    if isinstance(spec, Shard):
+        return Location(spec.url).name
     return ", ".join(map(spec_name, spec))
 
 
@@ -71,6 +73,9 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
     if is_file or isinstance(spec, bytes) or not isinstance(spec, str | os.PathLike | Iterable):
         raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {type(spec).__name__}")
+    if isinstance(spec, Shard):
+        yield spec
+        return
     if not isinstance(spec, str | os.PathLike):
         for each in spec:
             yield from _expand(each, lists)

@@ -424,14 +424,16 @@ def _call(function: Callable[[Any], Any], sample: Any) -> Any:
 
 
 @op(resumable=True, one_for_one=True, instead="tqdm(loader) shows the progress")
-def progress(samples: Iterable[Any], *, total: int | None = None, description: str | None = None) -> Iterator[Any]:
-    """Show a progress bar on stderr, if that is a terminal."""
+def progress(
+    samples: Iterable[Any], *, total: int | None = None, description: str | None = None, unit: str = "samples"
+) -> Iterator[Any]:
+    """Show a progress bar on stderr, if that is a terminal; *total* is how many samples, or other units, there are."""
     if not sys.stderr.isatty():  # to import the bar takes longer than many a run
         yield from samples
         return
     from tqdm import tqdm
 
-    with tqdm(samples, total=total, desc=description, unit=" samples") as bar:
+    with tqdm(samples, total=total, desc=description, unit=f" {unit}") as bar:
         yield from bar
 
 

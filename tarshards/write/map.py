@@ -83,8 +83,10 @@ def map_shards(
         todo = list(enumerate(zip(shards, names)))
         for left in range(retries, -1, -1):
             outcomes = run_all(work, todo, executor)
+            if progress:
+                outcomes = show_progress(outcomes, total=len(todo), unit="shards")
             todo = []
-            for (number, (shard, name)), result, error in show_progress(outcomes) if progress else outcomes:
+            for (number, (shard, name)), result, error in outcomes:
                 if error is None:
                     reports[number], quarantined = result
                     for entry in quarantined:

@@ -172,7 +172,7 @@ def _run(
     """Return the results of *work* by item; raise the first error, with the name of its item."""
     results = {}
     outcomes = run_all(work, items, executor)
-    for item, result, error in ops.progress(outcomes, total=len(items)) if progress else outcomes:
+    for item, result, error in ops.progress(outcomes, total=len(items), unit="shards") if progress else outcomes:
         if error is not None:
             raise at_shard(error, name(item)) from error
         results[item] = result

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location
+from tarshards.index.sidecar import MISSING, Index, count_samples, for_each_shard, index_location
 from tarshards.storage.location import Location
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
@@ -258,3 +258,29 @@ def test_differences_are_named(shard, tmp_path):
     assert index.difference(build_index(other, crc=True)).startswith("009.bin has changed since")
     write_samples(SAMPLES[:7], other)
     assert "the shard has 7 samples, but had 20" in index.difference(build_index(other, crc=True))
+
+
+def test_the_head_of_a_sidecar_counts_samples(shard, tmp_path):
+    assert count_samples(shard) == len(SAMPLES)
+    (tmp_path / "b.tar").write_bytes(b"another")
+    shutil.copy(f"{shard}.index", tmp_path / "b.tar.index")
+    for url in (str(tmp_path / "b.tar"), str(tmp_path / "none.tar"), "-", "http://127.0.0.1:1/a.tar"):
+        assert count_samples(url) is None
+
+
+def test_the_head_of_a_damaged_sidecar_counts_none_or_some(shard):
+    path, rng = Path(f"{shard}.index"), random.Random(0)
+    packed = path.read_bytes()
+    for place in range(0, len(packed), 7):
+        path.write_bytes(packed[:place])
+        assert count_samples(shard) in (None, len(SAMPLES))
+        path.write_bytes(packed[:place] + rng.randbytes(3) + packed[place + 3 :])
+        assert count_samples(shard) is None or count_samples(shard) >= 0
+
+
+@given(data=st.binary(max_size=200))
+def test_the_head_of_anything_else_counts_none_or_some(data, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "any.tar"
+    path.touch()
+    Path(f"{path}.index").write_bytes(data)
+    assert count_samples(str(path)) is None or count_samples(str(path)) >= 0

@@ -325,3 +325,9 @@ def test_an_empty_manifest_is_an_empty_expression(here):
 )
 def test_what_is_dumped_is_parsed(shards):
     assert parse_manifest(dump_manifest(shards), "a.json") == shards
+
+
+def test_shards_name_themselves():
+    shard = Shard("{0..1}.tar", 7)  # a name, no expression
+    assert expand_shards([shard, "b.tar"]) == [shard, Shard("b.tar")]
+    assert expand_shards(shard) == [shard]
