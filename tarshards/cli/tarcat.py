@@ -87,7 +87,7 @@ def write(samples: Iterable[Sample], output: str) -> None:
 
 @tool(
     epilog="Without SHARDS, or for -, a tar is read from stdin.",
-    example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarscat -c 10 > small.tar",
+    example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarcat -c 10 > small.tar",
 )
 @reads_samples
 @arranges_samples

@@ -32,7 +32,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="index", help="Export to another loader.")
-@click.option("-o", "--output", type=FILE, help="Export into this folder; for wids, write this file.")
+@click.option("-o", "--output", type=FILE, metavar="FOLDER|FILE", help="Export into FOLDER; for wids, write FILE.")
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
 @dry_run_option

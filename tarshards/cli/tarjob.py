@@ -154,7 +154,8 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all items are done, or submitted; 1 an item "
         "failed; 3 the job has not ended."
     )
-    example = "kujob -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/scanned-{}.tar -o gs://b/ocr-{}.tar"
+    name = "kujob" if default == "kubernetes" else "tarjob"
+    example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
     return click.command(cls=Verbs, epilog=epilog, headings=HEADINGS, example=example)(options(*decorators)(function))
 
 
