@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import termios
+from contextlib import suppress
 
 import pytest
 from range_server import serving
@@ -32,15 +33,13 @@ def bar(tmp_path, path_with_tools):
         )
         os.close(secondary)
         shown = b""
-        try:
+        with suppress(OSError):  # the end of what a terminal shows
             while chunk := os.read(terminal, 4096):
                 shown += chunk
-        except OSError:  # the end of what a terminal shows
-            pass
         os.close(terminal)
         assert process.wait(60) == 0, shown
-        states = re.findall(r"(?:\d+/)?\d+ (?:samples|shards)? ?\[|\d+/\d+ \[", shown.decode())
-        return states[-1].rstrip(" [") if states else shown.decode()
+        states = re.findall(r"(\d+/\d+|\d+ samples) \[", shown.decode())
+        return states[-1] if states else shown.decode()
 
     return run
 
