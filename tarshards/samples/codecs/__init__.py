@@ -23,7 +23,7 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
 
     Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`). The
     extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises DecodeError with the
-    field.
+    field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -45,7 +45,10 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
             return image.decode_image(data, images)
 
     try:
-        return decode(gunzip(data) if gzipped else data)
+        plain = gunzip(data) if gzipped else data
+        if extension in array.ZIPPED:
+            array.check_zip(plain, len(data))
+        return decode(plain)
     except Exception as exc:
         raise DecodeError(_reason(exc), field=field) from exc
 

@@ -11,12 +11,13 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from tarshards.samples.codecs.registry import decoder, encoder, require
-from tarshards.storage.compression import is_bomb
+from tarshards.storage.compression import MAX_RATIO, is_bomb
 
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_DEFLATE = 1032  # the maximum compression ratio of deflate, which arrays of zeros reach
+ZIPPED = frozenset(["npz", "pth"])  # the extensions of zip files
+PIECE = 1 << 20  # bytes decompressed at once
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in zip files
 TENBIN_MAGIC = b"~TenBin~"
 TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
@@ -63,16 +64,37 @@ def encode_npy(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def check_zip(data: bytes, packed: int) -> None:
+    """Raise ValueError for a zip file of which more comes out than out of gzip data of *packed* bytes.
+
+    Members must be stored or deflated, as numpy and torch write them: zipfile bounds no other decompression.
+    """
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError):
+        return  # the decoder says what it is instead
+    for member in members:
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename!r} is neither stored nor deflated")
+    if is_bomb(sum(member.file_size for member in members), packed):
+        raise ValueError(f"more than {MAX_RATIO} times the compressed size would come out; save it uncompressed")
+
+
 @decoder("npz")
 def decode_npz(data: bytes) -> dict[str, np.ndarray]:
     """Decode numpy's zip of arrays into a dict."""
     import zipfile
 
+    arrays = {}
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = archive.infolist()
-        if is_bomb(sum(member.file_size for member in members), len(data), MAX_DEFLATE):
-            raise ValueError(f"more than {MAX_DEFLATE} times the compressed size would come out")
-        arrays = {member.filename.removesuffix(".npy"): decode_npy(archive.read(member)) for member in members}
+        for member in members:
+            with archive.open(member) as stream:  # in pieces, which end where the directory says
+                array = b"".join(iter(lambda stream=stream: stream.read(PIECE), b""))  # type: ignore[misc]
+            arrays[member.filename.removesuffix(".npy")] = decode_npy(array)
     if len(arrays) != len(members):
         raise ValueError("two arrays with the same name")
     return arrays

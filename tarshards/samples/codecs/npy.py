@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from typing import NamedTuple
 
@@ -21,7 +22,10 @@ class ArrayHeader(NamedTuple):
 
 
 def parse_header(payload: bytes) -> ArrayHeader:
-    """Read the header of a .npy file (numpy.lib.format); raise DecodeError if there is none or the order is not C's."""
+    """Read the header of a .npy file (numpy.lib.format).
+
+    Raises DecodeError if there is none, if the elements are not as many as it says, or if their order is not C's.
+    """
     from numpy.lib import format
 
     stream = BytesIO(payload[:MAX_HEADER])
@@ -35,4 +39,7 @@ def parse_header(payload: bytes) -> ArrayHeader:
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
-    return ArrayHeader(dtype, shape, payload[: stream.tell()])
+    head = stream.tell()
+    if len(payload) - head != dtype.itemsize * math.prod(shape):
+        raise DecodeError(f"{len(payload) - head} bytes are not {dtype} of shape {shape}, as its header says")
+    return ArrayHeader(dtype, shape, payload[:head])

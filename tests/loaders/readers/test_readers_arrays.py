@@ -13,6 +13,7 @@ from tarshards import ArrayLoader, Ledger, ShardWriter, Stream
 from tarshards.errors import DecodeError
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.arrays import array, ragged
+from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import integer
 
 pytestmark = pytest.mark.usefixtures("twin")
@@ -128,3 +129,10 @@ def test_ragged_batches_leave_out_what_failed(tmp_path):
         assert len(offsets) == len(batch["cls"]) + 1
         found |= {i: values[b:e].tobytes() for i, b, e in zip(batch["cls"].tolist(), offsets, offsets[1:])}
     assert found == {i: text + text for i, text in enumerate(texts * 20) if i != 7}
+
+
+@pytest.mark.parametrize("reader", [array(), image(), image(8)])
+def test_a_header_that_claims_more_than_there_is_makes_no_batch(reader):
+    claim = npy(np.zeros((4, 4, 3), np.uint8)).replace(b"(4, 4, 3), }        ", b"(9999999, 9999, 3) }")
+    with pytest.raises(DecodeError, match=r"48 bytes are not uint8 of shape \(9999999, 9999, 3\), as its header says"):
+        reader.open("x.npy", claim)

@@ -1,7 +1,10 @@
 """npy, npz, pth and tenbin: there and back, WebDataset and numpy as the oracles, and what is refused."""
 
+import gzip
 import io
 import struct
+import subprocess
+import sys
 import zipfile
 import zlib
 
@@ -109,7 +112,7 @@ def test_npz(arrays):
 
 
 def test_npz_by_numpy_both_ways(tmp_path):
-    arrays = {"a": np.arange(6).reshape(2, 3), "b/c": np.float32(2), "zeros": np.zeros((2048, 2048), "u1")}
+    arrays = {"a": np.arange(6).reshape(2, 3), "b/c": np.float32(2), "zeros": np.zeros((1024, 1000), "u1")}
     for save in np.savez, np.savez_compressed:
         save(tmp_path / "x.npz", **arrays)
         got = decode_field("npz", (tmp_path / "x.npz").read_bytes())
@@ -167,8 +170,72 @@ def test_npz_bomb():
     entry = b"PK\1\2" + struct.pack("<6H", 20, 20, 0, 8, 0, 33) + sizes + struct.pack("<5H2L", len(name), *[0] * 6)
     directory = (entry + name) * 1000
     end = b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 1000, 1000, len(directory), len(local), 0)
-    with pytest.raises(DecodeError, match="more than 1032 times the compressed size"):
+    with pytest.raises(DecodeError, match="more than 200 times the compressed size"):
         decode_field("npz", local + directory + end)
+
+
+def zipped(arrays, method=zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, data in arrays.items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                member.write(data)
+    return stream.getvalue()
+
+
+def test_zeros_beyond_the_first_mib_expand_too_far():
+    half = encode_field("npy", np.zeros(500_000, "u1"))
+    assert decode_field("npz", zipped({"a.npy": half, "b.npy": half})).keys() == {"a", "b"}
+    more = zipped({"a.npy": half, "b.npy": half, "c.npy": half})
+    for data in more, gzip.compress(more):
+        with pytest.raises(DecodeError, match="more than 200 times the compressed size would come out; save it"):
+            decode_field("npz" if data is more else "npz.gz", data)
+
+
+def test_a_zip_within_gzip_is_measured_by_the_outermost_size():
+    twice = gzip.compress(zipped({"a.npy": encode_field("npy", np.zeros(100 * 2**20, "u1"))}))
+    with pytest.raises(DecodeError, match="more than 200 times the compressed size would come out"):
+        decode_field("npz.gz", twice)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compression_that_cannot_be_bounded_is_refused(method):
+    small = zipped({"a.npy": encode_field("npy", np.zeros(3))}, method)
+    with pytest.raises(DecodeError, match="neither stored nor deflated"):
+        decode_field("npz", small)
+
+
+def test_a_directory_that_lies_about_sizes_gives_an_error_and_little_memory():
+    data = bytearray(zipped({"a.npy": encode_field("npy", np.zeros(300 * 2**20, "u1"))}))
+    at = data.index(b"PK\1\2")
+    data[at + 24 : at + 28] = struct.pack("<L", 1000)  # of the directory, in which zipfile looks
+    code = """
+import resource, sys
+from tarshards.errors import DecodeError
+from tarshards.samples.codecs import decode_field
+data = sys.stdin.buffer.read()
+decode_field("npz", b"") if not data else None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode_field("npz", data)
+except DecodeError as error:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=bytes(data), capture_output=True, timeout=60, check=True)
+    assert 0 <= int(done.stdout) < 100 << 10, "KiB"
+
+
+def test_pth_bombs(tmp_path):
+    stream = io.BytesIO()
+    torch.save(torch.zeros(2 * 2**20, dtype=torch.uint8), stream)
+    with zipfile.ZipFile(stream) as saved:
+        members = {member.filename: saved.read(member) for member in saved.infolist()}
+    for data in zipped(members, zipfile.ZIP_STORED), stream.getvalue():
+        assert decode_field("pth", data).shape == (2 * 2**20,)
+    with pytest.raises(DecodeError, match="more than 200 times the compressed size"):
+        decode_field("pth", zipped(members))
+    with pytest.raises(DecodeError, match="more than 200 times the compressed size"):
+        decode_field("pth", zipped(members), allow_unsafe=True)
 
 
 def test_pth_loads_weights_safely_and_the_rest_only_when_allowed():

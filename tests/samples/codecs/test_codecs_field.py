@@ -175,3 +175,29 @@ def test_importing_the_codecs_is_light():
     heavy = {"numpy", "PIL", "simplejpeg", "torch", "msgpack", "cbor2"}
     code = f"import sys, tarshards.samples.codecs; print({heavy} & sys.modules.keys())"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("msg", b"\xdd\xff\xff\xff\xff"),  # an array of 2**32 - 1
+        ("msg", b"\xc6\xff\xff\xff\xff"),
+        ("msg", b"\xdf\xff\xff\xff\xff"),
+        ("cbor", b"\x9b\0\0\0\xff\xff\xff\xff\xff"),
+        ("cbor", b"\x5b\0\0\0\xff\xff\xff\xff\xff"),
+        ("cbor", b"\xbb\0\0\0\xff\xff\xff\xff\xff"),
+        ("json", b"[" * 100_000),
+        ("json", b"9" * 100_000),
+        ("cls", b"9" * 100_000),
+        (
+            "npy",
+            b"\x93NUMPY\1\0\x76\0"
+            + b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000,)}".ljust(117)
+            + b"\n",
+        ),
+        ("ten", b"~TenBin~" + (2**62).to_bytes(8, "little")),
+    ],
+)
+def test_claims_of_length_allocate_nothing(field, data):
+    with pytest.raises(DecodeError):
+        decode_field(field, data)
