@@ -275,6 +275,8 @@ class _Process:
             self._process.start()
             theirs.close()
         self.dead = False
+        # Where they are not forked, processes first import the main module.
+        self._imports = context.get_start_method() != "fork"
 
     def ask(self, work: Any) -> Any:
         """Return the result of a call, or raise what it raised; OpError if the process died of it."""
@@ -284,7 +286,11 @@ class _Process:
         except (EOFError, OSError) as broken:
             self.dead = True
             self._process.join()
-            raise OpError(f"its process {ending(self._process.exitcode)}") from broken
+            end = ending(self._process.exitcode)
+            if self._imports and self._process.exitcode == 1:
+                end += ' before its first result; a script must start processes below `if __name__ == "__main__":`'
+            raise OpError(f"its process {end}") from broken
+        self._imports = False
         if error is not None:
             raise error
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -111,6 +112,15 @@ def make_uneven(tmp_path):
         return str(tmp_path / f"{name}-{{0000..{len(sizes) - 1:04d}}}.tar")
 
     return make
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def start_method(request):
+    """Begin processes in each way: by fork as Python 3.11 to 3.13 does on Linux, by forkserver as 3.14 does."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(request.param, force=True)
+    yield request.param
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def act(what: int | str) -> int:
     return os.getpid()
 
 
+@pytest.mark.usefixtures("start_method")
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
@@ -106,6 +107,21 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(monkeypatch):
     with pytest.raises(OSError, match="no more processes"):
         pool.submit(abs, 1)
     assert [process.exitcode for process in started] == [0, 0]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_that_starts_processes_when_it_is_imported_is_told_so(tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\nfrom tarshards.parallel import ProcessPool\n"
+        f"multiprocessing.set_start_method({method!r}, force=True)\n"
+        "print(ProcessPool(1).submit(len, 'abc').exception())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == (
+        "its process ended with status 1 before its first result; "
+        'a script must start processes below `if __name__ == "__main__":`'
+    )
 
 
 def test_no_calls_after_the_end():

@@ -139,11 +139,10 @@ def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str
         return
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
 
     from tarshards.parallel import bounded_map
 
-    with ProcessPoolExecutor(min(jobs, len(shards)), get_context("fork"), _begin) as executor:
+    with ProcessPoolExecutor(min(jobs, len(shards)), initializer=_begin) as executor:
         try:
             yield from bounded_map(attempt, shards, executor=executor, window=4 * jobs)
         except BrokenProcessPool as error:

@@ -92,7 +92,7 @@ def test_workers_without_a_shard_are_idle(make_shards):
     assert sorted(classes(loader(ShardDataset(make_shards(2)), 4))) == list(range(6))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_advance_by_themselves_in_workers(make_shards, method, persistent):
     dataset = ShardDataset(make_shards(8), shuffle=True, seed=1)
@@ -196,7 +196,7 @@ def _reverse(sample):
     return sample
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_the_ledger_covers_workers_and_ops(make_shards, tmp_path, method):
     urls = make_shards(4)
     (tmp_path / "set-0002.tar").write_bytes(b"damaged" * 200)
@@ -259,7 +259,7 @@ def test_ranks_of_a_process_group(make_shards, tmp_path, method):
     ]
     for process in processes:
         process.start()
-    parts = dict(queue.get(timeout=120) for _ in processes)
+    parts = dict(queue.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
     assert sorted(parts[0] + parts[1]) == list(range(21))
@@ -305,7 +305,7 @@ def test_ranks_are_found_when_iteration_begins(make_shards, tmp_path, method):
     processes = [context.Process(target=_late, args=(rank, rendezvous, urls, method, queue)) for rank in range(2)]
     for process in processes:
         process.start()
-    parts = dict(queue.get(timeout=120) for _ in processes)
+    parts = dict(queue.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
     delivered = {name: (len(part), sorted(part + parts[1][name])) for name, part in parts[0].items()}

@@ -72,6 +72,11 @@ def test_the_shards_are_those_of_a_serial_writer(make, make_executor):
     assert not list(Path().glob("*.writing"))
 
 
+def test_the_shards_do_not_depend_on_how_processes_begin(start_method):
+    write_dataset(Squares(500), "out-%04d.tar", to_sample=to_sample, max_bytes=100_000)
+    assert contents("out-*.tar*") == expected(500, 100_000)
+
+
 @pytest.mark.parametrize("sequence", [True, False])
 def test_a_broken_call_is_gone_on_with(sequence):
     def dataset(broken):

@@ -103,6 +103,14 @@ def test_every_shard_becomes_its_output(shards, make_executor):
     assert keys("d/out.shards.json") == keys(shards)
 
 
+def test_the_outputs_do_not_depend_on_how_processes_begin(shards, start_method):
+    map_shards(upper, shards, "out-{shard:03d}.tar")
+    for i in range(8):
+        assert [sample["up"] for sample in read_samples(f"out-{i:03d}.tar")] == [
+            f"TEXT {i} {j}".encode() for j in range(i + 1)
+        ]
+
+
 def test_concatenated_inputs(shards):
     Path("all.tar").write_bytes(Path("in-3.tar").read_bytes() + Path("in-4.tar").read_bytes())
     with pytest.raises(TarError, match="members after the end"):

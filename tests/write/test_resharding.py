@@ -100,6 +100,20 @@ def test_the_bytes_are_the_same_for_any_workers_and_buckets(monkeypatch):
     assert made[0] == made[1] == made[2] == made[3]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_tool_does_not_depend_on_how_processes_begin(tmp_path, method):
+    make()
+    done = subprocess.run([*command("wanted-%03d.tar"), "-j", "1"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "sitecustomize.py").write_text(f"import multiprocessing\nmultiprocessing.set_start_method({method!r})")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command("out-%03d.tar"), env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert contents("out-*.tar*") == {
+        name.replace("wanted", "out"): data for name, data in contents("wanted-*.tar*").items()
+    }
+
+
 def test_seeds_are_different_orders():
     make()
     for seed in (0, 1):
