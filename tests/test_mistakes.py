@@ -218,6 +218,85 @@ def test_batches_of_different_samples(code, kind, words):
         eval(code, NAMES)
 
 
+FIELDS = '{"cls": readers.integer()}'
+TRAIN = 'ShardDataset("train-{0000..0003}.tar")'
+
+
+@mistakes(
+    (f'ShardLoader({TRAIN}, batch_size="64")', TypeError, "batch_size must be a whole number, not '64'"),
+    (f"ShardLoader({TRAIN}, batch_size=64.0)", TypeError, r"batch_size must be a whole number, not 64\.0"),
+    (f"ShardLoader({TRAIN}, batch_size=True)", TypeError, "batch_size must be a whole number, not True"),
+    (f"ShardLoader({TRAIN}, batch_size=None)", TypeError, "batch_size must be a whole number, not None"),
+    (f"ShardLoader({TRAIN}, batch_size=-1)", ValueError, "batch_size must be at least 1, not -1"),
+    (f'ShardLoader({TRAIN}, 4, num_workers="4")', TypeError, "num_workers must be a whole number, not '4'"),
+    (f"ShardLoader({TRAIN}, 4, num_workers=-1)", ValueError, "num_workers must be at least 0, not -1"),
+    (f"ShardLoader({TRAIN}, 4, workers=2)", TypeError, "no option workers; did you mean 'num_workers'"),
+    (f'ShardLoader({TRAIN}, 4, collate_fn="x")', TypeError, "ShardLoader takes a function, not 'x'"),
+    (f"ShardLoader({TRAIN}, 4, collate_fn=None)", TypeError, "ShardLoader takes a function, not None"),
+    (f'ShardLoader({TRAIN}, 4).set_epoch("1")', TypeError, "epoch must be a whole number, not '1'"),
+    (f"ShardLoader({TRAIN}, 4)[0]", TypeError, "a ShardLoader is iterated, not indexed"),
+    ('ShardLoader("train-0000.tar", 4)', TypeError, r"a ShardLoader takes a ShardDataset, .*not 'train-0000\.tar'"),
+    ('ShardLoader(Stream.from_shards("train-0000.tar"), 4)', TypeError, "takes a ShardDataset, .*not <.*Stream"),
+    ('ShardLoader(IndexedShards("train-0000.tar"), 4)', TypeError, "takes a ShardDataset, .*not <.*IndexedShards"),
+    (f'ArrayLoader({TRAIN}, "64", fields={FIELDS})', TypeError, "batch_size must be a whole number, not '64'"),
+    (
+        f'ArrayLoader("train-0000.tar", 64, fields={FIELDS})',
+        TypeError,
+        "takes a ShardDataset or a Stream, .*not 'train-",
+    ),
+    (f"ArrayLoader(IndexedShards('train-0000.tar'), 64, fields={FIELDS})", TypeError, "a ShardDataset or a Stream"),
+    (f'ArrayLoader({TRAIN}, 64, fields="cls")', TypeError, r"fields= takes a dict .*readers\.integer\(\)}, not 'cls'"),
+    (f'ArrayLoader({TRAIN}, 64, fields=["cls"])', TypeError, r"fields= takes a dict .*, not \['cls'\]"),
+    (f'ArrayLoader({TRAIN}, 64, fields={{"cls": "int"}})', TypeError, r"'int'; readers\.integer\(\), .* make readers"),
+    (f'ArrayLoader({TRAIN}, 64, fields={{"cls": readers.integer}})', TypeError, r"write readers\.integer\(\)"),
+    (f'ArrayLoader({TRAIN}, 64, fields={FIELDS}, threads="2")', TypeError, "threads must be a whole number, not '2'"),
+    (f"ArrayLoader({TRAIN}, 64, fields={FIELDS}, threads=1.5)", TypeError, r"threads must be a whole number, not 1\.5"),
+    (f'ArrayLoader({TRAIN}, 64, fields={FIELDS}, prefetch="2")', TypeError, "prefetch must be a whole number, not '2'"),
+    (f'ArrayLoader({TRAIN}, 64, fields={FIELDS}, reuse="no")', TypeError, "reuse must be True or False, not 'no'"),
+    (
+        f"ArrayLoader({TRAIN}, 64, fields={FIELDS}, transforms=print)",
+        TypeError,
+        "transforms= takes a list of functions",
+    ),
+    (
+        f'ArrayLoader({TRAIN}, 64, fields={FIELDS}, transforms=["x"])',
+        TypeError,
+        "transforms= takes a function, not 'x'",
+    ),
+    (
+        f"next(iter(DataLoader(ArrayLoader({TRAIN}, 4, fields={FIELDS}))))",
+        TypeError,
+        "makes its batches without a DataL",
+    ),
+    (f"next(iter(DataLoader(ShardLoader({TRAIN}, 4))))", TypeError, "a ShardLoader is iterated, not indexed"),
+    ('readers.image("8")', TypeError, "size must be a whole number, not '8'"),
+    ("readers.image((8, 8, 3))", ValueError, r"size=\(8, 8, 3\) must be one number or a pair, height and width"),
+    ('readers.decoded({"png": "rgb8"})', TypeError, "an imagespec for all images is a str"),
+    ('IndexedShards("odd-0000.tar").column(3)', TypeError, "the name of a field is a str, .* not 3"),
+)
+def test_loaders(here, code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    (
+        f'next(iter(ArrayLoader({TRAIN}, 9, fields={{"clss": readers.integer()}})))',
+        None,
+        "no field clss; .* mean 'cls'",
+    ),
+    (f'next(iter(ArrayLoader({TRAIN}, 9, fields={{"PNG": readers.image()}})))', None, "sample has cls, png; .* 'png'"),
+    (
+        'next(iter(ArrayLoader(Stream.from_shards("plain-0000.tar"), 9, fields={"text": readers.text()})))',
+        None,
+        "no field text; the sample has cls, txt; did you mean 'txt'",
+    ),
+    ('IndexedShards("odd-0000.tar").column("NPY")', None, "no field NPY; the sample has npy; did you mean 'npy'"),
+)
+def test_fields_that_loaders_miss(here, code, kind, words):
+    with pytest.raises(tarshards.SampleError, match=words):
+        eval(code, NAMES)
+
+
 def _fail_on_three(sample):
     if sample["cls"] == b"3":
         raise ValueError("three")

@@ -14,6 +14,7 @@ from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
+from tarshards.samples.fields import check_name, no_field
 from tarshards.storage.streams import failure
 
 
@@ -43,7 +44,7 @@ class Column:
     """
 
     def __init__(self, shards: OpenShards, field: str, places: range):
-        self._shards, self._field, self._places = shards, field, places
+        self._shards, self._field, self._places = shards, check_name(field), places
         self._ends = np.cumsum(shards.counts)
         self._arrays: dict[int, _Arrays] = {}
         if not places:
@@ -138,7 +139,8 @@ class Column:
             missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
             if missing in index.faults:
                 raise index.fault(missing, shard.name)
-            raise SampleError(f"no field {self._field}", url=shard.name, key=index.keys[missing])
+            reason = no_field([self._field], index.fields_of(missing))
+            raise SampleError(reason, url=shard.name, key=index.keys[missing])
         return shard, members
 
     def _first(self) -> ArrayHeader:

@@ -18,7 +18,7 @@ from tarshards.index.headers import MappedMembers, find_undecided
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
-from tarshards.samples.fields import Term, pick_field
+from tarshards.samples.fields import Term, no_field, pick_field
 
 MOST_SHARDS = 1 << 12  # that are mapped at once
 MOST_SAMPLES = 1 << 25  # whose places are held
@@ -112,7 +112,7 @@ class MappedPlaces:
     """
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
-        self.names, self.terms = shards.names, terms
+        self.names, self.terms, self._fields = shards.names, terms, shards.fields
         self._shards: dict[int, OpenShard] = {}
         self.broken: dict[int, TarshardsError] = {}
         self._first = np.concatenate(([0], np.cumsum(shards.counts)))
@@ -204,12 +204,18 @@ class MappedPlaces:
         keys = BatchKeys(self._keys, number)
         for term, missing in zip(self.terms, self._missing):
             for i in () if missing is None else np.flatnonzero(missing[number]).tolist():
-                fault = self._faults.get(int(number[i]))
-                failures.setdefault(i, fault or _missing(term.alternatives, self.names[shards[i]], keys[i]))
+                if i not in failures:
+                    fault = self._faults.get(int(number[i]))
+                    failures[i] = fault or self._missing_field(int(shards[i]), int(samples[i]), term)
         rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
         known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
         headers = None if self._compared[number].all() else Headers(self, shards, number)
         return Places(keys, list(known), failures, headers)
+
+    def _missing_field(self, shard: int, sample: int, term: Term) -> SampleError:
+        index = self._shards[shard].index
+        known = [field for field in index.fields_of(sample) if self._fields is None or field in self._fields]
+        return SampleError(no_field(term.alternatives, known), url=self.names[shard], key=index.keys[sample])
 
     def find_stale(self, headers: Headers) -> Failures:
         """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
@@ -253,7 +259,3 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
             except SampleError as error:
                 failures[i] = error
     return Places(BatchKeys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)
-
-
-def _missing(alternatives: list[str], url: str, key: str) -> SampleError:
-    return SampleError(f"no field {' or '.join(alternatives)}", url=url, key=key)

@@ -115,6 +115,10 @@ class Index:
         reason, offset, field = self.faults[sample]
         return SampleError(reason, url=url, offset=offset, key=self.keys[sample], field=field)
 
+    def fields_of(self, sample: int) -> list[str]:
+        """Return the fields of a sample."""
+        return [self.fields[self.field[member]] for member in range(self.first[sample], self.first[sample + 1])]
+
     def members_of(self, field: str) -> np.ndarray:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
         import numpy as np

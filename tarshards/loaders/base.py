@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.world import World
-from tarshards.errors import StateError
+from tarshards.errors import StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.stream.sources import VERSION, check_order, check_state
 
@@ -100,6 +100,7 @@ class Passes:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be *epoch*, or what a loaded state says is left of it; those after it count on."""
+        epoch = whole_number("epoch", epoch, 0)
         if self._resumed is None or self._resumed["epoch"] != epoch:
             self._current = self._resumed = None
             self.stream.set_epoch(epoch)
@@ -236,6 +237,9 @@ class ResumableLoader:
 
     def __bool__(self) -> bool:
         return True  # without a length too
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} is iterated, not indexed: it makes its batches without a DataLoader")
 
     def state_dict(self) -> dict[str, Any]:
         """Return, for JSON, what has been delivered of the epoch; for indexed shards it is the same on every rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tarshards.errors import shortened, whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
@@ -13,17 +14,22 @@ if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
 
 
+def check_dataset(dataset: Any, loader: str, kind: type[Stream] = Stream) -> None:
+    """Raise TypeError, which names the *loader*, unless *dataset* is of a *kind* of stream."""
+    if not isinstance(dataset, kind):
+        words = f"a {kind.__name__}" if kind is not Stream else "a ShardDataset or a Stream"
+        raise TypeError(f"{loader} takes {words}, such as ShardDataset(urls), not {shortened(dataset)}")
+
+
 class BatchMaker:
     """Makes batches of *size* samples of a stream; a kind of loader says in ``read`` what a batch is.
 
-    Batch g of a rank is made of the g-th *size* positions that it has in the plan. Raises ValueError for a *size* below
-    1.
+    Batch g of a rank is made of the g-th *size* positions that it has in the plan. Raises TypeError for what is no
+    stream, and for a *size* that is no integer, and ValueError for one below 1.
     """
 
     def __init__(self, stream: Stream, size: int):
-        if size < 1:
-            raise ValueError(f"a batch holds at least 1 sample, not {size}")
-        self.stream, self.size = stream, size
+        self.stream, self.size = stream, whole_number("batch_size", size, 1)
         self._planned: tuple[Any, PlannedEpoch] | None = None
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
+from tarshards.samples.codecs.registry import require
+
 
 def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generator[dict[str, Any], None, None]:
     """Yield the batches with their arrays as tensors on *device*; what is no array of numbers stays as it is.
@@ -14,9 +16,10 @@ def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generat
     own, so that it arrives while the GPU computes what it was given before; the stream that is current when the batch
     is taken waits for it.
     """
-    import torch
-
+    torch = require("torch", extra="torch")
     target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f'device="{device}": torch finds no GPU; device="cpu" gives tensors in main memory')
     stream = None if target.type == "cpu" else torch.cuda.Stream(target)
     with closing(batches):
         for batch in batches:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import place
+from tarshards.samples.fields import no_field, place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
 
@@ -124,9 +124,8 @@ class _Fields:
     def __getitem__(self, field: str) -> Any:
         if field not in self._decoded:
             if not self.has(field):
-                known = ", ".join(filter(self.has, self._sample))
-                reason = f"no field {field}; the sample has {known}; test for it with has({field!r})"
-                raise SampleError(reason, **place(self._sample))
+                reason = no_field([field], self._sample)
+                raise SampleError(f"{reason}; test for it with has({field!r})", **place(self._sample))
             self._decoded[field] = self._decode(field)
         return self._decoded[field]
 

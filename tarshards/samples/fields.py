@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, did_you_mean, shortened
@@ -114,9 +114,13 @@ def no_field(alternatives: Sequence[str], known: Iterable[str]) -> str:
     >>> no_field(["jpg", "PNG"], ["__key__", "cls", "png"])
     "no field jpg or PNG; the sample has cls, png; did you mean 'png'?"
     """
-    names = [name for name in known if not is_reserved(name)]
-    hint = next(filter(None, (did_you_mean(name, names) for name in alternatives)), "")
-    return f"no field {' or '.join(alternatives)}; the sample has {', '.join(names)}{hint}"
+    return _no_field(tuple(alternatives), tuple(name for name in known if not is_reserved(name)))
+
+
+@lru_cache(1024)  # many samples may lack the same
+def _no_field(alternatives: tuple[str, ...], known: tuple[str, ...]) -> str:
+    hint = next(filter(None, (did_you_mean(name, known) for name in alternatives)), "")
+    return f"no field {' or '.join(alternatives)}; the sample has {', '.join(known)}{hint}"
 
 
 def pick_field(sample: Sample, alternatives: list[str]) -> str:

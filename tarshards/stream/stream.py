@@ -179,7 +179,8 @@ class Stream:
     def __getitem__(self, index: Any) -> Any:
         kind = type(self).__name__
         instead = "" if kind == "ShardDataset" else "; torch's DataLoader takes a ShardDataset"
-        raise TypeError(f"a {kind} is iterated, not indexed: IndexedShards(urls)[n] is sample n of shards{instead}")
+        cure = "IndexedShards(urls)[n] reads sample n of shards, and skip(n) begins there"
+        raise TypeError(f"a {kind} is iterated, not indexed: {cure}{instead}")
 
     def __len__(self) -> int:
         """Return the samples that an epoch delivers to this rank; raise TypeError if shards or ops leave it open."""

@@ -462,8 +462,8 @@ def test_the_monitor_says_what_the_limit_is(urls):
         ({"fields": {"a:jpg": bytes_(), "a:cls": bytes_()}}, ValueError, "two fields of one name"),
         ({"fields": {"*": bytes_()}}, ValueError, "is not one field"),
         ({"fields": {"cls": "integer"}}, TypeError, "a reader or a function"),
-        ({"threads": -1}, ValueError, "not negative"),
-        ({"size": 0}, ValueError, "at least 1 sample"),
+        ({"threads": -1}, ValueError, "threads must be at least 0, not -1"),
+        ({"size": 0}, ValueError, "batch_size must be at least 1, not 0"),
     ],
 )
 def test_wrong_arguments_are_refused(urls, options, error, words):

@@ -17,6 +17,7 @@ from tarshards.index.memory import Payloads
 from tarshards.index.places import Failures, Places
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.parallel import check_function
 from tarshards.samples.fields import Term, parse_selection
 from tarshards.storage.streams import words
 
@@ -90,6 +91,8 @@ class Assembler:
             raise ValueError(f"two fields of one name: {' '.join(self.names)}")
         self.readers = [reader_of(reader) for reader in fields.values()]
         self.transforms, self.is_open = tuple(transforms), False
+        for transform in self.transforms:
+            check_function(transform, "transforms=")
         self._memory, self._opening = Memory(len(fields), size, kept, ring), threading.Lock()
 
     @property

@@ -19,14 +19,15 @@ import numpy as np
 from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
-from tarshards.errors import DecodeError, SampleError
+from tarshards.errors import DecodeError, SampleError, flag, shortened, whole_number
 from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
-from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.batches import BatchMaker, check_dataset
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
+from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
 from tarshards.stream.following import Count
 from tarshards.stream.sources import PlannedSource, Progress
@@ -152,19 +153,22 @@ class ArrayLoader(ResumableLoader):
         reuse: bool = False,
         transforms: Iterable[Transform] = (),
     ):
+        check_dataset(dataset, "an ArrayLoader")
         if dataset.ops or dataset.source.ops:
             raise TypeError("an ArrayLoader takes shards without ops; fields= and transforms= do their work")
         if dataset.source.ledger is None:
             raise TypeError("an ArrayLoader takes shards: a ShardDataset, or Stream.from_shards(...)")
-        if not fields:
+        if not check_mapping(fields, "fields=", '{field: reader}, such as {"cls": readers.integer()}'):
             raise ValueError("fields= names no field")
-        if prefetch < 0 or (threads is not None and threads < 0):
-            raise ValueError("threads and prefetch are not negative")
+        prefetch = whole_number("prefetch", prefetch, 0)
+        threads = None if threads is None else whole_number("threads", threads, 0)
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"transforms= takes a list of functions (batch, rng), not {shortened(transforms)}")
         most = len(os.sched_getaffinity(0)) if threads is None else threads
         self._threads = max(1, most)
         is_planned = isinstance(dataset.source, PlannedSource)
         kept = self._threads + prefetch + (2 if is_planned else 3)  # without a plan a batch waits for the next
-        self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=reuse)
+        self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=flag("reuse", reuse))
         self.passes = Passes(self.maker)
         self.threads, self.prefetch, self.device = threads, prefetch, device
         self.monitor = Monitor()

@@ -6,15 +6,16 @@ import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.loop import Outcome, Part
-from tarshards.errors import AuditError, WorldError
+from tarshards.errors import AuditError, WorldError, did_you_mean, whole_number
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
-from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.batches import BatchMaker, check_dataset
 from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.parallel import check_function
 from tarshards.samples.ledger import Tally
@@ -34,6 +35,8 @@ _INSTEAD = {
     "shuffle": "ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
 }
 
+_OPTIONS = [*signature(DataLoader.__init__).parameters][2:]  # without self and dataset
+
 
 class ShardLoader(ResumableLoader, DataLoader[Any]):
     """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
@@ -47,7 +50,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     the DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on equally many
     workers.
 
-    Raises TypeError for ops that hold or count samples across batches.
+    Raises TypeError for ops that hold or count samples across batches, and for wrong arguments.
     """
 
     def __init__(
@@ -61,6 +64,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     ):
         if isinstance(dataset, _Batches):  # Lightning makes loaders anew from their attributes
             dataset, batch_size, collate_fn = dataset.made_of
+        check_dataset(dataset, "a ShardLoader", ShardDataset)
+        num_workers = whole_number("num_workers", num_workers, 0)
         _check(dataset, options)
         maker = CollatedBatchMaker(dataset, batch_size, collate_fn)
         self.passes = Passes(maker, workers=num_workers)
@@ -96,6 +101,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
     is_planned = isinstance(dataset.source, PlannedSource)
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"a ShardLoader has no option {name}{did_you_mean(name, _OPTIONS)}")
     refused = {name: instead for name, instead in _INSTEAD.items() if options.get(name) is not None}
     if options.get("in_order"):
         del refused["in_order"]

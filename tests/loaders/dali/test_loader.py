@@ -407,7 +407,7 @@ def test_a_missing_dali_is_told_with_the_extra_that_brings_it():
 
 
 WRONG = {
-    "at least 1 sample": {"batch_size": 0},
+    "batch_size must be at least 1, not 0": {"batch_size": 0},
     "not 'tpu'": {"device": "tpu"},
     "uses none": {"device_id": 1},
     "not 'none'": {"last_batch": "none"},

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tarshards.loaders.arrays.readers.arrays import array, ragged
@@ -32,10 +31,14 @@ __all__ = [
 ]
 
 
-def reader_of(value: Reader | Callable[[bytes], Any]) -> Reader:
+def reader_of(value: Any) -> Reader:
     """Return a reader as it is, and any other function as ``using(function)``."""
     if isinstance(value, Reader):
         return value
+    name = getattr(value, "__name__", "")
+    if globals().get(name) is value:
+        raise TypeError(f"readers.{name} is a function that makes a reader: write readers.{name}()")
     if not callable(value):
-        raise TypeError(f"a reader or a function of bytes is wanted, not {value!r}")
+        cure = "readers.integer(), readers.image(224) and others make readers"
+        raise TypeError(f"a reader or a function of bytes is wanted, not {value!r}; {cure}")
     return using(value)

@@ -13,6 +13,7 @@ from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
 from tarshards.parallel import check_function
 from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image import check_imagespec
 
 
 class Numbers(Reader):
@@ -125,7 +126,7 @@ def decoded(images: str | None = None, *, pad: Any = None) -> Reader:
     Numbers, and arrays of one dtype and shape, become an array with a row a sample; where shapes differ from sample to
     sample, they do if *pad* is given, which then fills every axis up to its longest. All else is a list.
     """
-    return Codec(images, pad)
+    return Codec(check_imagespec(images), pad)
 
 
 def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:
