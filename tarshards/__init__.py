@@ -9,6 +9,7 @@ Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pil
 from __future__ import annotations
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,9 +52,54 @@ if TYPE_CHECKING:
     from tarshards.write.reshard import reshard
     from tarshards.write.shards import ShardWriter, TarWriter, write_samples
 
+    __all__ = [
+        "ArrayLoader",
+        "AuditError",
+        "DecodeError",
+        "EncodeError",
+        "EpochPlan",
+        "Index",
+        "IndexedShards",
+        "Ledger",
+        "Member",
+        "Mixture",
+        "OpError",
+        "OpenError",
+        "SampleError",
+        "ShardDataset",
+        "ShardIndexError",
+        "ShardLoader",
+        "ShardWriter",
+        "StateError",
+        "Stream",
+        "TarError",
+        "TarWriter",
+        "TarshardsError",
+        "UrlError",
+        "World",
+        "WorldError",
+        "augment",
+        "build_index",
+        "decoder",
+        "encoder",
+        "expand_urls",
+        "group_members",
+        "map_shards",
+        "mix",
+        "open_shard",
+        "open_url",
+        "ops",
+        "read_members",
+        "read_samples",
+        "readers",
+        "reshard",
+        "write_dataset",
+        "write_samples",
+    ]
+
 __version__ = "0.1.0"
 
-#: The modules that are namespaces of their own; dali needs an extra, so `import *` leaves it out.
+#: The modules that are namespaces of their own.
 _NAMESPACES = {
     "augment": "loaders.arrays.augment",
     "dali": "loaders.dali",
@@ -101,63 +147,36 @@ _MODULE_OF = {
     "TarWriter": "write.shards",
     "write_samples": "write.shards",
 }
-
-__all__ = [
-    "ArrayLoader",
-    "AuditError",
-    "DecodeError",
-    "EncodeError",
-    "EpochPlan",
-    "Index",
-    "IndexedShards",
-    "Ledger",
-    "Member",
-    "Mixture",
-    "OpError",
-    "OpenError",
-    "SampleError",
-    "ShardDataset",
-    "ShardIndexError",
-    "ShardLoader",
-    "ShardWriter",
-    "StateError",
-    "Stream",
-    "TarError",
-    "TarWriter",
-    "TarshardsError",
-    "UrlError",
-    "World",
-    "WorldError",
-    "augment",
-    "build_index",
-    "decoder",
-    "encoder",
-    "expand_urls",
-    "group_members",
-    "map_shards",
-    "mix",
-    "open_shard",
-    "open_url",
-    "ops",
-    "read_members",
-    "read_samples",
-    "readers",
-    "reshard",
-    "write_dataset",
-    "write_samples",
-]
+#: What some of these names need that may not be installed.
+_NEEDED = {"ShardDataset": "torch", "ShardLoader": "torch", "dali": "nvidia.dali"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # what `import *` gives here; dali's name is too common for it
+        return [each for each in _found() if each != "dali"]
     if name in _NAMESPACES:
         value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
     elif name in _MODULE_OF:
         value = getattr(import_module(f"tarshards.{_MODULE_OF[name]}"), name)
     else:
-        raise AttributeError(f"module 'tarshards' has no attribute {name!r}")
+        raise AttributeError(f"module 'tarshards' has no attribute {name!r}", name=name, obj=modules[__name__])
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF, *_NAMESPACES})
+    return sorted({*globals(), *_found()})
+
+
+def _found() -> list[str]:
+    """The public names, without those whose needs are not installed, so that help() and `import *` work."""
+    from importlib.util import find_spec
+
+    def is_there(module: str) -> bool:
+        try:
+            return find_spec(module) is not None
+        except ImportError:  # of the package that it is in
+            return False
+
+    there = {module: is_there(module) for module in set(_NEEDED.values())}
+    return sorted(name for name in (*_MODULE_OF, *_NAMESPACES) if there.get(_NEEDED.get(name, ""), True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,82 @@ def test_import_loads_nothing_heavy():
 def test_reading_local_shards_loads_nothing_heavy(make_shards):
     code = f"import tarshards; list(tarshards.read_samples({make_shards(1)!r}))"
     assert not imported_by(code) & HEAVY
+
+
+#: A finder that hides packages, as where they are not installed.
+HIDE = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+OPTIONAL = ["torch", "nvidia", "s3fs", "gcsfs", "aiohttp", "cbor2", "rich", "rich_pixels", "yaml", "dask"]
+OPTIONAL += ["distributed", "kubernetes"]
+
+
+def run_without(hidden: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    program = HIDE.format(hidden=hidden) + "from tarshards import *\n" + code
+    return subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+
+
+def test_everything_else_works_without_the_extras(make_shards):
+    code = f"""
+import tarshards
+names = set(tarshards._MODULE_OF) | set(tarshards._NAMESPACES)
+assert names - set(tarshards.__all__) == {{"ShardDataset", "ShardLoader", "dali"}} == names - set(dir(tarshards))
+help(tarshards)
+stream = Stream.from_shards({make_shards(2, index=True)!r}).decode().batched(2)
+assert sum(len(batch["cls"]) for batch in stream) == 6
+loader = ArrayLoader(Stream.from_shards({make_shards(2, index=True)!r}), 4, fields={{"cls": readers.integer()}})
+assert sum(len(batch["cls"]) for batch in loader) == 6
+"""
+    done = run_without(OPTIONAL, code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import tarshards; tarshards.ShardDataset", "torch"),
+        ("from tarshards import ShardLoader", "torch"),
+        ("import tarshards.loaders.torch.loader", "torch"),
+        (
+            "next(iter(ArrayLoader(Stream.from_shards(URLS), 2, fields={'cls': readers.integer()}, device='cpu')))",
+            "torch",
+        ),
+        ("list(Stream([{'ppm': b'P5 1 1 255 x'}]).decode('torchl8'))", "torch"),
+        ("list(Stream([{'pth': b''}]).decode(allow_unsafe=True))", "torch"),
+        ("write_samples([{'__key__': 'a', 'pth': 1}], '/dev/null')", "torch"),
+        ("from tarshards import dali", "dali"),
+        ("list(Stream([{'cbor': b''}]).decode())", "cbor"),
+        ("list(read_samples('s3://bucket/a.tar'))", "s3"),
+        ("list(read_samples('gs://bucket/a.tar'))", "gcs"),
+        ("list(read_samples('simplecache::http://host/a.tar'))", "http"),
+        ("list(Stream([1]).dask_map(str))", "dask"),
+        ("from tarshards.verbs.mix import read_sources; read_sources('mix.yaml')", "yaml"),
+        ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
+    ],
+)
+def test_what_needs_an_extra_names_it(make_shards, code, extra):
+    done = run_without(OPTIONAL, f"URLS = {make_shards(1, index=True)!r}\n{code}")
+    assert done.stderr.splitlines()[-1].endswith(f"pip install 'tarshards[{extra}]'"), done.stderr
+
+
+def test_the_names_for_type_checkers_are_those_there_are():
+    tree = ast.parse(Path(tarshards.__file__).read_text())
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    lists = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
+    public = {*tarshards._MODULE_OF, *tarshards._NAMESPACES} - {"dali"}
+    assert [ast.literal_eval(names) for names in lists] == [sorted(public)]
+
+
+def test_a_misspelt_name_brings_a_suggestion():
+    done = subprocess.run([sys.executable, "-c", "import tarshards; tarshards.Streem"], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("has no attribute 'Streem'. Did you mean: 'Stream'?")
 
 
 def test_public_names():

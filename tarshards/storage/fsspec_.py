@@ -17,7 +17,7 @@ from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
 
 #: The extra of tarshards that installs the store of a scheme.
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 #: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
 STREAMED = {"s3", "s3a", "gs", "gcs"}

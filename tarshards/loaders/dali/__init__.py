@@ -7,12 +7,11 @@ In reading order: ``guard`` checks images before DALI sees them, ``external_sour
 ``loader`` runs pipelines over these batches, ``outputs`` turns what a pipeline returns into arrays.
 """
 
-try:
-    from tarshards.loaders.dali.external_source import BatchSource, batch_source
-    from tarshards.loaders.dali.loader import DaliLoader, dali_loader
-except ModuleNotFoundError as exc:
-    if not (exc.name or "").startswith("nvidia"):
-        raise
-    raise ModuleNotFoundError(f"{exc.name} is missing: pip install 'tarshards[dali]'", name=exc.name) from exc
+from tarshards.samples.codecs.registry import require
+
+require("nvidia.dali", extra="dali")
+
+from tarshards.loaders.dali.external_source import BatchSource, batch_source  # noqa: E402 (they import it)
+from tarshards.loaders.dali.loader import DaliLoader, dali_loader  # noqa: E402
 
 __all__ = ["BatchSource", "DaliLoader", "batch_source", "dali_loader"]

@@ -46,11 +46,13 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import *module*; if it is missing, raise ModuleNotFoundError that names the *extra* to install."""
+    """Import *module*; if its package is missing, raise ModuleNotFoundError that names the *extra* to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
-        raise ModuleNotFoundError(f"{module} is missing: pip install 'tarshards[{extra}]'", name=module) from exc
+        if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
+            raise  # something that it needs
+        raise ModuleNotFoundError(f"{module} is missing: pip install 'tarshards[{extra}]'", name=exc.name) from exc
 
 
 def _checked(extensions: tuple[str, ...]) -> tuple[str, ...]:
