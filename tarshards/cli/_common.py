@@ -35,7 +35,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 #: The options that many tools share, under the headings of --help; a tool's own options come before them.
 HEADINGS = {
     "Input": ("--list", "--count", "--slice", "--fields", "--ignore-zeros", "--on-error", "--max-errors"),
-    "Output": ("--output", "--overwrite", "--dry-run"),
+    "Output": ("--output", "--overwrite", "--no-sync", "--dry-run"),
     "Other": ("--quiet", "--verbose", "--version", "--help"),
 }
 
@@ -253,7 +253,7 @@ class Input:
         allowed = float("inf") if max_errors is None else max_errors
         self.ledger = Ledger(max_errors=allowed if self.goes_on else 0, on_error=self.note)
         self.first: Exception | None = None  # of all losses
-        self._target = target
+        self._target, self.sync = target, True
         self._rejected: TarWriter | None = None
 
     def take_field_words(self) -> list[list[str]]:
@@ -345,7 +345,7 @@ class Input:
             from tarshards.write.shards import TarWriter
 
             if self._rejected is None:
-                self._rejected = TarWriter(self._target)
+                self._rejected = TarWriter(self._target, sync=self.sync)
             self._rejected.write(sample)
 
     def too_many(self, error: TarshardsError) -> TarshardsError:
@@ -387,6 +387,14 @@ output_option = click.option(
 )
 seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
+sync_option = click.option(
+    "--no-sync",
+    "sync",
+    flag_value=False,
+    default=True,
+    show_default=False,
+    help="Do not wait for the disk: for scratch data.",
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 shuffle_option = click.option(
     "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
@@ -449,6 +457,7 @@ def reads_samples(
     @wraps(command)
     def with_source(**values: Any) -> Any:
         source = Input(**{name: values.pop(name) for name in signature(Input).parameters})
+        source.sync = values.get("sync", True)
         failed = True
         try:
             result = command(source=source, **values)

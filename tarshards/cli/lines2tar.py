@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import FILE, check_output, output_option, overwrite_option, quiet_option, tool, usage_errors
+from tarshards.cli._common import (
+    FILE,
+    check_output,
+    output_option,
+    overwrite_option,
+    quiet_option,
+    sync_option,
+    tool,
+    usage_errors,
+)
 from tarshards.stream.ops import progress
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples
@@ -16,8 +25,9 @@ from tarshards.write.shards import write_samples
 @click.option("--field", default="txt", metavar="FIELD", help="The field that a line becomes.")
 @output_option
 @overwrite_option
+@sync_option
 @quiet_option
-def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: bool, quiet: bool) -> None:
+def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: bool, sync: bool, quiet: bool) -> None:
     """Write a tar with a sample for each line of FILES, which are UTF-8 text, compressed or not.
 
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
@@ -25,4 +35,4 @@ def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: b
     with usage_errors():
         samples = read_text(list(files) or ["-"], field=field, key=key, allow_pipe=True)
     check_output(output, overwrite)
-    write_samples(samples if quiet else progress(samples), output, allow_pipe=True)
+    write_samples(samples if quiet else progress(samples), output, allow_pipe=True, sync=sync)

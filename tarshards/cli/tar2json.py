@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, tool
+from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, sync_option, tool
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
 
@@ -14,7 +14,8 @@ from tarshards.verbs.jsonl import json_lines
 @click.option("--omit-binary", is_flag=True, help="Leave out fields that need base64.")
 @output_option
 @overwrite_option
-def main(source: Input, omit_binary: bool, output: str, overwrite: bool) -> None:
+@sync_option
+def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: bool) -> None:
     """Write a line of JSON for each sample of SHARDS: an object with __key__ and the fields, all or those of -f.
 
     Fields such as json and cls are values, those such as txt are strings, and all others {"base64": "..."}. tarcreate
@@ -23,7 +24,7 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool) -> None
     if output != "-":
         check_output(output, overwrite)
     fields, source.fields = source.fields or "*", None  # the old name of a field tells its type, not the new one
-    with open_shard(output, "wb", allow_pipe=True) as stream:
+    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
         for line in json_lines(source, fields, binary=not omit_binary, reject=source.reject):
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
             stream.write(line.encode(errors="backslashreplace") + b"\n")

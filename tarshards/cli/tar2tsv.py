@@ -10,6 +10,7 @@ from tarshards.cli._common import (
     output_option,
     overwrite_option,
     reads_samples,
+    sync_option,
     tool,
     usage_errors,
 )
@@ -24,7 +25,10 @@ from tarshards.verbs.table import tabulate
 @click.option("--nokey", is_flag=True, help="No column of keys.")
 @output_option
 @overwrite_option
-def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: str, overwrite: bool) -> None:
+@sync_option
+def main(
+    source: Input, fill: str | None, noheader: bool, nokey: bool, output: str, overwrite: bool, sync: bool
+) -> None:
     r"""Tabulate the samples of SHARDS: one line each, with the key and the fields separated by tabs.
 
     The columns are those of -f, or all fields of the first sample; a later sample with other fields is then an error.
@@ -37,6 +41,6 @@ def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: s
     fields, source.fields = source.fields or "*", None  # the table decides about missing fields
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
-    with open_shard(output, "wb", allow_pipe=True) as stream:
+    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
         for line in lines:
             stream.write(line.encode() + b"\n")

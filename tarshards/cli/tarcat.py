@@ -19,6 +19,7 @@ from tarshards.cli._common import (
     rekey_option,
     seed_option,
     shuffle_option,
+    sync_option,
     tool,
     usage_errors,
 )
@@ -75,10 +76,10 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     )(with_arrange)
 
 
-def write(samples: Iterable[Sample], output: str) -> None:
-    """Write *samples* to *output*; for a duplicate key, the error suggests --rekey."""
+def write(samples: Iterable[Sample], output: str, *, sync: bool) -> None:
+    """Write *samples* to *output*, with *sync* to the disk; for a duplicate key, the error suggests --rekey."""
     try:
-        write_samples(samples, output, allow_pipe=True)
+        write_samples(samples, output, allow_pipe=True, sync=sync)
     except SampleError as error:
         if error.reason == DUPLICATE_KEY:
             raise SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key) from error
@@ -96,8 +97,9 @@ def write(samples: Iterable[Sample], output: str) -> None:
 )
 @output_option
 @overwrite_option
+@sync_option
 def main(
-    source: Input, arrange: Callable[..., Iterator[Sample]], width: int | None, output: str, overwrite: bool
+    source: Input, arrange: Callable[..., Iterator[Sample]], width: int | None, output: str, overwrite: bool, sync: bool
 ) -> None:
     """Concatenate the samples of SHARDS into one tar.
 
@@ -108,4 +110,4 @@ def main(
     check_output(output, overwrite)
     read = read_samples if width is None else partial(interleave, width=width)
     samples = read(source.shards, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
-    write(arrange(samples), output)
+    write(arrange(samples), output, sync=sync)

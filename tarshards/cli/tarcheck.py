@@ -20,6 +20,7 @@ from tarshards.cli._common import (
     say,
     shard_progress,
     shards_argument,
+    sync_option,
     tool,
 )
 
@@ -34,6 +35,7 @@ from tarshards.cli._common import (
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
 @click.option("--repair", type=FILE, help="Write every whole sample to the tar FILE.")
 @overwrite_option
+@sync_option
 @quiet_option
 def main(
     shards: tuple[str, ...],
@@ -45,6 +47,7 @@ def main(
     strict: bool,
     repair: str | None,
     overwrite: bool,
+    sync: bool,
     quiet: bool,
 ) -> None:
     """Check SHARDS for damage, missing fields, duplicate keys, undecodable fields, bad indexes; count what they hold.
@@ -67,7 +70,7 @@ def main(
     if repair is None:
         report = check_shards(shown, decode=decode, jobs=parallel, allow_pipe=True)
     else:
-        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_pipe=True)
+        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_pipe=True, sync=sync)
         say(f"{saved} samples are in {repair}")
     if as_json:
         import json

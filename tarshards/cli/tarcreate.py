@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     quiet_option,
     refuse,
     say,
+    sync_option,
     tool,
 )
 from tarshards.samples.keys import Sample
@@ -51,6 +52,7 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @click.option("--classes", type=FILE, help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_option
 @overwrite_option
+@sync_option
 @dry_run_option
 @quiet_option
 def main(
@@ -68,6 +70,7 @@ def main(
     classes: str | None,
     output: str,
     overwrite: bool,
+    sync: bool,
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -102,11 +105,11 @@ def main(
     if dry_run:
         _count(samples, output)
     else:
-        write_samples(samples, output, allow_pipe=True)
+        write_samples(samples, output, allow_pipe=True, sync=sync)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:
-        _show_classes(folder, None if dry_run else classes)
+        _show_classes(folder, None if dry_run else classes, sync)
 
 
 def _count(samples: Iterator[Sample], output: str) -> None:
@@ -117,11 +120,11 @@ def _count(samples: Iterator[Sample], output: str) -> None:
     say(f"would write {count} samples, {size} bytes, to {output}")
 
 
-def _show_classes(folder: str, target: str | None) -> None:
+def _show_classes(folder: str, target: str | None, sync: bool) -> None:
     rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
     if target is None:
         for name, number in rows:
             say(f"class {number} is {name}")
         return
-    with open_url(target, "wb") as file:
+    with open_url(target, "wb", sync=sync) as file:
         file.write("".join(f"{name}\t{number}\n" for name, number in rows).encode())

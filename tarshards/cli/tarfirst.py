@@ -11,6 +11,7 @@ from tarshards.cli._common import (
     overwrite_option,
     reads_samples,
     refuse,
+    sync_option,
     tool,
     usage_errors,
     where_option,
@@ -29,7 +30,8 @@ from tarshards.write.shards import write_samples
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")
 @output_option
 @overwrite_option
-def main(source: Input, where: str | None, whole: bool, output: str, overwrite: bool) -> None:
+@sync_option
+def main(source: Input, where: str | None, whole: bool, output: str, overwrite: bool, sync: bool) -> None:
     """Write the file named by -f of the first sample of SHARDS that has it and meets the condition.
 
     -f "jpg;png" is one file, the first of the alternatives that the sample has; samples that have none of them do not
@@ -51,7 +53,7 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
     if sample is None:
         raise SampleError("no sample matches")
     if whole:
-        write_samples([sample], output, allow_pipe=True)
+        write_samples([sample], output, allow_pipe=True, sync=sync)
     else:
-        with open_url(output, "wb", allow_pipe=True) as stream:
+        with open_url(output, "wb", allow_pipe=True, sync=sync) as stream:
             stream.write(sample[pick_field(sample, wanted[0])])

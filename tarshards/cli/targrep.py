@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     reads_samples,
     refuse,
     say,
+    sync_option,
     tool,
     usage_errors,
     where_option,
@@ -58,6 +59,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
 @output_option
 @overwrite_option
+@sync_option
 def main(
     source: Input,
     patterns: tuple[str, ...],
@@ -70,6 +72,7 @@ def main(
     list_keys: bool,
     output: str,
     overwrite: bool,
+    sync: bool,
 ) -> None:
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
@@ -109,16 +112,17 @@ def main(
         if wanted is not None:
             wanted.check(source.ledger if source.ledger.max_errors else None)
 
-    count = _write_keys(found(), output) if list_keys else write_samples(found(), output, allow_pipe=True)
+    write = _write_keys if list_keys else partial(write_samples, allow_pipe=True)
+    count = write(found(), output, sync=sync)
     for name, missing in pattern.missing.items() if pattern else ():
         say(f"{missing} samples have no field {name}")
     if not count:
         say("no sample was found")
 
 
-def _write_keys(samples: Iterator[Sample], output: str) -> int:
+def _write_keys(samples: Iterator[Sample], output: str, *, sync: bool) -> int:
     count = 0
-    with open_shard(output, "wb", allow_pipe=True) as stream:
+    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
             stream.write(escape(sample["__key__"].encode(errors="surrogateescape")).encode() + b"\n")
     return count

@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     refuse,
     say,
     shard_progress,
+    sync_option,
     tool,
 )
 
@@ -35,6 +36,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("-o", "--output", type=FILE, metavar="FOLDER|FILE", help="Export into FOLDER; for wids, write FILE.")
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
+@sync_option
 @dry_run_option
 @quiet_option
 def main(
@@ -48,6 +50,7 @@ def main(
     output: str | None,
     manifest: str | None,
     no_manifest: bool,
+    sync: bool,
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -70,16 +73,18 @@ def main(
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 
-        for name in export_energon(named, output, dry_run=dry_run):
+        for name in export_energon(named, output, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
         return
     if check:
         outcomes = refresh.verify_indexes(named, jobs=parallel, crc=crc)
     elif format_ in ("dali", "tar.idx"):
-        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, dry_run=dry_run)
+        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, dry_run=dry_run, sync=sync)
     else:
-        outcomes = refresh.refresh_indexes(named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids")
+        outcomes = refresh.refresh_indexes(
+            named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids", sync=sync
+        )
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, failed, faults = [], 0, 0
     for outcome in shard_progress(outcomes, len(named), quiet):
@@ -96,7 +101,7 @@ def main(
         say(f"{failed} of {len(named)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
         sys.exit(1)
     if writes_manifest:
-        for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run):
+        for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
     if faults:

@@ -15,6 +15,7 @@ from tarshards.cli._common import (
     refuse,
     say,
     spill_options,
+    sync_option,
     tool,
 )
 from tarshards.verbs.join import CONFLICT, MISSING, join_shards
@@ -30,9 +31,17 @@ from stdin."""
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")
 @output_option
 @overwrite_option
+@sync_option
 @spill_options
 def main(
-    source: Input, missing: str, conflict: str, output: str, overwrite: bool, memory: int, tmpdir: str | None
+    source: Input,
+    missing: str,
+    conflict: str,
+    output: str,
+    overwrite: bool,
+    sync: bool,
+    memory: int,
+    tmpdir: str | None,
 ) -> None:
     """Join the samples of SHARDS, two or more inputs, by key: each gets its fields of all inputs.
 
@@ -55,6 +64,6 @@ def main(
         reject=source.reject,
         skipped=skipped,
     )
-    write_samples(source.choose(samples), output, allow_pipe=True)
+    write_samples(source.choose(samples), output, allow_pipe=True, sync=sync)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")

@@ -19,6 +19,7 @@ from tarshards.cli._common import (
     rekey_option,
     seed_option,
     shuffle_option,
+    sync_option,
     tool,
     usage_errors,
     words,
@@ -65,6 +66,7 @@ class Until(click.ParamType[Any]):
 @rekey_option
 @output_option
 @overwrite_option
+@sync_option
 def main(
     source: Input,
     config: str | None,
@@ -75,6 +77,7 @@ def main(
     template: str | None,
     output: str,
     overwrite: bool,
+    sync: bool,
 ) -> None:
     """Mix samples in given proportions, which hold at every moment: any n samples written have each source's share.
 
@@ -101,4 +104,4 @@ def main(
         chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
         chosen = chosen if template is None else rekey(chosen, template)
     check_output(output, overwrite)
-    write(chosen, output)
+    write(chosen, output, sync=sync)

@@ -16,6 +16,7 @@ from tarshards.cli._common import (
     overwrite_option,
     parallel_option,
     reads_samples,
+    sync_option,
     tool,
 )
 from tarshards.cli.tarcat import arranges_samples, write
@@ -31,6 +32,7 @@ from tarshards.verbs.cat import read_parallel
 @click.option("-M", "--memory", type=Size(), default="256MB", help="Memory for samples that wait.")
 @output_option
 @overwrite_option
+@sync_option
 def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
@@ -39,6 +41,7 @@ def main(
     memory: int,
     output: str,
     overwrite: bool,
+    sync: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
@@ -58,4 +61,4 @@ def main(
         allow_pipe=True,
     )
     with closing(samples):
-        write(arrange(samples), output)
+        write(arrange(samples), output, sync=sync)

@@ -19,6 +19,7 @@ from tarshards.cli._common import (
     parallel_option,
     reads_samples,
     say,
+    sync_option,
     tmpdir_option,
     tool,
     usage_errors,
@@ -65,10 +66,12 @@ WAYS = ("command", "script", "python", "server")
 @tmpdir_option("scratch directories", "/dev/shm, $TMPDIR or /tmp")
 @output_option
 @overwrite_option
+@sync_option
 def main(
     source: Input,
     output: str,
     overwrite: bool,
+    sync: bool,
     parallel: int,
     unordered: bool,
     failed: str | None,
@@ -120,7 +123,7 @@ def main(
         )
     try:
         with closing(outputs):  # type: ignore[type-var]
-            write_samples(outputs, output, allow_pipe=True)
+            write_samples(outputs, output, allow_pipe=True, sync=sync)
     except OpError as error:
         if rule is not None and rule.reached and source.first is not None:
             raise OpError(f"{error.reason}; the first: {source.first}") from error

@@ -20,6 +20,7 @@ from tarshards.cli._common import (
     say,
     seed_option,
     size_option,
+    sync_option,
     tmpdir_option,
     tool,
     usage_errors,
@@ -43,6 +44,7 @@ from tarshards.errors import OpenError
 @parallel_option("Processes", 0)
 @tmpdir_option("the samples between the two passes", "beside the output")
 @overwrite_option
+@sync_option
 @quiet_option
 def main(
     shards: tuple[str, ...],
@@ -58,6 +60,7 @@ def main(
     parallel: int,
     tmpdir: str | None,
     overwrite: bool,
+    sync: bool,
     quiet: bool,
 ) -> None:
     """Write the samples of SHARDS to other shards, in a random order of them all.
@@ -88,6 +91,7 @@ def main(
                 executor=pool,
                 tmpdir=tmpdir,
                 progress=not quiet,
+                sync=sync,
             )
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")

@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import FILE, Input, check_output, overwrite_option, reads_samples, refuse, tool, usage_errors
+from tarshards.cli._common import (
+    FILE,
+    Input,
+    check_output,
+    overwrite_option,
+    reads_samples,
+    refuse,
+    sync_option,
+    tool,
+    usage_errors,
+)
 from tarshards.samples.codecs.registry import require
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
@@ -22,11 +32,12 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
 @click.option("--html", type=FILE, help="Write a contact sheet for a browser instead.")
 @overwrite_option
-def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool) -> None:
+@sync_option
+def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool, sync: bool) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
     refuse(summary + images + (html is not None) > 1, "--summary, --images and --html cannot be combined")
     if html is not None:
-        _write_html(source, html, overwrite)
+        _write_html(source, html, overwrite, sync)
     elif summary:
         _sum_up(source)
     else:
@@ -56,6 +67,6 @@ def _sum_up(source: Input) -> None:
     click.echo(str(summary))
 
 
-def _write_html(source: Input, target: str, overwrite: bool) -> None:
+def _write_html(source: Input, target: str, overwrite: bool, sync: bool) -> None:
     check_output(target, overwrite)
-    write_contact_sheet(source, target, title=" ".join(source.specs))
+    write_contact_sheet(source, target, title=" ".join(source.specs), sync=sync)

@@ -13,6 +13,7 @@ from tarshards.cli._common import (
     refuse,
     seed_option,
     spill_options,
+    sync_option,
     tool,
     usage_errors,
 )
@@ -24,6 +25,7 @@ from tarshards.write.shards import write_samples
 @reads_samples
 @output_option
 @overwrite_option
+@sync_option
 @click.option(
     "--sort",
     "keys",
@@ -41,6 +43,7 @@ def main(
     source: Input,
     output: str,
     overwrite: bool,
+    sync: bool,
     keys: tuple[str, ...],
     reverse: bool,
     shuffle: bool,
@@ -79,4 +82,4 @@ def main(
             tmpdir=tmpdir,
             reject=source.reject,
         )
-    write_samples(samples, output, allow_pipe=True)
+    write_samples(samples, output, allow_pipe=True, sync=sync)

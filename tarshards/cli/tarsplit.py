@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     samples_option,
     seed_option,
     size_option,
+    sync_option,
     tool,
 )
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
@@ -51,6 +52,7 @@ DEFAULT_SIZE = 10**9
 @click.option("--delete", is_flag=True, help="Remove each shard after its --post succeeds.")
 @click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
 @overwrite_option
+@sync_option
 @dry_run_option
 def main(
     source: Input,
@@ -67,6 +69,7 @@ def main(
     delete: bool,
     index: bool,
     overwrite: bool,
+    sync: bool,
     dry_run: bool,
 ) -> None:
     """Split the samples of SHARDS into shards, in their order.
@@ -95,6 +98,7 @@ def main(
             index=index,
             overwrite=overwrite,
             dry_run=dry_run,
+            sync=sync,
             on_finish=command,
             reject=source.reject,
         )

@@ -35,7 +35,9 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
-def export_energon(shards: Sequence[Shard | str], folder: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
+def export_energon(
+    shards: Sequence[Shard | str], folder: str | None = None, *, dry_run: bool = False, sync: bool = True
+) -> Iterator[str]:
     """Make *shards* an Energon dataset in *folder*, by default their common one; yield the files written.
 
     All samples are in the split "train" and crude; an existing ``split.yaml`` or ``dataset.yaml`` is kept. Raises
@@ -58,7 +60,7 @@ def export_energon(shards: Sequence[Shard | str], folder: str | None = None, *, 
                 counts[name] = len(index)
                 with Location.of(url).ranges() as ranges:
                     _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)
-                    yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run)
+                    yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run, sync)
             database.executescript(LOOKUPS)
             database.commit()
         finally:
@@ -79,7 +81,7 @@ def export_energon(shards: Sequence[Shard | str], folder: str | None = None, *, 
     for name, data in files.items():
         target = os.path.join(meta, name)
         if name not in ("split.yaml", "dataset.yaml") or not os.path.exists(target):
-            yield _write(target, data, dry_run)
+            yield _write(target, data, dry_run, sync)
 
 
 def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: list[int], url: str) -> None:
@@ -112,8 +114,8 @@ def _path(url: str) -> str:
     return location.path
 
 
-def _write(path: str, content: bytes, dry_run: bool) -> str:
+def _write(path: str, content: bytes, dry_run: bool, sync: bool) -> str:
     if not dry_run:
-        with Location(path).open("wb") as stream:
+        with Location(path).open("wb", sync=sync) as stream:
             stream.write(content)
     return path

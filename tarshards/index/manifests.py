@@ -67,7 +67,9 @@ def _describe(url: str) -> Shard | None:
     return index.shard(url)
 
 
-def update_manifests(shards: Iterable[Shard], url: str | None = None, *, dry_run: bool = False) -> Iterator[str]:
+def update_manifests(
+    shards: Iterable[Shard], url: str | None = None, *, dry_run: bool = False, sync: bool = True
+) -> Iterator[str]:
     """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
     A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
@@ -82,7 +84,7 @@ def update_manifests(shards: Iterable[Shard], url: str | None = None, *, dry_run
         series = {name: _merged(name, group) for name, group in series.items()}
     for name, group in series.items():
         if not dry_run:
-            write_manifest(name, group)
+            write_manifest(name, group, sync=sync)
         yield name
 
 
@@ -114,11 +116,11 @@ def _may_exist(location: Location) -> bool:
     return not location.is_local or location.exists()
 
 
-def write_manifest(url: str, shards: Iterable[Shard]) -> None:
+def write_manifest(url: str, shards: Iterable[Shard], *, sync: bool = True) -> None:
     """Write the manifest *url* of *shards*, whole or not at all; shards beside or below it get relative names."""
     location = Location.of(url)
     text = dump_manifest(shard._replace(url=location.relative(Location.of(shard.url))) for shard in shards)
-    with location.open("wb") as stream:
+    with location.open("wb", sync=sync) as stream:
         stream.write(text.encode())
 
 

@@ -31,14 +31,15 @@ class IndexOutcome(NamedTuple):
 
 
 def refresh_indexes(
-    shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False, dry_run: bool = False
+    shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False, dry_run: bool = False, sync: bool = True
 ) -> Iterator[IndexOutcome]:
     """Create the index of every shard whose index is missing, damaged or differs from its headers; yield the outcomes.
 
     With *crc* all data is read, and indexes with no checksums or other ones are replaced too; without it, the checksums
-    of an index are kept while the headers are the same. With *dry_run* nothing is written.
+    of an index are kept while the headers are the same. With *dry_run* nothing is written; with *sync* what is written
+    is on the disk before it is under its name.
     """
-    return _work(partial(_refresh, crc=crc, dry_run=dry_run), shards, jobs)
+    return _work(partial(_refresh, crc=crc, dry_run=dry_run, sync=sync), shards, jobs)
 
 
 def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
@@ -50,10 +51,16 @@ def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = 
 
 
 def export_indexes(
-    shards: Sequence[Shard | str], format: str, *, folder: str | None = None, jobs: int = 1, dry_run: bool = False
+    shards: Sequence[Shard | str],
+    format: str,
+    *,
+    folder: str | None = None,
+    jobs: int = 1,
+    dry_run: bool = False,
+    sync: bool = True,
 ) -> Iterator[IndexOutcome]:
     """Write every index in *format*, "dali" or "tar.idx", beside its shard or into *folder*; yield the outcomes."""
-    return _work(partial(_export, format=format, folder=folder, dry_run=dry_run), shards, jobs)
+    return _work(partial(_export, format=format, folder=folder, dry_run=dry_run, sync=sync), shards, jobs)
 
 
 def find_index(shard: Shard | str) -> Index:
@@ -86,12 +93,12 @@ def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
     return build_index(shard.url, crc=crc, concatenated=shard.concatenated or several)
 
 
-def _refresh(shard: Shard, *, crc: bool, dry_run: bool) -> IndexOutcome:
+def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutcome:
     url, earlier = shard.url, _load(shard.url)
     index = _build(shard, earlier, crc=crc)
     fresh = earlier is not None and (not crc or "crc32" in earlier.arrays) and _difference(earlier, index) is None
     if not fresh and not dry_run:
-        index.save(url)
+        index.save(url, sync=sync)
     written = None if fresh else index_location(url).url
     return IndexOutcome(index.shard(url), written, faults=_faults(index, url))
 
@@ -122,12 +129,12 @@ def _difference(index: Index, found: Index) -> str | None:
     return None if index.fingerprint == found.fingerprint else "the shard's headers have changed since it was indexed"
 
 
-def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool) -> IndexOutcome:
+def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool, sync: bool) -> IndexOutcome:
     from tarshards.index.exports import write_dali, write_offsets
 
     index = find_index(shard)
     write = {"dali": write_dali, "tar.idx": write_offsets}[format]
-    return IndexOutcome(index.shard(shard.url), write(index, shard.url, folder, dry_run=dry_run))
+    return IndexOutcome(index.shard(shard.url), write(index, shard.url, folder, dry_run=dry_run, sync=sync))
 
 
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:

@@ -223,9 +223,9 @@ class Index:
             for member in members
         }
 
-    def save(self, shard_url: str) -> None:
-        """Write the sidecar of *shard_url*, whole or not at all."""
-        with index_location(shard_url).open("wb") as stream:
+    def save(self, shard_url: str, *, sync: bool = True) -> None:
+        """Write the sidecar of *shard_url*, whole or not at all, and with *sync* to the disk."""
+        with index_location(shard_url).open("wb", sync=sync) as stream:
             stream.write(self.pack())
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:

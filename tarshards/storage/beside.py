@@ -19,7 +19,7 @@ FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 1
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
-def forget(location: Location) -> None:
+def forget(location: Location, *, sync: bool = True) -> None:
     """Remove the index of the shard at *location*, and its counts from manifests; called before it is replaced.
 
     So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Manifests are
@@ -31,10 +31,10 @@ def forget(location: Location) -> None:
     _remove_index(location)
     path = location.path
     if path is not None and os.path.isfile(path):
-        _forget_counts(path)
+        _forget_counts(path, sync)
         _name_exports(path)
     if path is not None and os.path.islink(path):  # writing replaces the file that it leads to
-        forget(Location(os.path.realpath(path)))
+        forget(Location(os.path.realpath(path)), sync=sync)
 
 
 def _remove_index(location: Location) -> None:
@@ -56,7 +56,7 @@ def _is_answer(error: OpenError) -> bool:
     return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
 
 
-def _forget_counts(path: str) -> None:
+def _forget_counts(path: str, sync: bool) -> None:
     folder, base = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         manifests = [entry.path for entry in entries if entry.name.endswith(SUFFIX[1:]) and entry.is_file()]
@@ -80,7 +80,7 @@ def _forget_counts(path: str) -> None:
             except OSError as error:
                 raise failure(error, manifest) from error
             if text is not None:
-                with Location(manifest).open("wb") as stream:
+                with Location(manifest).open("wb", sync=sync) as stream:
                     stream.write(text.encode())
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,10 @@ _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
 class Local(Transport):
-    def open(self, location: Location, mode: str, **_: Any) -> io.FileIO | OutputStream:
+    def open(self, location: Location, mode: str, *, sync: bool, **_: Any) -> io.FileIO | OutputStream:
         path = str(location.path)
         try:
-            return io.FileIO(path) if mode == "rb" else open_writer(path, location.name)
+            return io.FileIO(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
         except (OSError, ValueError) as exc:
             raise failure(exc, location.name) from exc
 
@@ -56,13 +57,13 @@ class Local(Transport):
 TRANSPORT = Local()
 
 
-def open_writer(path: str, name: str) -> OutputStream:
-    """Return an OutputStream that replaces *path* in one step, when all bytes are written."""
+def open_writer(path: str, name: str, *, sync: bool) -> OutputStream:
+    """Return an OutputStream that replaces *path* in one step, when all bytes are written, with *sync* to the disk."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return OutputStream(name, file.write, commit=file.close, discard=file.raw.close)
     with defer_signals():
-        return _open_temporary(os.path.realpath(path), name)
+        return _open_temporary(os.path.realpath(path), name, sync)
 
 
 @contextmanager
@@ -75,13 +76,20 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _open_temporary(target: str, name: str) -> OutputStream:
+def _open_temporary(target: str, name: str, sync: bool) -> OutputStream:
     temporary, descriptor = _claim(target)
     file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
     # The lock is held until the temporary name is gone, so that no one takes the file for a left-over.
 
+    def finish() -> None:
+        file.close()
+        if sync:
+            os.fsync(descriptor)
+
     def commit() -> None:
-        os.replace(temporary, target)
+        # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
+        with synced_folder(os.path.dirname(target)) if sync else nullcontext():
+            os.replace(temporary, target)
         os.close(descriptor)
 
     def discard() -> None:
@@ -92,7 +100,26 @@ def _open_temporary(target: str, name: str) -> OutputStream:
         finally:
             os.close(descriptor)
 
-    return OutputStream(name, file.write, finish=file.close, commit=commit, discard=discard)
+    return OutputStream(name, file.write, finish=finish, commit=commit, discard=discard)
+
+
+@contextmanager
+def synced_folder(path: str) -> Iterator[None]:
+    """Wait at the end of the block until the names in the folder *path* are on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # one that may be written to, but not listed
+        yield
+        return
+    try:
+        yield
+        try:
+            os.fsync(descriptor)
+        except OSError as error:  # some file systems flush no folders
+            if error.errno != errno.EINVAL:
+                raise
+    finally:
+        os.close(descriptor)
 
 
 def _claim(target: str) -> tuple[str, int]:

@@ -337,11 +337,20 @@ class Location:
         transport: Transport = import_module(f"tarshards.storage.{self.family}").TRANSPORT
         return transport
 
-    def open(self, mode: str = "rb", *, allow_pipe: bool = False, timeout: float = 30.0, retries: int = 5) -> BinaryIO:
+    def open(
+        self,
+        mode: str = "rb",
+        *,
+        allow_pipe: bool = False,
+        timeout: float = 30.0,
+        retries: int = 5,
+        sync: bool = True,
+    ) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options."""
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
-        stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries)
+        options: Any = {"allow_pipe": allow_pipe, "timeout": timeout, "retries": retries, "sync": sync}
+        stream: BinaryIO = self._transport.open(self, mode, **options)
         return stream
 
     def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
@@ -388,7 +397,7 @@ class Location:
 class Transport:
     """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
 
-    def open(self, location: Location, mode: str, *, allow_pipe: bool, timeout: float, retries: int) -> Any:
+    def open(self, location: Location, mode: str, *, allow_pipe: bool, timeout: float, retries: int, sync: bool) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
 

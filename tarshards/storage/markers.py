@@ -39,11 +39,11 @@ def read_marker(url: str | Location) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def write_marker(url: str | Location, record: Record) -> None:
-    """Write *record* to *url*, whole or not at all; make a local folder that is missing."""
+def write_marker(url: str | Location, record: Record, *, sync: bool = True) -> None:
+    """Write *record* to *url*, whole or not at all and with *sync* to the disk; make a local folder that is missing."""
     location = Location.of(url)
     location.make_folder()
-    with location.open("wb") as stream:
+    with location.open("wb", sync=sync) as stream:
         stream.write(json.dumps(record).encode() + b"\n")
 
 

@@ -18,17 +18,19 @@ def open_url(
     allow_pipe: bool = False,
     timeout: float = 30.0,
     retries: int = 5,
+    sync: bool = True,
 ) -> BinaryIO:
     """Open *url* for reading ("rb") or writing ("wb") bytes.
 
     `read(n)` may be short before the end, and is empty only at the end. What is written stands under its name
-    only after `close()`; `abort()`, or leaving a with-block by an exception, discards it.
+    only after `close()`; `abort()`, or leaving a with-block by an exception, discards it. `close()` waits until a local
+    file and its name are on the disk, so that they survive a power loss; with *sync* False it does not.
 
     URLs are paths, `file:`, `-` (stdin or stdout), `http:`, `https:`, every scheme of fsspec, and with
     *allow_pipe* `pipe:command`. *timeout* (seconds without a byte) and *retries* (failures in a row without
     progress) are for http. An unknown scheme is a UrlError, everything else that fails an OpenError.
     """
-    return Location.of(url).open(mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries)
+    return Location.of(url).open(mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries, sync=sync)
 
 
 def open_shard(
@@ -37,6 +39,7 @@ def open_shard(
     *,
     allow_pipe: bool = False,
     max_ratio: float = MAX_RATIO,
+    sync: bool = True,
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 
@@ -46,9 +49,9 @@ def open_shard(
     and so are that shard's counts in local manifests in its folder.
     """
     location = Location.of(url)
-    stream: Any = location.open(mode, allow_pipe=allow_pipe)
+    stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync)
     if mode == "wb":
-        stream.before_commit = partial(forget, location)
+        stream.before_commit = partial(forget, location, sync=sync)
         shard: Any = compressed(stream, location)
     else:
         shard = decompressed(stream, location.name, max_ratio)

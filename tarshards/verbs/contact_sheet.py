@@ -41,13 +41,13 @@ small {{ color: #777; }}
 """
 
 
-def write_contact_sheet(samples: Iterable[Sample], target: str, *, title: str) -> int:
+def write_contact_sheet(samples: Iterable[Sample], target: str, *, title: str, sync: bool = True) -> int:
     """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return how many there were.
 
     Images are scaled down, other fields are shown as previews. The file appears under its name once it is complete.
     """
     count = 0
-    with open_url(target, "wb") as file:
+    with open_url(target, "wb", sync=sync) as file:
         file.write(HEAD.format(title=_text(title)).encode())
         for sample in samples:
             file.write("".join(_card(sample)).encode())

@@ -29,6 +29,7 @@ def repair_shards(
     jobs: int = 1,
     concatenated: bool = False,
     allow_pipe: bool = False,
+    sync: bool = True,
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
 
@@ -47,7 +48,7 @@ def repair_shards(
                     if error.reason != DUPLICATE_KEY:
                         raise
 
-    with TarWriter(target) as writer:
+    with TarWriter(target, sync=sync) as writer:
         report = check_shards(
             shards, decode=decode, jobs=jobs, concatenated=concatenated, allow_pipe=allow_pipe, on_survey=write
         )

@@ -41,6 +41,7 @@ def write_dataset(
     to_sample: Callable[[Any], Sample | None] | None = None,
     executor: Executor | None = None,
     max_bytes: int = MAX_BYTES,
+    sync: bool = True,
 ) -> list[str]:
     """Write *dataset* to shards named by *pattern*, of at most *max_bytes* each, and return their names.
 
@@ -48,7 +49,8 @@ def write_dataset(
     one file per field. *to_sample* converts an item to a sample, or returns None to leave it out; by default the items
     are samples. A sample without ``__key__`` gets its number as key, with nine digits. The processes of *executor* (by
     default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
-    are read here. The shards, their indexes and their manifest do not depend on the executor.
+    are read here. The shards, their indexes and their manifest do not depend on the executor. With *sync* each is on
+    the disk before it is under its name, so that a call interrupted by a power loss resumes too.
 
     An interrupted call keeps what it has written, and the same call resumes there: with the same *pattern*, *max_bytes*
     and *to_sample*, shards that are as they were written, and the same dataset. A dataset is known by its type and
@@ -62,7 +64,7 @@ def write_dataset(
     """
     pattern = Location.of(pattern).url
     source = _Source(dataset)
-    journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
+    journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)), sync)
     function: Callable[[Any], Any]
     encode = _Encoder(source.sequence, to_sample)
     with ExitStack() as stack:
@@ -82,7 +84,7 @@ def write_dataset(
             source.restart(reason, journal.name)
             journal.discard(reason)
         writer = stack.enter_context(
-            ShardWriter(pattern, max_bytes=max_bytes, start=len(journal.shards), on_finish=journal.finish)
+            ShardWriter(pattern, max_bytes=max_bytes, start=len(journal.shards), on_finish=journal.finish, sync=sync)
         )
         for number, sample in encoded(source.chunks(journal.items)):
             writer.write(sample)
@@ -162,8 +164,8 @@ class _Source:
 class _Journal:
     """What a call has written, kept in a file beside its first shard, with *marks*, digests of some of its items."""
 
-    def __init__(self, pattern: str, digest: str):
-        self.pattern, self.digest, self._rank = pattern, digest, 0
+    def __init__(self, pattern: str, digest: str, sync: bool):
+        self.pattern, self.digest, self._rank, self._sync = pattern, digest, 0, sync
         self._location = Location.of(shard_name(pattern, 0)).sibling(".writing")
         self.name = self._location.name
         begun = read_marker(self._location) or {}
@@ -195,7 +197,7 @@ class _Journal:
         self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
 
     def _save(self, **record: Any) -> None:
-        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern, **record})
+        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern, **record}, sync=self._sync)
 
     def changed_shard(self) -> str | None:
         """Say which shard is not as it was written, None if all are."""
@@ -232,7 +234,7 @@ class _Journal:
         for number in range(self._discarded):
             shard = Location.of(shard_name(self._written_as, number))
             with suppress(OpenError):  # where nothing can be removed, shards are written over
-                forget(shard)
+                forget(shard, sync=self._sync)
                 shard.remove()
 
     def remove(self) -> None:

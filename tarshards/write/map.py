@@ -57,6 +57,7 @@ def map_shards(
     concatenated: bool = False,
     progress: bool = True,
     per_sample: bool = False,
+    sync: bool = True,
 ) -> list[ShardReport]:
     """Map each shard of *inputs* to the shard of *outputs* at the same position, and return a report for each.
 
@@ -67,15 +68,16 @@ def map_shards(
     that fails is left out and counted.
     *concatenated* says that inputs may be concatenated archives.
 
-    Each output is written atomically, followed by its index and the marker ``OUTPUT.done``; a later call with *resume*
-    skips outputs with this marker. The manifest of the outputs and the report ``NAME.report.jsonl`` (lines of JSON) are
-    written last. Raises ValueError unless every input has an output of its own.
+    Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
+    later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
+    ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has an output of its
+    own.
     """
     check_function(function, "map_shards")
     shards = expand_shards(inputs)
     names = output_names(outputs, len(shards))
     handler = error_handler(on_error)
-    work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, _name_of(function))
+    work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, sync, _name_of(function))
     ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
     with ExitStack() as stack:
@@ -98,8 +100,8 @@ def map_shards(
                     reports[number] = ShardReport(shard.url, name, error=str(failure))
                     ledger(failure)
     rows = [reports[number] for number in sorted(reports)]
-    write_report(common_name(names) + ".report.jsonl", rows)
-    write_manifests(row for row in rows if row.error is None)
+    write_report(common_name(names) + ".report.jsonl", rows, sync=sync)
+    write_manifests([row for row in rows if row.error is None], sync=sync)
     if _is_pattern(outputs):
         name_leftovers(os.fspath(outputs), len(names))
     return rows
@@ -140,6 +142,7 @@ class _ShardTask:
     forgiving: bool
     concatenated: bool
     resume: bool
+    sync: bool
     name: str
 
     def __call__(self, pair: tuple[int, tuple[Shard, str]]) -> tuple[ShardReport, list[Quarantined]]:
@@ -155,10 +158,10 @@ class _ShardTask:
         counted = Ledger()
         samples = read_shard(shard, ledger=counted, concatenated=self.concatenated, allow_pipe=True)
         results = self._each(samples, failures) if self.per_sample else self.function(samples)
-        count, size = write_shard(results, output)
+        count, size = write_shard(results, output, sync=self.sync)
         seconds = round(time.time() - begun, 3)
         report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
-        write_marker(marker, {"digest": digest, "report": asdict(report)})
+        write_marker(marker, {"digest": digest, "report": asdict(report)}, sync=self.sync)
         return report, failures.quarantined
 
     def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
@@ -183,13 +186,13 @@ def _name_of(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
+def write_shard(samples: Iterable[Sample], target: str, *, sync: bool = True) -> tuple[int, int]:
     """Write *samples* to a shard, and an index unless it is compressed; return their number and its size in bytes."""
     from tarshards.index.members import Members
 
     location = Location.of(target)
     location.make_folder()
-    with TarWriter(target, allow_pipe=True) as writer:
+    with TarWriter(target, allow_pipe=True, sync=sync) as writer:
         index = None if writer.is_compressed else Members()
         for sample in samples:
             members = sample_members(sample)
@@ -199,19 +202,19 @@ def write_shard(samples: Iterable[Sample], target: str) -> tuple[int, int]:
             if index is not None:
                 index.add_written(sample["__key__"], members, packed, before)
     if index is not None and not location.is_stream:
-        index.index(writer.size, target).save(target)
+        index.index(writer.size, target).save(target, sync=sync)
     return writer.samples, writer.size
 
 
-def write_report(url: str, rows: Iterable[Any]) -> None:
+def write_report(url: str, rows: Iterable[Any], *, sync: bool = True) -> None:
     """Write *rows*, which are dataclasses, as lines of JSON."""
     import json
 
-    with open_url(url, "wb") as stream:
+    with open_url(url, "wb", sync=sync) as stream:
         stream.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows).encode())
 
 
-def write_manifests(reports: Iterable[ShardReport]) -> None:
+def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> None:
     """Write the manifests of the outputs in *reports*."""
     from tarshards.index.manifests import update_manifests
 
@@ -220,7 +223,7 @@ def write_manifests(reports: Iterable[ShardReport]) -> None:
         output = Location.of(row.output)
         if not output.is_stream:
             shards.append(Shard(row.output, row.samples_out, None if named_compression(output) else row.bytes))
-    list(update_manifests(shards))
+    list(update_manifests(shards, sync=sync))
 
 
 def run_all(

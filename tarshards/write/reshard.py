@@ -60,6 +60,7 @@ class _Resharding:
     seed: int | None
     rekey: str | None
     concatenated: bool
+    sync: bool
 
     def order(self, shard: int, sample: int) -> int:
         """Return the position of a sample; positions are unique because splitmix64 is a bijection."""
@@ -87,6 +88,7 @@ def reshard(
     executor: Executor | None = None,
     tmpdir: str | None = None,
     progress: bool = False,
+    sync: bool = True,
 ) -> list[Shard]:
     """Write the samples of *inputs* to the shards of *output_pattern*, with indexes and a manifest; return the shards.
 
@@ -98,6 +100,7 @@ def reshard(
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
+    With *sync* what it holds, and each output, is on the disk before it counts as done, as a power loss requires.
 
     Raises ValueError for conflicting or invalid arguments, and SampleError for a key that occurs twice in a shard.
     """
@@ -117,8 +120,8 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated)
-    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut))
+    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync)
+    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut), sync)
 
     with ExitStack() as stack:
         if executor is None:
@@ -133,7 +136,7 @@ def reshard(
         remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
     made = [Shard(*found[span]) for span in spans]
-    write_manifest(manifest, made)
+    write_manifest(manifest, made, sync=sync)
     name_leftovers(output_pattern, len(made))
     shutil.rmtree(folder)
     return made
@@ -158,12 +161,12 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
     return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
 
 
-def _prepare(folder: str, digest: str) -> None:
+def _prepare(folder: str, digest: str, sync: bool) -> None:
     """Create the folder, or keep the folder of an interrupted call with the same arguments."""
     marker = read_marker(f"{folder}/reshard.json")
     if marker is None or marker.get("digest") != digest:
         shutil.rmtree(folder, ignore_errors=True)
-        write_marker(f"{folder}/reshard.json", {"digest": digest})
+        write_marker(f"{folder}/reshard.json", {"digest": digest}, sync=sync)
 
 
 def _run(
@@ -198,10 +201,12 @@ class _Scatter:
                     entries.append((bucket, len(key), order, file.tell(), len(record)))
                     file.write(key)
                     file.write(record)
+            if self.plan.sync:
+                file.flush()
+                os.fsync(file.fileno())
         table = np.array(entries, dtype=ENTRY)
-        with open(f"{target}.{os.getpid()}", "wb") as file:
-            np.save(file, table[np.argsort(table["bucket"], kind="stable")])
-        os.replace(file.name, target)
+        with Location(target).open("wb", sync=self.plan.sync) as stream:
+            np.save(stream, table[np.argsort(table["bucket"], kind="stable")])
 
     def _pieces(self, shard: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
@@ -297,7 +302,7 @@ class _Gather:
         if (done := read_marker(marker)) and target.exists():
             return tuple(done["shard"])
         target.make_folder()
-        with ExitStack() as stack, TarWriter(target.url) as writer:
+        with ExitStack() as stack, TarWriter(target.url, sync=self.plan.sync) as writer:
             files: dict[int, Any] = {}
             for shard, entry in self._entries(low, high):
                 if shard not in files:
@@ -312,9 +317,9 @@ class _Gather:
         if not writer.is_compressed:
             from tarshards.index.build import build_index
 
-            build_index(target.url).save(target.url)
+            build_index(target.url).save(target.url, sync=self.plan.sync)
         made = target.url, writer.samples, None if writer.is_compressed else writer.size
-        write_marker(marker, {"shard": made})
+        write_marker(marker, {"shard": made}, sync=self.plan.sync)
         return made
 
     def _entries(self, low: int, high: int) -> Iterator[tuple[int, Any]]:

@@ -51,13 +51,14 @@ class TarWriter(_Writer):
 
     Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
     under its name when ``close`` succeeds, and the index of an earlier one is removed; after ``abort``, or an exception
-    in the ``with`` block, there is no shard.
+    in the ``with`` block, there is no shard. With *sync* a local shard is on the disk before it appears, so that a
+    power loss leaves no shard that looks whole; scratch data need not wait for that.
 
     A file object is anything with a ``write`` that takes bytes. It is written forwards and left open; what ``abort``
     leaves in it has no end of archive. Raises TypeError for another target.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False):
+    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False, sync: bool = True):
         self.target: str | None = None  # the URL
         self.is_compressed = False
         self._stream: Any
@@ -66,7 +67,7 @@ class TarWriter(_Writer):
         else:
             location = Location.of(target)  # type: ignore[arg-type]
             self.target, self.is_compressed = location.url, named_compression(location) is not None
-            self._stream = open_shard(location, "wb", allow_pipe=allow_pipe)
+            self._stream = open_shard(location, "wb", allow_pipe=allow_pipe, sync=sync)
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: set[str] = set()
@@ -131,7 +132,8 @@ class ShardWriter(_Writer):
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
     ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps the entries
-    that it has, and adds shards below *start* that have an index. Pipes get neither indexes nor a manifest.
+    that it has, and adds shards below *start* that have an index. Pipes get neither indexes nor a manifest. *sync* is
+    that of ``TarWriter``, also for indexes and the manifest.
 
     *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``;
     *on_finish* is called with the name and the writer of each finished shard.
@@ -146,6 +148,7 @@ class ShardWriter(_Writer):
         start: int = 0,
         index: bool = True,
         allow_pipe: bool = False,
+        sync: bool = True,
         values: Mapping[str, str] | None = None,
         open_writer: Callable[[str], TarWriter] | None = None,
         on_finish: Callable[[str, TarWriter], Any] | None = None,
@@ -159,8 +162,8 @@ class ShardWriter(_Writer):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
         self.max_samples, self.max_bytes = max_samples, max_bytes
         self._values = values or {}
-        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe)
-        self._on_finish = on_finish
+        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe, sync=sync)
+        self._on_finish, self._sync = on_finish, sync
         self.shards: list[str] = []
         self.samples = 0
         self._start = self._number = start
@@ -210,7 +213,7 @@ class ShardWriter(_Writer):
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
         if self._members is not None and writer.target is not None:
-            self._members.index(writer.size, writer.target).save(writer.target)
+            self._members.index(writer.size, writer.target).save(writer.target, sync=self._sync)
         self._entries[name] = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
         self.shards.append(name)
         self._number += 1
@@ -240,7 +243,7 @@ class ShardWriter(_Writer):
         if self._index and self._entries:
             from tarshards.index.manifests import write_manifest
 
-            write_manifest(self._manifest(), self._entries.values())
+            write_manifest(self._manifest(), self._entries.values(), sync=self._sync)
             self._entries = {}
 
     def abort(self) -> None:
@@ -267,10 +270,14 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
 
 
 def write_samples(
-    samples: Iterable[Sample], target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False
+    samples: Iterable[Sample],
+    target: str | os.PathLike[str] | BinaryIO,
+    *,
+    allow_pipe: bool = False,
+    sync: bool = True,
 ) -> int:
     """Write *samples* to one shard, as ``TarWriter`` does, and return their number."""
-    with TarWriter(target, allow_pipe=allow_pipe) as writer:
+    with TarWriter(target, allow_pipe=allow_pipe, sync=sync) as writer:
         for sample in samples:
             writer.write(sample)
     return writer.samples

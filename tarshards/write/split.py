@@ -45,6 +45,7 @@ def split_samples(
     index: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    sync: bool = True,
     on_finish: Callable[[str], Any] | None = None,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
 ) -> list[SplitShard]:
@@ -53,8 +54,8 @@ def split_samples(
     Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
     series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. A SampleError of a
     route is raised, or passed to *reject*. Reading stops after *max_shards* shards. *on_finish* is called with the name
-    of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for a shard that two
-    series would write.
+    of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a shard that exists, unless
+    *overwrite*, and for a shard that two series would write.
     """
     shards: list[SplitShard] = []
     begun: set[str] = set()
@@ -70,7 +71,7 @@ def split_samples(
         if not overwrite and path is not None and os.path.isfile(path):
             raise OpenError("the file exists; --overwrite replaces it", url=name)
         begun.add(name)
-        return TarWriter(os.devnull if dry_run else name, allow_pipe=True)
+        return TarWriter(os.devnull if dry_run else name, allow_pipe=True, sync=sync)
 
     def finish(name: str, writer: TarWriter) -> None:
         shards.append(SplitShard(name, writer.samples, writer.size))
@@ -86,6 +87,7 @@ def split_samples(
             max_bytes=max_bytes,
             start=first,
             index=index and not dry_run,
+            sync=sync,
             values=dict(zip(routes, values)),
             open_writer=open_writer,
             on_finish=finish,

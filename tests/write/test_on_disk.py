@@ -1,0 +1,215 @@
+"""What is written is on the disk before it has its name, and the name at the end of the call; or nothing waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from configparser import ConfigParser
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tarshards import ShardWriter, TarWriter, open_shard, open_url, write_dataset, write_samples
+from tarshards.index.build import build_index
+from tarshards.index.energon import export_energon
+from tarshards.index.manifests import update_manifests
+from tarshards.index.refresh import export_indexes, refresh_indexes
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.samples.codecs import encode_field
+from tarshards.storage.markers import write_marker
+from tarshards.verbs.contact_sheet import write_contact_sheet
+from tarshards.verbs.repair import repair_shards
+from tarshards.write.map import map_shards
+from tarshards.write.reshard import reshard
+from tarshards.write.split import split_samples
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = [{"__key__": f"{i:03d}", "txt": b"text", "cls": b"%d" % (i % 3)} for i in range(9)]
+
+
+@pytest.fixture
+def events(tmp_path_factory, monkeypatch):
+    """Return a function that lists the renames and flushes of this process and of those that it forks, in order."""
+    log = tmp_path_factory.mktemp("events") / "events"
+    descriptor = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    fsync, replace = os.fsync, os.replace
+
+    def note(*event):
+        os.write(descriptor, json.dumps(event).encode() + b"\n")
+
+    def noting_fsync(file):
+        number = file if isinstance(file, int) else file.fileno()
+        fsync(file)
+        note("fsync", os.readlink(f"/proc/self/fd/{number}"), os.fstat(number).st_size)
+
+    def noting_replace(source, target, **options):
+        size = os.stat(source).st_size
+        replace(source, target, **options)
+        note("replace", os.path.realpath(source), os.path.realpath(target), size)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    yield lambda: [json.loads(line) for line in log.read_text().splitlines()]
+    os.close(descriptor)
+
+
+def check(events, sync, *, at_least=1):
+    """Look at the flushes around each rename; nothing may be written to the file after its own."""
+    renames = [(i, *event[1:]) for i, event in enumerate(events) if event[0] == "replace"]
+    assert len(renames) >= at_least
+    if not sync:
+        assert [event for event in events if event[0] == "fsync"] == []
+        return
+    for place, temporary, target, size in renames:
+        assert ["fsync", temporary, size] in events[:place], f"{target} may be zeros"
+        folder = os.path.dirname(target)
+        assert any(event[:2] == ["fsync", folder] for event in events[place:]), f"{target} may have its old content"
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("in-%d.tar", max_samples=4, sync=False) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    return "in-{0..2}.tar"
+
+
+def to_a_url(sync):
+    with open_url("out", "wb", sync=sync) as stream:
+        stream.write(b"data")
+
+
+def to_a_compressed_shard(sync):
+    with open_shard("out.tar.zst", "wb", sync=sync) as stream:
+        stream.write(bytes(10240))
+
+
+def one_shard(sync):
+    with TarWriter("out.tar", sync=sync) as writer:
+        writer.write(SAMPLES[0])
+
+
+def several_shards(sync):
+    with ShardWriter("out-%d.tar", max_samples=4, sync=sync) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+
+
+def a_replaced_shard(sync):
+    """Its counts are removed from the manifest in.shards.json, which is written too."""
+    write_samples(SAMPLES, "in-0.tar", sync=sync)
+
+
+CALLS = {  # the function, and how many files it renames
+    to_a_url: 1,
+    to_a_compressed_shard: 1,
+    one_shard: 1,
+    several_shards: 7,
+    a_replaced_shard: 2,
+    lambda sync: write_samples(SAMPLES, "out.tar", sync=sync): 1,
+    lambda sync: write_dataset(SAMPLES, "out-%d.tar", executor=ThreadPoolExecutor(1), sync=sync): 4,
+    lambda sync: map_shards(list, "in-{0..2}.tar", "out-%d.tar", progress=False, sync=sync): 11,
+    lambda sync: reshard("in-{0..2}.tar", "out-%d.tar", shards=2, sync=sync): 11,
+    lambda sync: split_samples(SAMPLES, "out-%d.tar", max_samples=5, index=True, sync=sync): 5,
+    lambda sync: build_index("in-0.tar").save("in-0.tar", sync=sync): 1,
+    lambda sync: list(refresh_indexes(["in-0.tar"], crc=True, sync=sync)): 1,
+    lambda sync: list(export_indexes(["in-0.tar"], "dali", sync=sync)): 1,
+    lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", sync=sync)): 1,
+    lambda sync: list(export_energon(["in-0.tar"], sync=sync)): 4,
+    lambda sync: list(update_manifests([], "out.shards.json", sync=sync)): 1,
+    lambda sync: write_marker("deep/out.done", {}, sync=sync): 1,
+    lambda sync: write_contact_sheet(SAMPLES, "out.html", title="", sync=sync): 1,
+    lambda sync: repair_shards(["in-0.tar"], "out.tar", sync=sync): 1,
+}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_functions(shards, events, call, sync):
+    call(sync=sync)
+    check(events(), sync, at_least=CALLS[call])
+
+
+def test_jobs_wait_for_their_plan(shards, events):
+    JobFolder("job").write("../../out.json", "{}")
+    check(events(), True)
+
+
+def test_what_a_resharding_resumes_from_is_on_the_disk_too(shards, events):
+    reshard(shards, "out-%d.tar", shards=1)
+    scattered = {os.path.basename(path) for kind, path, *_ in events() if kind == "fsync" and "scattered" in path}
+    assert {f"scattered-00000{i}.data" for i in range(3)} <= scattered
+
+
+TOOLS = {
+    "lines2tar": "lines.txt -o out.tar",
+    "tar2json": "in-0.tar -o out.jsonl",
+    "tar2tsv": "in-0.tar -o out.tsv",
+    "tarcat": "in-0.tar -o out.tar",
+    "tarcheck": "-q in-0.tar --repair out.tar",
+    "tarcreate": "--dir tree --class-field cls --classes out.txt -o out.tar",
+    "tarfirst": "in-0.tar --tar -o out.tar",
+    "targrep": "text in-0.tar -o out.tar",
+    "tarindex": "in-0.tar --crc",
+    "tarmerge": "in-0.tar in-0.tar --conflict first -o out.tar",
+    "tarmix": "in-0.tar in-1.tar -o out.tar",
+    "tarpcat": "in-{0..1}.tar -o out.tar",
+    "tarproc": "-c true in-0.tar -o out.tar",
+    "tarreshard": "in-{0..2}.tar -o out-%d.tar",
+    "tarscat": "in-0.tar -o out.tar",
+    "tarshow": "in-0.tar --html out.html",
+    "tarsort": "in-0.tar -o out.tar",
+    "tarsplit": "in-{0..2}.tar -n 4 --index -o out-%d.tar",
+}
+QUARANTINE = ("tarcat", "in-0.tar -f missing --on-error quarantine=bad.tar -o out.tar")
+NO_FILES = {"kujob", "tarjob"}  # besides markers and plans, which are always waited for
+
+
+def command_of(tool):
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
+    module, function = scripts[tool].split(":")
+    return getattr(import_module(module), function)
+
+
+def test_no_tool_is_forgotten():
+    assert TOOLS.keys() | NO_FILES == {path.name for path in (ROOT / "bin").iterdir()}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(("tool", "line"), [*TOOLS.items(), QUARANTINE], ids=lambda value: value.split()[0])
+def test_tools(shards, events, monkeypatch, tool, line, sync):
+    Path("lines.txt").write_text("a\nb\n")
+    Path("tree/cat").mkdir(parents=True)
+    Path("tree/cat/a.txt").write_bytes(encode_field("txt", "text"))
+    monkeypatch.setattr(sys, "argv", [tool])
+    with suppress(SystemExit):
+        command_of(tool).main([*line.split(), *([] if sync else ["--no-sync"])])
+    check(events(), sync)
+
+
+def test_spilled_data_waits_for_nothing(tmp_path, events, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_samples([{"__key__": f"{i}", "txt": bytes(10_000)} for i in range(300, 0, -1)], "in.tar", sync=False)
+    monkeypatch.setattr(sys, "argv", ["tarsort"])
+    command_of("tarsort").main(["in.tar", "-M", "1MB", "-o", "out.tar"])
+    flushed = [os.path.basename(path) for kind, path, *_ in events() if kind == "fsync"]
+    assert flushed == [".out.tar.0.tmp", os.path.basename(tmp_path)]
+
+
+def test_names_are_given_in_one_place():
+    calls = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tarshards").rglob("*.py")
+        if re.search(
+            r"\bos\.(replace|rename|link)\(|\.(replace|rename)\(\w*(path|target)\w*\)$", path.read_text(), re.M
+        )
+    }
+    assert calls == {"tarshards/storage/local.py"}
