@@ -153,7 +153,7 @@ def say(text: str) -> None:
     click.echo(f"{program_name()}: {text}", err=True)
 
 
-class Name(click.ParamType[str]):
+class Name(click.ParamType):
     """The name of a file or folder, of which shells complete paths; it may also be a URL, or -."""
 
     def __init__(self, name: Literal["file", "folder"]):
@@ -175,7 +175,7 @@ def words(*choices: str) -> Callable[[click.Context, click.Parameter, str], list
     return lambda context, parameter, incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
-class Size(click.ParamType[int]):
+class Size(click.ParamType):
     """A number of bytes: 1000, 1e9, 10MB, 1GiB.
 
     >>> Size().convert("1.5KiB", None, None), Size().convert("1e9", None, None)
@@ -198,7 +198,7 @@ class Size(click.ParamType[int]):
         return int(size)
 
 
-class Slice(click.ParamType[slice]):
+class Slice(click.ParamType):
     """Python's lo:hi:step, without negative numbers.
 
     >>> Slice().convert("2::3", None, None)

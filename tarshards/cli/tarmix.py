@@ -29,7 +29,7 @@ from tarshards.stream.ops import rekey
 from tarshards.verbs.mix import mix_streams, parse_sources, read_sources
 
 
-class Until(click.ParamType[Any]):
+class Until(click.ParamType):
     """When a mixture ends.
 
     >>> Until().convert("last", None, None), Until().convert("1000", None, None)

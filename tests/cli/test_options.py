@@ -22,6 +22,7 @@ from tarshards.cli.tarjob import Verbs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tools/index.md"
+MODULES = sorted(path.stem for path in (ROOT / "tarshards/cli").glob("tar*.py"))
 OTHER_NAMES = ("tarscat", "kujob")  # of tarcat, and of tarjob
 
 LETTERS = {
@@ -175,6 +176,13 @@ def test_the_version_is_told_before_anything_heavy_is_loaded():
     code += "try: main()\nfinally: print(*{'numpy', 'PIL', 'fsspec', 'tqdm', 'socket', 'logging'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"tarproc (tarshards) {tarshards.__version__}\n\n"
+
+
+def test_tools_start_with_a_click_whose_types_are_not_generic():
+    """Those before 8.4 are not, and setup.cfg allows them."""
+    code = "import click; click.ParamType = type('ParamType', (click.ParamType,), {'__class_getitem__': None})\n"
+    code += f"import importlib; [importlib.import_module(name) for name in {[f'tarshards.cli.{n}' for n in MODULES]}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
