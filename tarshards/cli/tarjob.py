@@ -115,7 +115,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             "parallelism",
             type=COUNT,
             metavar="N",
-            help="Tasks at once; local, 0: as many as cores.",
+            help="Tasks at once, 0: the default.  [default: as many as cores; Kubernetes: 100; Slurm: no limit]",
         ),
         click.option(
             "--retries", type=COUNT, default=3, metavar="N", help="Further tries after a failure other than status 42."

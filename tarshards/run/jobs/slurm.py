@@ -97,7 +97,7 @@ class Slurm:
 
     def _script(self, plan: JobPlan, path: str) -> str:
         options = self.options
-        limit = "" if options.parallelism is None else f"%{options.parallelism}"
+        limit = f"%{options.parallelism}" if options.parallelism else ""
         directives = [
             f"--job-name={plan.name}",
             f"--array=0-{len(plan.tasks) - 1}{limit}",

@@ -145,6 +145,7 @@ def test_other_options_and_quantities_that_are_none(tarjob):
     line = ("-s", "a", "-b", "slurm", "--print")
     out = tarjob(*line, "--sbatch=--account=me", "--partition", "low", "--", "true {}")[1]
     assert "#SBATCH --partition=low\n#SBATCH --account=me\n" in out
+    assert "#SBATCH --array=0-0\n" in tarjob(*line, "-j", "0", "--", "true {}")[1]
     code, _, errors = tarjob(*line, "--memory", "much", "--", "true {}")
     assert (code, "'much' is not a quantity" in errors) == (2, True)
 
