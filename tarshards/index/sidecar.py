@@ -333,6 +333,8 @@ def _inconsistency(index: Index) -> str | None:
     """Return what is impossible in *index*, None if nothing is."""
     if type(index.archives) is not int or index.archives < 1:
         return "a number of archives that is none"
+    if type(index.shard_size) is not int or not type(index.keys) is type(index.fields) is list:
+        return "a size that is not a number, or names that are not lists"
     members = len(index.sample)
     arrays = [index.sample, index.field, index.offset, index.size, index.sample if index.crc32 is None else index.crc32]
     if any(len(array) != members for array in arrays):

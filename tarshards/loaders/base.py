@@ -157,6 +157,7 @@ class Passes:
         check_state(state, self.stream.source.digest, ("epoch",))
         world = self.world
         if self.maker.plan(0, world.world_size, state) is None:
+            check_state(state, self.stream.source.digest, ("delivered",))
             check_order(state, self.stream.source.order)
             for name, value in self._place(world).items():
                 if state.get(name) != value:

@@ -121,17 +121,17 @@ def _braces(part: str) -> Iterator[str]:
 
 
 def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
-    path = os.path.expanduser(path)
-    real = os.path.realpath(path)
-    if real in lists:
-        raise UrlError("a list file that contains itself", url=f"@{path}")
     try:
+        path = os.path.expanduser(path)
+        real = os.path.realpath(path)
         with open(path, encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
-    except OSError as exc:
-        raise failure(exc, f"@{path}") from exc
     except UnicodeDecodeError as exc:
         raise UrlError("a list file is UTF-8 text, one spec a line", url=f"@{path}") from exc
+    except (OSError, ValueError) as exc:
+        raise failure(exc, f"@{path}") from exc
+    if real in lists:
+        raise UrlError("a list file that contains itself", url=f"@{path}")
     for line in lines:
         if line and not line.startswith("#"):
             yield from _expand(line, (*lists, real))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from contextlib import suppress
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -214,7 +215,8 @@ class StoreInput(InputStream):
 
     def close(self) -> None:
         if not self.closed and hasattr(self, "_file"):
-            self._file.close()
+            with suppress(Exception):  # all that was read is checked; some caches cannot close their files
+                self._file.close()
         super().close()
 
 

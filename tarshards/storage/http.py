@@ -35,6 +35,11 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 # Statuses that may go away by themselves.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
+# What urllib raises of a host, a number or a chunk that cannot be.
+_MALFORMED = (ValueError, OverflowError)
+
+_NUMBER = r"(\d{1,18})"  # of bytes: what 64 bits hold
+
 _T = TypeVar("_T")
 
 
@@ -69,17 +74,15 @@ class Address:
         try:
             parts = urlsplit(location.url)
             known = bool(parts.hostname) and (parts.port or 0) >= 0
+            self._url = quote(without_userinfo(location.url), safe=string.punctuation)
+            user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
         except ValueError:
             known = False
         if not known:
             # The URL is kept out of the message, because its password may be what is malformed.
             raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX")
         self.location, self.name, self.timeout = location, location.name, timeout
-        self._url = quote(without_userinfo(location.url), safe=string.punctuation)
-        self._authorization = None
-        if parts.username is not None:
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._authorization = "Basic " + base64.b64encode(user.encode()).decode()
+        self._authorization = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
 
     def request(self, headers: dict[str, str], **options: Any) -> http.client.HTTPResponse:
         """Return the response to a request after redirects; raise HTTPError for every status but 2xx.
@@ -108,7 +111,7 @@ class Address:
             if target in visited or len(visited) > REDIRECTS:
                 reason = "a loop of redirects" if target in visited else f"more than {REDIRECTS} redirects"
                 status = status_of(failure, self.location)
-                raise OpenError(f"{status}: {reason}, the last to {Location(target).name}", url=self.name)
+                raise OpenError(f"{status}: {reason}, the last to {Location(target).name[:200]}", url=self.name)
             visited.append(target)
             if _origin(target) != _origin(url):
                 authorization = None
@@ -125,7 +128,7 @@ class Address:
         except ValueError:
             target, known = "", False
         if not known:
-            shown = self.location.redacted(target) or "a malformed URL"
+            shown = self.location.redacted(target)[:200] or "a malformed URL"
             raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name)
         # Headers come as Latin-1, whatever their bytes are.
         return quote(target, encoding="iso-8859-1", safe=string.punctuation)
@@ -175,7 +178,7 @@ class Patience:
                 result = action()
             except OpenError:  # which waiting does not help
                 raise
-            except (OSError, http.client.HTTPException) as exc:
+            except (OSError, http.client.HTTPException, *_MALFORMED) as exc:
                 self.failures += 1
                 if not _may_pass(exc) or self.failures > self.retries:
                     raise self._failure(exc, offset()) from self.location.safe(exc)
@@ -186,7 +189,7 @@ class Patience:
                 return result
 
     def _failure(self, exc: Exception, offset: int | None) -> OpenError:
-        reason = self.location.words(exc)
+        reason = " ".join(self.location.words(exc).split())
         if isinstance(exc, HTTPError):
             reason = status_of(exc, self.location)
         reason = ", ".join([reason, *getattr(exc, "__notes__", [])])
@@ -197,6 +200,8 @@ class Patience:
 def _may_pass(exc: BaseException) -> bool:
     if isinstance(exc, HTTPError):
         return exc.code in _PASSING
+    if isinstance(exc, _MALFORMED):
+        return False
     reason = getattr(exc, "reason", exc)
     unknown_host = isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME
     return not (unknown_host or isinstance(reason, ssl.SSLCertVerificationError | http.client.InvalidURL))
@@ -207,7 +212,7 @@ def _retry_after(exc: BaseException) -> float:
     value = exc.headers.get("Retry-After", "") if isinstance(exc, HTTPError) and exc.headers else ""
     try:
         return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
 
 
@@ -271,9 +276,9 @@ class HttpInput(InputStream):
             raise self._error("changed while it was read")
         if response.status == 206:
             part = response.headers.get("Content-Range", "")
-            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", part)
+            match = re.fullmatch(rf"bytes {_NUMBER}-\d+/{_NUMBER}", part)
             if not match or int(match[1]) != self._position or self._length not in (None, int(match[2])):
-                raise self._error(f"broke off, and cannot be resumed: wrong Content-Range {part!r}")
+                raise self._error(f"broke off, and cannot be resumed: wrong Content-Range {part[:80]!r}")
             self._length = int(match[2])
         elif response.status == 200:
             # The server supports no ranges and sends the whole body again: skip what was read already.
@@ -330,13 +335,13 @@ class HttpRanges(Ranges):
     def _answer(self, offset: int, size: int) -> bytes:
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={offset}-{offset + size - 1}"}
         with self._address.request(headers) as response:
-            match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
+            match = re.fullmatch(rf"bytes {_NUMBER}-\d+/{_NUMBER}", response.headers.get("Content-Range", ""))
             if response.status != 206 or not match or int(match[1]) != offset:
                 raise OpenError("the server serves no ranges, which random access requires", url=self.name)
             refuse_encoded(response, self.name)
             if self.size < 0:
-                self.size, self._version = int(match[3]), version_of(response)
-            elif (int(match[3]), version_of(response)) != (self.size, self._version):
+                self.size, self._version = int(match[2]), version_of(response)
+            elif (int(match[2]), version_of(response)) != (self.size, self._version):
                 raise OpenError("changed while it was read", url=self.name, offset=offset)
             wanted = min(size, self.size - offset)
             data: bytes = response.read(wanted)

@@ -308,7 +308,10 @@ class Location:
         if "~" not in self.url or self.scheme not in ("", "file"):
             return self
         prefix = self.url[: len(self._file_prefix)]
-        return Location(prefix + os.path.expanduser(self.url[len(prefix) :]))
+        try:
+            return Location(prefix + os.path.expanduser(self.url[len(prefix) :]))
+        except ValueError as error:
+            raise UrlError(str(error), url=self.name) from error
 
     def glob(self) -> list[Location]:
         """Return the local files that match a path with `*`, `?` or `[..]`, sorted; else just this location.

@@ -15,6 +15,7 @@ from tarshards.storage.location import Location
 SUFFIX = ".shards.json"
 DESCRIPTION = ("nsamples", "filesize", "concatenated")  # what an entry says of its shard
 MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
+MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
 
 
 class Shard(NamedTuple):
@@ -113,7 +114,7 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
         raise UrlError(f"entry {place} of the manifest has no url", url=url)
     samples, size = entry.get("nsamples"), entry.get("filesize")
     for word, number in (("nsamples", samples), ("filesize", size)):
-        if number is not None and (type(number) is not int or number < 0):
+        if number is not None and (type(number) is not int or not 0 <= number <= MOST[word]):
             raise UrlError(f"{Location(name).name} has {word} {number!r} in the manifest", url=url)
     if type(concatenated := entry.get("concatenated", False)) is not bool:
         raise UrlError(f"{Location(name).name} has concatenated {concatenated!r} in the manifest", url=url)

@@ -248,11 +248,15 @@ def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...])
     for name in entries:
         if name not in state:
             raise StateError(f"the state has no {name}")
+    for name in ("epoch", "taken", "delivered"):
+        if type(number := state.get(name, 0)) is not int or not 0 <= number < 1 << 63:
+            raise StateError(f"the state has {name} {number!r}")
 
 
 def check_order(state: Mapping[str, Any], order: Sequence[Any]) -> None:
     """Raise StateError unless the samples of *state* came in an *order* like ours."""
-    if list(state.get("order", ())) != list(order):
+    found = state.get("order", ())
+    if not isinstance(found, list | tuple) or list(found) != list(order):
         raise StateError(
             "the state is of another order; use the seed=, shuffle=, pool= and tail= that it was saved with"
         )

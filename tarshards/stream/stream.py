@@ -218,6 +218,8 @@ class Stream:
         check_order(state, self.source.order)
         if ("taken" if self._is_resumable() else "delivered") not in state:
             raise StateError("the state is of a stream with other ops")
+        if not isinstance(place := state["world"], list | tuple) or len(place) != 4:
+            raise StateError(f"the state has world {place!r}")
         self._resumed = dict(state)
 
     def __iter__(self) -> Iterator[Any]:

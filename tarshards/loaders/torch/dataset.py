@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
-from tarshards.errors import WorldError
+from tarshards.errors import StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
@@ -151,6 +151,10 @@ class SharedEpochCounter(EpochCounter):
         """Return the epoch that begins now in this worker, the same for all workers of one pass; or *epoch*."""
         if world.worker >= self.WORKERS:
             raise WorldError(f"worker {world.worker}: there can be {self.WORKERS} at most")
+        if epoch is not None and epoch >= 1 << (62 - self.PASS_BITS):
+            raise StateError(
+                f"the state has epoch {epoch}, and workers share numbers below {1 << (62 - self.PASS_BITS)}"
+            )
         self._passes += 1
         mask = (1 << self.PASS_BITS) - 1
         this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask

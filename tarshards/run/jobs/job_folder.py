@@ -65,8 +65,15 @@ class JobFolder:
         if record is None:
             known = ", ".join(names()) or "none"
             raise StateError(f"no job {self.name} was started in this directory; known jobs: {known}")
-        with open(self.plan_path) as file:
-            return JobPlan.loads(file.read(), url=self.plan_path), record
+        kinds = {"engine": str, "options": dict, "parts": list}
+        if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+            raise StateError("damaged; run the job's command line again", url=f"{self.path}/job.json")
+        try:
+            with open(self.plan_path) as file:
+                text = file.read()
+        except (OSError, ValueError) as error:
+            raise failure(error, self.plan_path) from error
+        return JobPlan.loads(text, url=self.plan_path), record
 
     @property
     def variable(self) -> str:

@@ -108,9 +108,11 @@ class JobPlan(NamedTuple):
                 raise ValueError("unknown format or version")
             tasks = [[Item(number, tuple(values)) for number, *values in task] for task in fields.pop("tasks")]
             command = tuple(fields.pop("command"))
-            return cls(command=command, tasks=tuple(map(tuple, tasks)), **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = cls(command=command, tasks=tuple(map(tuple, tasks)), **fields)
+            _check_types(plan)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StateError(f"not a plan of tarjob: {error}", url=url) from error
+        return plan
 
 
 def fill(word: str, item: Item, *, quote: Any = str) -> str:
@@ -182,6 +184,17 @@ def check_markers(plan: JobPlan) -> None:
         if plan.output is None:
             raise ValueError(f"{count} items have the same command")
         raise ValueError(f"{count} items would write {marker.removesuffix('.done')}")
+
+
+def _check_types(plan: JobPlan) -> None:
+    """Raise TypeError or ValueError for what no plan that ``dumps`` wrote has."""
+    texts = [plan.name, *plan.command, *(word for word in (plan.output, plan.state) if word is not None)]
+    texts += [value for item in plan.items for value in item.values]
+    items = all(type(item.number) is int and item.values for item in plan.items)
+    if not items or not all(isinstance(text, str) for text in texts):
+        raise TypeError("a word that is no text, or an item without number or value")
+    for sources in {len(item.values) for item in plan.items}:
+        _check_placeholders((*plan.command, plan.output or ""), sources)
 
 
 def _check_placeholders(command: tuple[str, ...], sources: int) -> None:

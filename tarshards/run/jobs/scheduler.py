@@ -61,7 +61,9 @@ class Scheduler(Protocol):
 
 
 def make_scheduler(name: str, options: Options, folder: JobFolder) -> Scheduler:
-    """Return the scheduler with this name."""
+    """Return the scheduler with this name; raise StateError for one that a job was not started by."""
+    if name not in SCHEDULERS:
+        raise StateError(f"unknown scheduler {name!r}, known: {', '.join(SCHEDULERS)}")
     scheduler: Scheduler = getattr(import_module(f"tarshards.run.jobs.{name}"), SCHEDULERS[name])(options, folder)
     return scheduler
 

@@ -84,8 +84,8 @@ class Array(Reader):
     def __init__(self, dtype: Any = None, shape: tuple[int, ...] | None = None):
         self.dtype = None if dtype is None else np.dtype(dtype)
         self.shape = None if shape is None else tuple(shape)
-        if self.dtype is not None and self.dtype.hasobject:
-            raise TypeError("arrays of Python objects have no safe form in bytes")
+        if self.dtype is not None and (self.dtype.hasobject or not self.dtype.itemsize):
+            raise TypeError(f"arrays of {self.dtype} have no safe form in bytes")
 
     def open(self, field: str, payload: bytes) -> Rows:
         """Learn the dtype, the shape and where the elements begin."""
