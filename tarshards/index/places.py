@@ -18,7 +18,7 @@ from tarshards.index.headers import MappedMembers, find_undecided
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
-from tarshards.samples.fields import Term, no_field, pick_field
+from tarshards.samples.fields import Term, find_field, no_field, pick_field
 
 MOST_SHARDS = 1 << 12  # that are mapped at once
 MOST_SAMPLES = 1 << 25  # whose places are held
@@ -145,7 +145,7 @@ class MappedPlaces:
         self._faults |= {int(begin) + sample: index.fault(sample, self.names[number]) for sample in index.faults}
         for start, size, member, term in zip(starts, sizes, self._members, self.terms):
             for field in reversed(term.alternatives):
-                if fields is None or field in fields:
+                if fields is None or find_field(fields, [field]) is not None:
                     members = index.members_of(field)
                     samples = begin + index.sample[members].astype(np.int64)
                     start[samples], size[samples] = index.offset[members], index.size[members]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError
+from tarshards.samples.fields import find_field
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
@@ -123,7 +124,8 @@ class Index:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
         import numpy as np
 
-        members = np.flatnonzero(self.field == (self.fields.index(field) if field in self.fields else -1))
+        name = find_field(self.fields, [field])
+        members = np.flatnonzero(self.field == (-1 if name is None else self.fields.index(name)))
         return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
     def shard(self, url: str) -> Shard:

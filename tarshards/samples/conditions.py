@@ -10,7 +10,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import no_field, place
+from tarshards.samples.fields import find_field, no_field, place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
 
@@ -119,7 +119,7 @@ class _Fields:
         self._decoded: Sample = {}
 
     def has(self, field: str) -> bool:
-        return field in self._sample and not is_reserved(field)
+        return find_field(self._sample, [field]) is not None and not is_reserved(field)
 
     def __getitem__(self, field: str) -> Any:
         if field not in self._decoded:
@@ -130,7 +130,7 @@ class _Fields:
         return self._decoded[field]
 
     def _decode(self, field: str) -> Any:
-        value = self._sample[field]
+        value = self._sample[find_field(self._sample, [field]) or field]
         try:
             return decode_field(field, value) if isinstance(value, bytes) else value
         except DecodeError as error:

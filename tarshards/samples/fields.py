@@ -19,6 +19,20 @@ class Term(NamedTuple):
     alternatives: list[str]
 
 
+def find_field(known: Container[str], alternatives: Iterable[str]) -> str | None:
+    """Return the first of *alternatives* that is *known*, as it is written or in lower case, as readers name fields.
+
+    >>> find_field({"jpg", "cls"}, ["PNG", "JPG"]), find_field({"jpeg"}, ["jpg"])
+    ('jpg', None)
+    """
+    for name in alternatives:
+        if name in known:
+            return name
+        if (lower := name.lower()) in known:
+            return lower
+    return None
+
+
 @dataclass(frozen=True)
 class FieldNames:
     """The names of the fields to read, as alternatives; of several, a sample gets all that it has.
@@ -47,7 +61,8 @@ class FieldNames:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        return frozenset(name for alternatives in self.alternatives for name in alternatives)
+        names = [name for alternatives in self.alternatives for name in alternatives]
+        return frozenset(names + [name.lower() for name in names])
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -57,7 +72,7 @@ class FieldNames:
 
     def lacking(self, known: Container[str]) -> tuple[str, ...] | None:
         """Return the first alternatives without a *known* name, None if all have one."""
-        there = (any(name in known or is_reserved(name) for name in each) for each in self.alternatives)
+        there = (find_field(known, each) is not None or any(map(is_reserved, each)) for each in self.alternatives)
         return next((each for each, found in zip(self.alternatives, there) if not found), None)
 
     def check(self, known: Collection[str], url: str) -> None:
@@ -124,10 +139,9 @@ def _no_field(alternatives: tuple[str, ...], known: tuple[str, ...]) -> str:
 
 
 def pick_field(sample: Sample, alternatives: list[str]) -> str:
-    """Return the first of *alternatives* that *sample* has; raise SampleError if it has none."""
-    for field in alternatives:
-        if field in sample:
-            return field
+    """Return the first of *alternatives* that *sample* has, as ``find_field`` does; raise SampleError for none."""
+    if (field := find_field(sample, alternatives)) is not None:
+        return field
     raise SampleError(no_field(alternatives, sample), **place(sample))
 
 

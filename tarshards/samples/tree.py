@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tarshards.errors import SampleError
-from tarshards.samples.fields import split_fields
+from tarshards.samples.fields import find_field, split_fields
 from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.samples.lines import checked
 from tarshards.storage.streams import failure
@@ -69,6 +69,11 @@ def list_classes(folder: str) -> dict[str, int]:
     return {entry.name: number for number, entry in enumerate(filter(_is_open_folder, _scan(folder)))}
 
 
+def count_fields(folder: str) -> Counter[str]:
+    """Return how many of the files that ``read_tree`` finds have each field."""
+    return Counter(field for entry in _walk(folder, "", Counter()) for field in entry.paths)
+
+
 def _read_tree(
     folder: str,
     wanted: list[list[str]] | None,
@@ -79,8 +84,9 @@ def _read_tree(
 ) -> Iterator[Sample]:
     for key, paths, _ in _walk(folder, "", skipped):
         if wanted is not None:
-            kept = {field: paths[field] for names in wanted for field in [n for n in names if n in paths][:1]}
-            lacking = [" or ".join(names) for names in wanted if not any(name in paths for name in names)]
+            found = [find_field(paths, names) for names in wanted]
+            kept = {field: paths[field] for field in found if field is not None}
+            lacking = [" or ".join(names) for names, field in zip(wanted, found) if field is None]
             if not kept:
                 skipped["samples without any of the fields"] += 1
                 continue

@@ -90,7 +90,8 @@ def map_fields(
 
 
 def _map_fields(functions: Mapping[str, Callable[[Any], Any]], sample: Sample) -> Sample:
-    return {**sample, **{field: function(sample[pick_field(sample, [field])]) for field, function in functions.items()}}
+    names = [(pick_field(sample, [field]), function) for field, function in functions.items()]
+    return {**sample, **{name: function(sample[name]) for name, function in names}}
 
 
 @op(per_sample=True, resumable=True, one_for_one=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import located, numbered_lines
@@ -75,7 +76,7 @@ class Pattern:
             yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
             return
         for alternatives in self.fields:
-            name = next(filter(sample.__contains__, alternatives), None)
+            name = find_field(sample, alternatives)
             if name is None:
                 self.missing[" or ".join(alternatives)] += 1
             elif is_reserved(name):
@@ -91,7 +92,7 @@ def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sampl
     [{'png': b'', 'cls': b'1'}]
     """
     for sample in samples:
-        if all(any(name in sample for name in alternatives) for alternatives in fields):
+        if all(find_field(sample, alternatives) is not None for alternatives in fields):
             yield sample
 
 

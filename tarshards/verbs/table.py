@@ -12,7 +12,7 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.fields import Term, parse_selection, pick_field, place
+from tarshards.samples.fields import Term, find_field, parse_selection, pick_field, place
 from tarshards.samples.keys import Sample, is_reserved
 
 _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
@@ -108,7 +108,7 @@ def _tabulate(
 
 def _expand(terms: list[Term], sample: Sample) -> list[Term]:
     """Replace ``*`` by the other fields of *sample*."""
-    named = {field for term in terms for field in term.alternatives}
+    named = {find_field(sample, [field]) for term in terms for field in term.alternatives}
     others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
     for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:
         raise SampleError("two columns would have this name", **place(sample), field=field)
@@ -122,14 +122,14 @@ def _heading(columns: list[Term], key: bool) -> str:
 
 
 def _cell(sample: Sample, column: Term, missing: str | None) -> str:
-    if missing is not None and not any(field in sample for field in column.alternatives):
+    if missing is not None and find_field(sample, column.alternatives) is None:
         return missing
     field = pick_field(sample, column.alternatives)
     return escape(encode_field(field, sample[field]))
 
 
 def _check_all(sample: Sample, columns: list[Term]) -> None:
-    taken = {next(filter(sample.__contains__, column.alternatives), None) for column in columns}
+    taken = {find_field(sample, column.alternatives) for column in columns}
     for field in sample:
         if field not in taken and not is_reserved(field):
             reason = "this field has no column, since the first sample lacks it; name the columns"

@@ -113,7 +113,7 @@ class Assembler:
                 opened = []
                 for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
                     try:
-                        opened.append(reader.open(term.alternatives[0], samples.places.payloads[column][place]))
+                        opened.append(reader.open(term.alternatives[0].lower(), samples.places.payloads[column][place]))
                     except DecodeError as error:
                         failures[place] = self._located(error, samples, place, column)
                         break
