@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from with_torch import needs_torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -40,6 +41,7 @@ def test_python_tarfile_says_that_a_shard_is_truncated_and_nothing_else(examine)
     assert (interleaved.lost, interleaved.altered) == (2, 4)
 
 
+@needs_torch
 def test_webdataset_loses_the_rest_of_a_shard_with_a_bad_header(examine):
     found = examine("webdataset_")
     assert found["truncation"].ending == "said"
@@ -49,6 +51,7 @@ def test_webdataset_loses_the_rest_of_a_shard_with_a_bad_header(examine):
     assert found["interleaved"].altered == 4
 
 
+@needs_torch
 def test_ours_says_so_each_time(examine):
     found = examine("tarshards_")
     assert {name: outcome.ending for name, outcome in found.items()} == dict.fromkeys(found, "said")

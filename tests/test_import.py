@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from programs import load_kernel
+from with_torch import needs_torch
 
 import tarshards
 
@@ -107,6 +108,7 @@ def test_a_misspelt_name_brings_a_suggestion():
     assert done.stderr.splitlines()[-1].endswith("has no attribute 'Streem'. Did you mean: 'Stream'?")
 
 
+@needs_torch
 def test_public_names():
     assert set(tarshards.__all__) == {*tarshards._MODULE_OF, *tarshards._NAMESPACES} - {"dali"}  # which needs an extra
     for name in tarshards.__all__:

@@ -31,4 +31,6 @@ if find_spec("torch"):
 else:
     torch = DataLoader = Subset = ShardDataset = ShardLoader = Missing()
 
-__all__ = ["DataLoader", "ShardDataset", "ShardLoader", "Subset", "torch"]
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+
+__all__ = ["DataLoader", "ShardDataset", "ShardLoader", "Subset", "needs_torch", "torch"]
