@@ -18,7 +18,6 @@ from types import ModuleType
 COMPILER = "a C compiler"
 PACKAGES = {
     COMPILER: ["gcc", "libc6-dev", "python3-dev"],
-    "bash": ["bash"],
     "bsdtar": ["libarchive-tools"],
     "bzip2": ["bzip2"],
     "git": ["git"],
@@ -29,6 +28,7 @@ PACKAGES = {
     "munged": ["munge"],
     "slurmctld": ["slurm-wlm"],
     "slurmdbd": ["slurmdbd"],
+    "unshare": ["util-linux"],
     "xz": ["xz-utils"],
     "zstd": ["zstd"],
 }

@@ -287,11 +287,15 @@ def test_a_loader_without_a_length_says_what_lightning_misses(bare, make, caplog
     assert len(caplog.records) == 1
 
 
-@every_loader
-@pytest.mark.parametrize("over", [Stream.from_shards, ShardDataset])
+@pytest.mark.parametrize(
+    ("make", "over"),
+    [
+        *((make, ShardDataset) for make in (shard_loader, with_workers, array_loader)),
+        (array_loader, Stream.from_shards),
+        *(pytest.param(dali_loader, over, marks=pytest.mark.interop) for over in (ShardDataset, Stream.from_shards)),
+    ],
+)
 def test_a_loader_finds_its_rank_when_it_is_iterated(make_uneven, monkeypatch, make, over):
-    if over is Stream.from_shards and make in (shard_loader, with_workers):
-        pytest.skip("a ShardLoader takes a ShardDataset")
     urls = make_uneven([90, 10, 100])
     loaders = [make(over(urls, shuffle=True)) for _ in range(2)]
     assert len(loaders[0]) == 25

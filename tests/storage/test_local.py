@@ -261,7 +261,7 @@ def test_dev_stdout_is_the_open_file_itself(tmp_path):
     assert (tmp_path / "out").read_bytes() == b"data"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_open_error():
     stream = open_url("/dev/full", "wb")
     stream.write(b"small")

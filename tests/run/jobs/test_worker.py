@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import need
 from running import TARJOB, upper
 
 from tarshards.run.jobs.job_plan import make_plan
@@ -129,9 +130,10 @@ def test_sigterm_ends_the_command(folder, path_with_tools):
 @pytest.fixture
 def container(folder, path_with_tools):
     """Return a function that starts a plan's first task as process 1 of a new namespace of processes."""
+    need("unshare")
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--fork", "--kill-child"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("this machine makes no namespaces")
+        pytest.skip("needs namespaces")
 
     def start(script: str) -> subprocess.Popen:
         Path("script").write_text(script)
