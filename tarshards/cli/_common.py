@@ -12,12 +12,12 @@ from functools import cached_property, wraps
 from inspect import signature
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from tarshards import __version__
-from tarshards.errors import TarshardsError
+from tarshards.errors import SampleError, TarshardsError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tarshards.storage.manifest import Shard
     from tarshards.write.shards import TarWriter
 
+T = TypeVar("T")
+
+ACCEPT = "--allow-empty accepts that"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", 1)
 }
@@ -34,7 +37,10 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 
 #: The options that many tools share, under the headings of --help; a tool's own options come before them.
 HEADINGS = {
-    "Input": ("--list", "--count", "--slice", "--fields", "--ignore-zeros", "--on-error", "--max-errors"),
+    "Input": (
+        *("--list", "--count", "--slice", "--fields", "--ignore-zeros"),
+        *("--on-error", "--max-errors", "--allow-empty"),
+    ),
     "Output": ("--output", "--overwrite", "--no-sync", "--dry-run"),
     "Other": ("--quiet", "--verbose", "--version", "--help"),
 }
@@ -175,6 +181,13 @@ def words(*choices: str) -> Callable[[click.Context, click.Parameter, str], list
     return lambda context, parameter, incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
+def say_skipped(ledger: Ledger) -> None:
+    """Report the members that *ledger* has counted as part of no sample, except directories."""
+    for reason, count in sorted(ledger.skipped.items()):
+        if reason != "directory":
+            say(f"skipped {count} members: {reason}")
+
+
 class Size(click.ParamType):
     """A number of bytes: 1000, 1e9, 10MB, 1GiB.
 
@@ -230,6 +243,7 @@ class Input:
         ignore_zeros: bool,
         on_error: str | None,
         max_errors: int | None,
+        allow_empty: bool | None,
         quiet: bool,
         verbose: bool,
     ):
@@ -240,6 +254,7 @@ class Input:
             self.terms = None if fields is None else parse_selection(fields)
         self.specs = all_specs(shards, lists) or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
+        self.may_be_empty = allow_empty
         self.concatenated = ignore_zeros
         if verbose:
             import logging
@@ -250,8 +265,9 @@ class Input:
         refuse(not known, "--on-error is fail, skip or quarantine=TAR")
         refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
         self.max_errors, self.goes_on = max_errors, policy != "fail"
-        allowed = float("inf") if max_errors is None else max_errors
-        self.ledger = Ledger(max_errors=allowed if self.goes_on else 0, on_error=self.note)
+        self.ledger = Ledger(max_errors=float("inf"), on_error=self._lose)
+        self.losses = 0
+        self.allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
         self.first: Exception | None = None  # of all losses
         self._target, self.sync = target, True
         self._rejected: TarWriter | None = None
@@ -267,7 +283,26 @@ class Input:
         from tarshards.samples.read import read_samples
 
         samples = read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
-        return self.choose(samples, self.known)
+        return self.choose(self.require(samples), self.known)
+
+    def require(self, samples: Iterable[T]) -> Iterator[T]:
+        """Yield *samples*, or what is made of them; raise SampleError if there are none, unless that was asked for."""
+        return required(samples, self.check_nothing)
+
+    def check_nothing(self) -> None:
+        """Raise SampleError, which says what was read and became of it, unless a run without samples was asked for."""
+        if self.may_be_empty:
+            return
+        ledger = self.ledger
+        read = ledger.samples + ledger.failed + sum(ledger.filtered.values())
+        why = [f"{count} left out ({name})" for name, count in sorted(ledger.filtered.items())]
+        why += [f"{count} members skipped ({name})" for name, count in sorted(ledger.skipped.items())]
+        if self.first is not None:
+            why.append(f"{self.losses} errors, the first: {self.first}")
+        shards = f"no samples in {ledger.shards} shard{'s' * (ledger.shards != 1)}"
+        reason = f"no sample is left of the {read} that were read" if read else shards
+        reason += f": {', '.join(why)}" if why else ""
+        raise SampleError(reason if self.may_be_empty is None else f"{reason}; {ACCEPT}")
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -292,11 +327,9 @@ class Input:
         """Apply --slice, --count, --fields and the progress bar to *samples*; for the bar, *count* may count them."""
         from tarshards.stream.ops import progress
 
-        if self.slice is not None:
-            samples = islice(samples, self.slice.start, self.slice.stop, self.slice.step)
-        samples = islice(samples, self.count)
+        samples = self._take(samples)
         if self.fields is not None:
-            samples = self._select(samples, self.fields)
+            samples = self.require(self._select(samples, self.fields))
         if self.quiet or not sys.stderr.isatty():
             return iter(samples)
         return progress(samples, total=self._chosen(count()))
@@ -306,6 +339,25 @@ class Input:
         if self.slice is not None and (total is not None or self.slice.stop is not None):
             total = len(range(self.slice.stop if total is None else total)[self.slice])
         return min((number for number in (total, self.count) if number is not None), default=None)
+
+    def _take(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        if self.slice is not None:
+            samples = self.sliced(samples, self.slice, "--slice")
+        taken = islice(samples, self.count)
+        for sample in taken:
+            yield sample
+            yield from taken
+            return
+        self.may_be_empty = True  # these options left none, or --allow-empty accepted that there is none
+
+    def sliced(self, samples: Iterable[Sample], part: slice, name: str) -> Iterator[Sample]:
+        """Yield the samples of *part*, and count those between as filtered by *name*."""
+        start, step = part.start or 0, part.step or 1
+        for number, sample in enumerate(islice(samples, part.stop)):
+            if number >= start and (number - start) % step == 0:
+                yield sample
+            else:
+                self.ledger.leave_out(name)
 
     def _select(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
         from tarshards.stream.ops import select_fields
@@ -329,18 +381,16 @@ class Input:
 
         return holds
 
-    def note(self, error: Exception) -> None:
-        """Remember the first of the errors that cost something."""
+    def _lose(self, error: Exception) -> None:
         self.first = self.first or error
+        self.losses += 1
+        if self.losses > self.allowed:
+            raise error
 
-    def reject(self, sample: Sample, error: Exception, ledger: Ledger | None = None) -> None:
-        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine.
-
-        The counts go to *ledger*, by default ours.
-        """
-        ledger = ledger or self.ledger
-        ledger.fail(error)
-        ledger.count(failed=1)
+    def reject(self, sample: Sample, error: Exception) -> None:
+        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine."""
+        self.ledger.fail(error)
+        self.ledger.count(failed=1)
         if self._target:
             from tarshards.write.shards import TarWriter
 
@@ -350,20 +400,31 @@ class Input:
 
     def too_many(self, error: TarshardsError) -> TarshardsError:
         """Return the *error* that ends the run, which names the first one where there were more than --max-errors."""
-        losses = len(self.ledger.quarantined)
-        if self.max_errors is None or losses <= max(1, self.max_errors):
+        if self.max_errors is None or self.losses <= max(1, self.max_errors):
             return error
-        return TarshardsError(f"{losses} errors, but --max-errors allows {self.max_errors}; the first: {self.first}")
+        return TarshardsError(
+            f"{self.losses} errors, but --max-errors allows {self.max_errors}; the first: {self.first}"
+        )
 
     def close(self, *, failed: bool) -> None:
         """Finish the quarantine's tar, and report what was skipped and lost."""
         if self._rejected is not None:
             self._rejected.close()
-        for reason, count in sorted(self.ledger.skipped.items()):
-            if reason != "directory":
-                say(f"skipped {count} members: {reason}")
-        if self.ledger.quarantined and not failed:
+        if failed:
+            return
+        say_skipped(self.ledger)
+        if self.ledger.quarantined:
             click.echo(str(self.ledger), err=True)
+
+
+def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator[T]:
+    """Yield *samples*; call *check_nothing*, which may raise, if there are none."""
+    items = iter(samples)
+    for item in items:
+        yield item
+        yield from items
+        return
+    check_nothing()
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -395,6 +456,7 @@ sync_option = click.option(
     show_default=False,
     help="Do not wait for the disk: for scratch data.",
 )
+allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 shuffle_option = click.option(
     "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
@@ -448,20 +510,25 @@ def reads_samples(
     *,
     count: tuple[str, ...] = ("-c", "--count"),
     ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros"),
+    may_be_empty: bool = True,
 ) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else.
+    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else. Without
+    *may_be_empty* there is no --allow-empty, for a tool that needs a sample.
     """
 
     @wraps(command)
     def with_source(**values: Any) -> Any:
-        source = Input(**{name: values.pop(name) for name in signature(Input).parameters})
+        source = Input(**{name: values.pop(name, None) for name in signature(Input).parameters})
         source.sync = values.get("sync", True)
         failed = True
         try:
             result = command(source=source, **values)
             failed = False
+        except click.exceptions.Exit:
+            failed = False
+            raise
         except TarshardsError as error:
             raise source.too_many(error) from error
         finally:
@@ -482,6 +549,7 @@ def reads_samples(
             help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
         ),
         click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."),
+        *([allow_empty_option] if may_be_empty else []),
         quiet_option,
         click.option("--verbose", is_flag=True, help="Say more on stderr."),
     )(with_source)

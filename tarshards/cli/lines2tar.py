@@ -5,15 +5,19 @@ from __future__ import annotations
 import click
 
 from tarshards.cli._common import (
+    ACCEPT,
     FILE,
+    allow_empty_option,
     check_output,
     output_option,
     overwrite_option,
     quiet_option,
+    required,
     sync_option,
     tool,
     usage_errors,
 )
+from tarshards.errors import SampleError
 from tarshards.stream.ops import progress
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples
@@ -26,8 +30,18 @@ from tarshards.write.shards import write_samples
 @output_option
 @overwrite_option
 @sync_option
+@allow_empty_option
 @quiet_option
-def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: bool, sync: bool, quiet: bool) -> None:
+def main(
+    files: tuple[str, ...],
+    key: str,
+    field: str,
+    output: str,
+    overwrite: bool,
+    sync: bool,
+    allow_empty: bool,
+    quiet: bool,
+) -> None:
     """Write a tar with a sample for each line of FILES, which are UTF-8 text, compressed or not.
 
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
@@ -35,4 +49,10 @@ def main(files: tuple[str, ...], key: str, field: str, output: str, overwrite: b
     with usage_errors():
         samples = read_text(list(files) or ["-"], field=field, key=key, allow_pipe=True)
     check_output(output, overwrite)
+    if not allow_empty:
+        samples = required(samples, _refuse_nothing)
     write_samples(samples if quiet else progress(samples), output, allow_pipe=True, sync=sync)
+
+
+def _refuse_nothing() -> None:
+    raise SampleError(f"no lines to make samples of; {ACCEPT}")

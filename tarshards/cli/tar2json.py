@@ -25,6 +25,7 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: b
         check_output(output, overwrite)
     fields, source.fields = source.fields or "*", None  # the old name of a field tells its type, not the new one
     with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
-        for line in json_lines(source, fields, binary=not omit_binary, reject=source.reject):
+        lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
+        for line in source.require(lines):
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
             stream.write(line.encode(errors="backslashreplace") + b"\n")

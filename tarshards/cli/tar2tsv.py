@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
+
 import click
 
 from tarshards.cli._common import (
@@ -42,5 +44,6 @@ def main(
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
     with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
-        for line in lines:
+        heading = islice(lines, 0 if noheader else 1)
+        for line in chain(heading, source.require(lines)):
             stream.write(line.encode() + b"\n")

@@ -26,7 +26,7 @@ from tarshards.cli._common import (
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import read_samples
-from tarshards.stream.ops import add_source, rekey, shuffle, skip
+from tarshards.stream.ops import add_source, rekey, shuffle
 from tarshards.verbs.cat import interleave
 from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
@@ -56,8 +56,9 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             return None if total is None else max(0, total - (skip_ or 0))
 
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
+            samples = source.require(samples)
             if skip_:
-                samples = skip(samples, skip_)
+                samples = source.sliced(samples, slice(skip_, None), "--skip")
             if buffer is not None:
                 samples = shuffle(samples, buffer, seed=seed)
             samples = source.choose(samples, left)

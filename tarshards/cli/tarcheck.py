@@ -7,8 +7,10 @@ import sys
 import click
 
 from tarshards.cli._common import (
+    ACCEPT,
     FILE,
     all_specs,
+    allow_empty_option,
     check_output,
     ignore_zeros_option,
     list_option,
@@ -36,6 +38,7 @@ from tarshards.cli._common import (
 @click.option("--repair", type=FILE, help="Write every whole sample to the tar FILE.")
 @overwrite_option
 @sync_option
+@allow_empty_option
 @quiet_option
 def main(
     shards: tuple[str, ...],
@@ -48,6 +51,7 @@ def main(
     repair: str | None,
     overwrite: bool,
     sync: bool,
+    allow_empty: bool,
     quiet: bool,
 ) -> None:
     """Check SHARDS for damage, missing fields, duplicate keys, undecodable fields, bad indexes; count what they hold.
@@ -61,17 +65,20 @@ def main(
 
     named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros)
     if repair is not None:
-        check_output(repair, overwrite)
         refuse(
             "-" in [repair, *(shard.url for shard in named)],
             "--repair reads files and writes a file: neither SHARDS nor FILE can be -",
         )
+        check_output(repair, overwrite)
     shown = shard_progress(named, len(named), quiet)
     if repair is None:
-        report = check_shards(shown, decode=decode, jobs=parallel, allow_pipe=True)
+        report = check_shards(shown, decode=decode, jobs=parallel, allow_pipe=True, allow_empty=allow_empty)
     else:
-        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_pipe=True, sync=sync)
-        say(f"{saved} samples are in {repair}")
+        report, saved = repair_shards(
+            shown, repair, decode=decode, jobs=parallel, allow_pipe=True, sync=sync, allow_empty=allow_empty
+        )
+        wrote = f"{saved} samples are in {repair}"
+        say(wrote if saved or allow_empty else f"no sample is whole, so {repair} is not written; {ACCEPT}")
     if as_json:
         import json
 

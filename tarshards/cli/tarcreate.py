@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
 from tarshards.cli._common import (
+    ACCEPT,
     FILE,
     FOLDER,
+    allow_empty_option,
     allow_pipe_option,
     check_output,
     dry_run_option,
@@ -17,12 +20,14 @@ from tarshards.cli._common import (
     overwrite_option,
     quiet_option,
     refuse,
+    required,
     say,
     sync_option,
     tool,
 )
+from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
-from tarshards.samples.tree import MISSING, list_classes, read_tree
+from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress
 from tarshards.verbs.create import read_member_lines, read_plan
@@ -32,6 +37,7 @@ from tarshards.write.shards import pack_sample, write_samples
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
 and with --dir the names of one folder."""
+SHOWN = 10  # extensions that an error names
 OF_FOLDER = "--exts, --missing, --class-field and --classes"
 
 
@@ -53,6 +59,7 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @output_option
 @overwrite_option
 @sync_option
+@allow_empty_option
 @dry_run_option
 @quiet_option
 def main(
@@ -71,6 +78,7 @@ def main(
     output: str,
     overwrite: bool,
     sync: bool,
+    allow_empty: bool,
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -101,6 +109,9 @@ def main(
         samples = read_json_lines(jsonl, allow_pipe=True)
     else:
         samples = read_plan(plan or "-", key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
+    if not allow_empty:
+        source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
+        samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped))
     samples = samples if quiet else progress(samples)
     if dry_run:
         _count(samples, output)
@@ -110,6 +121,15 @@ def main(
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:
         _show_classes(folder, None if dry_run else classes, sync)
+
+
+def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str]) -> None:
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+    reason = f"no samples{f'; skipped {why}' if why else ''}"
+    if folder is not None and exts is not None and (fields := count_fields(folder)):
+        there = ", ".join(f"{field} ({count})" for field, count in fields.most_common(SHOWN))
+        reason = f"no file has an extension of --exts {exts!r}; the extensions are {there}"
+    raise SampleError(f"{reason}; {ACCEPT}", url=source)
 
 
 def _count(samples: Iterator[Sample], output: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from tarshards.cli._common import (
@@ -25,7 +27,7 @@ from tarshards.write.shards import write_samples
 
 
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
-@reads_samples
+@partial(reads_samples, may_be_empty=False)
 @where_option
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")
 @output_option

@@ -79,7 +79,7 @@ def main(
     Without -e, --where and --keys the first argument is the PATTERN. If several of these are given, a sample must meet
     all of them; of several -e, one.
 
-    Exits with 0 when everything was read, even if nothing was found, which is reported on stderr.
+    Exits with 1 when nothing is found, as grep does; the output is then an empty tar. With --allow-empty with 0.
     """
     chosen = most is not None or source.count is not None or source.slice is not None
     refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")
@@ -110,7 +110,7 @@ def main(
         condition = source.counted(lambda s: all(holds(s) for holds in conditions) != invert, "targrep")
         yield from matching(samples, condition, most=most, reject=source.reject)
         if wanted is not None:
-            wanted.check(source.ledger if source.ledger.max_errors else None)
+            wanted.check(source.ledger if source.goes_on else None)
 
     write = _write_keys if list_keys else partial(write_samples, allow_pipe=True)
     count = write(found(), output, sync=sync)
@@ -118,6 +118,8 @@ def main(
         say(f"{missing} samples have no field {name}")
     if not count:
         say("no sample was found")
+        if not source.may_be_empty:
+            raise click.exceptions.Exit(1)
 
 
 def _write_keys(samples: Iterator[Sample], output: str, *, sync: bool) -> int:

@@ -7,8 +7,10 @@ import sys
 import click
 
 from tarshards.cli._common import (
+    ACCEPT,
     FILE,
     all_specs,
+    allow_empty_option,
     dry_run_option,
     ignore_zeros_option,
     list_option,
@@ -37,6 +39,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
 @sync_option
+@allow_empty_option
 @dry_run_option
 @quiet_option
 def main(
@@ -51,6 +54,7 @@ def main(
     manifest: str | None,
     no_manifest: bool,
     sync: bool,
+    allow_empty: bool,
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -97,8 +101,12 @@ def main(
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
         found.append(outcome.shard)
+    no_manifest_words = "; no manifest is written" if writes_manifest else ""
     if failed:
-        say(f"{failed} of {len(named)} shards failed" + ("; no manifest is written" if writes_manifest else ""))
+        say(f"{failed} of {len(named)} shards failed{no_manifest_words}")
+        sys.exit(1)
+    if not any(shard.samples for shard in found) and not (check or allow_empty):
+        say(f"no samples in {len(named)} shard{'s' * (len(named) != 1)}{no_manifest_words}; {ACCEPT}")
         sys.exit(1)
     if writes_manifest:
         for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run, sync=sync):

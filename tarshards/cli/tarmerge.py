@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import click
 
 from tarshards.cli._common import (
@@ -51,7 +49,6 @@ def main(
     """
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
-    skipped: Counter[str] = Counter()
     samples = join_shards(
         source.specs,
         missing=missing,
@@ -62,8 +59,8 @@ def main(
         concatenated=source.concatenated,
         allow_pipe=True,
         reject=source.reject,
-        skipped=skipped,
+        leave_out=source.ledger.leave_out,
     )
-    write_samples(source.choose(samples), output, allow_pipe=True, sync=sync)
-    for reason, count in sorted(skipped.items()):
-        say(f"skipped {count} {reason}")
+    write_samples(source.choose(source.require(samples)), output, allow_pipe=True, sync=sync)
+    if count := source.ledger.filtered.get("missing"):
+        say(f"skipped {count} samples that not all inputs have")

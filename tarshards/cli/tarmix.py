@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import click
@@ -17,6 +18,7 @@ from tarshards.cli._common import (
     reads_samples,
     refuse,
     rekey_option,
+    say,
     seed_option,
     shuffle_option,
     sync_option,
@@ -25,8 +27,9 @@ from tarshards.cli._common import (
     words,
 )
 from tarshards.cli.tarcat import write
+from tarshards.storage.expressions import spec_name
 from tarshards.stream.ops import rekey
-from tarshards.verbs.mix import mix_streams, parse_sources, read_sources
+from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
 
 
 class Until(click.ParamType):
@@ -50,7 +53,7 @@ class Until(click.ParamType):
     options_metavar="[OPTIONS]",
     epilog="Streams: holds one sample of each source, and N with --shuffle N. - is a tar from stdin.",
 )
-@reads_samples
+@partial(reads_samples, may_be_empty=False)
 @click.option("--yaml", "config", type=FILE, help="Take the sources from this file.")
 @allow_pipe_option
 @click.option(
@@ -100,8 +103,13 @@ def main(
             on_error=source.ledger,
             concatenated=source.concatenated,
             allow_pipe=config is None or allow_pipe,
+            on_end=_tell_end if len(sources) > 1 else None,
         )
         chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
         chosen = chosen if template is None else rekey(chosen, template)
     check_output(output, overwrite)
     write(chosen, output, sync=sync)
+
+
+def _tell_end(source: Source) -> None:
+    say(f"{spec_name(source.shards)} has ended, and the mixture with it; --until last takes all samples")

@@ -25,7 +25,6 @@ from tarshards.cli._common import (
     usage_errors,
 )
 from tarshards.errors import OpError
-from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.write.shards import write_samples
 
@@ -123,13 +122,11 @@ def main(
         )
     try:
         with closing(outputs):  # type: ignore[type-var]
-            write_samples(outputs, output, allow_pipe=True, sync=sync)
+            write_samples(source.require(outputs), output, allow_pipe=True, sync=sync)
     except OpError as error:
         if rule is not None and rule.reached and source.first is not None:
             raise OpError(f"{error.reason}; the first: {source.first}") from error
         raise
-    if failures.ledger is not source.ledger:
-        source.ledger.merge(failures.ledger)
     if state is not None and not failures.count:
         with suppress(FileNotFoundError):
             os.unlink(state)
@@ -140,9 +137,10 @@ class _Failures:
 
     def __init__(self, source: Input):
         self.source, self.count = source, 0
-        self.ledger = source.ledger if source.goes_on else Ledger(max_errors=float("inf"), on_error=source.note)
 
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1
         say(str(error))
-        self.source.reject(sample, error, self.ledger)
+        if not self.source.goes_on:
+            self.source.allowed += 1  # by --failed, whatever --on-error says of bad data
+        self.source.reject(sample, error)

@@ -9,6 +9,7 @@ import click
 from tarshards.cli._common import (
     FILE,
     all_specs,
+    allow_empty_option,
     ignore_zeros_option,
     keep_order_option,
     list_option,
@@ -18,6 +19,7 @@ from tarshards.cli._common import (
     rekey_option,
     samples_option,
     say,
+    say_skipped,
     seed_option,
     size_option,
     sync_option,
@@ -45,6 +47,7 @@ from tarshards.errors import OpenError
 @tmpdir_option("the samples between the two passes", "beside the output")
 @overwrite_option
 @sync_option
+@allow_empty_option
 @quiet_option
 def main(
     shards: tuple[str, ...],
@@ -61,6 +64,7 @@ def main(
     tmpdir: str | None,
     overwrite: bool,
     sync: bool,
+    allow_empty: bool,
     quiet: bool,
 ) -> None:
     """Write the samples of SHARDS to other shards, in a random order of them all.
@@ -69,10 +73,12 @@ def main(
     same command line resumes it.
     """
     from tarshards.parallel import ProcessPool
+    from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
     from tarshards.write.reshard import reshard, work_folder
     from tarshards.write.shards import shard_name
 
+    ledger = Ledger()
     with usage_errors():
         resumes = os.path.exists(work_folder(output, tmpdir))
         if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).exists():
@@ -92,6 +98,9 @@ def main(
                 tmpdir=tmpdir,
                 progress=not quiet,
                 sync=sync,
+                allow_empty=allow_empty,
+                ledger=ledger,
             )
+    say_skipped(ledger)
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")

@@ -11,6 +11,7 @@ from tarshards.cli._common import (
     overwrite_option,
     reads_samples,
     refuse,
+    say,
     seed_option,
     spill_options,
     sync_option,
@@ -69,9 +70,12 @@ def main(
         members = read_loose_members(
             source.specs, ledger=source.ledger, concatenated=source.concatenated, allow_pipe=True
         )
-        samples = source.choose(regroup_members(members, ledger=source.ledger, memory=memory, tmpdir=tmpdir))
+        regrouped = regroup_members(members, ledger=source.ledger, memory=memory, tmpdir=tmpdir)
+        samples = source.choose(source.require(regrouped))
     if shuffle:
-        samples = shuffle_samples(samples, seed=seed, unique=unique, memory=memory, tmpdir=tmpdir)
+        samples = shuffle_samples(
+            samples, seed=seed, unique=unique, memory=memory, tmpdir=tmpdir, leave_out=source.ledger.leave_out
+        )
     elif keys or not regroup:
         samples = sort_samples(
             samples,
@@ -81,5 +85,8 @@ def main(
             memory=memory,
             tmpdir=tmpdir,
             reject=source.reject,
+            leave_out=source.ledger.leave_out,
         )
-    write_samples(samples, output, allow_pipe=True, sync=sync)
+    write_samples(source.require(samples), output, allow_pipe=True, sync=sync)
+    if count := source.ledger.filtered.get("repeated key"):
+        say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

@@ -16,6 +16,7 @@ from tarshards.cli._common import (
     reads_samples,
     refuse,
     samples_option,
+    say,
     seed_option,
     size_option,
     sync_option,
@@ -101,7 +102,12 @@ def main(
             sync=sync,
             on_finish=command,
             reject=source.reject,
+            leave_out=source.ledger.leave_out,
         )
+    if source.ledger.filtered.get("max_shards"):
+        say(f"stopped after {maxshards} shards; the rest of the input was not read")
+    if not shards:
+        source.check_nothing()
     if dry_run:
         for shard in shards:
             click.echo(f"{shard.name}\t{shard.samples} samples\t{shard.bytes} bytes")

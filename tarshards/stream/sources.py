@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
-from tarshards.errors import ShardIndexError, StateError, WorldError
+from tarshards.errors import SampleError, ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -73,8 +73,18 @@ class ShardSource:
         return [self.options.seed, self.options.shuffle]
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
-        """Yield the samples of one worker, shard after shard."""
-        for shard in self.share(progress.epoch, progress.world):
+        """Yield the samples of one worker, shard after shard; raise SampleError where a lone worker finds none."""
+        samples = self._read(self.share(progress.epoch, progress.world))
+        for sample in samples:
+            yield sample
+            yield from samples
+            return
+        is_alone = progress.world.world_size * progress.world.num_workers == 1
+        if is_alone and not self.ledger.quarantined:  # what the ledger let pass is no surprise
+            raise no_samples([shard.url for shard in self.shards])
+
+    def _read(self, shards: list[Shard]) -> Iterator[Sample]:
+        for shard in shards:
             yield from self.opening.read(shard, self.ledger)
 
     def share(self, epoch: int, world: World) -> list[Shard]:
@@ -115,9 +125,11 @@ class PlannedSource:
         return [self.seed, self.options.shuffle, self.block, self.pool, self.options.tail]
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
-        """Return the plan of *epoch*, or what *state* says is left of it."""
+        """Return the plan of *epoch*, or what *state* says is left of it; raise SampleError if there are no samples."""
         from tarshards.epoch.plan import EpochPlan
 
+        if not self.shards.counts.any():
+            raise no_samples(self.shards.urls)
         tail = self.options.tail_for(ranks)
         if state is not None:
             return EpochPlan.restore(self.shards.counts, state, ranks=ranks, tail=tail)
@@ -236,6 +248,14 @@ def _log_missing_kernels() -> None:
     log.warning(
         "the native kernels are not compiled, so small samples are read about 4 times more slowly; "
         "reinstall tarshards where a C compiler is found (python -m tarshards lists the kernels)"
+    )
+
+
+def no_samples(urls: Sequence[str]) -> SampleError:
+    """Return the error for a dataset in which no shard has a sample."""
+    more = f" nor in {len(urls) - 1} more" if len(urls) > 1 else ""
+    return SampleError(
+        f"no samples in this shard{more}; `tarcheck` says what is in them", url=Location.of(urls[0]).name
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -40,7 +39,7 @@ def join_shards(
     concatenated: bool = False,
     allow_pipe: bool = False,
     reject: Reject | None = None,
-    skipped: Counter[str] | None = None,
+    leave_out: Callable[[str], Any] | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
@@ -72,7 +71,7 @@ def join_shards(
         memory=memory,
         tmpdir=tmpdir,
         reject=reject,
-        skipped=skipped,
+        leave_out=leave_out,
         open_indexed=open_indexed,
     )
 
@@ -91,7 +90,7 @@ def join_samples(
     memory: int = GIB,
     tmpdir: str | None = None,
     reject: Reject | None = None,
-    skipped: Counter[str] | None = None,
+    leave_out: Callable[[str], Any] | None = None,
     open_indexed: OpenIndexed | None = None,
 ) -> Iterator[Sample]:
     """Yield for each key one sample with the fields that it has in all *inputs*, in the order of the first input.
@@ -99,8 +98,9 @@ def join_samples(
     One sample of each input is held while their orders agree. Then the rest is sorted within about *memory* bytes, and
     the excess spilled to *tmpdir*; or the inputs after the first are looked up in those that *open_indexed* returns.
 
-    *missing* says what to do with a key that not all inputs have: raise an error ("fail"), leave it out and count it in
-    *skipped* ("skip"), or yield a sample of the fields there are ("ignore"); keys that the first input lacks come last.
+    *missing* says what to do with a key that not all inputs have: raise an error ("fail"), leave its samples out
+    ("skip"), or yield a sample of the fields there are ("ignore"); keys that the first input lacks come last.
+    *leave_out* is called with "missing" for each sample of an input that is left out so.
     *conflict* says what to do with a field that several inputs have: raise an error ("fail"), or take that of the
     "first" or the "last" input. Errors are SampleErrors, raised or given to *reject* with the sample. A key that occurs
     twice in an input is always raised.
@@ -112,22 +112,30 @@ def join_samples(
     if missing not in MISSING or conflict not in CONFLICT:
         raise ValueError(f"missing is {', '.join(MISSING)} and conflict {', '.join(CONFLICT)}")
     names = names or [f"input {number}" for number in range(1, len(inputs) + 1)]
-    join = Join(names, missing, conflict, reject, Counter() if skipped is None else skipped)
+    join = Join(names, missing, conflict, reject, leave_out or (lambda name: None))
     return _merge([iter(samples) for samples in inputs], join, open_indexed, memory, tmpdir)
 
 
 class Join:
     """Joins the samples of one key, one of each input or None."""
 
-    def __init__(self, names: Sequence[str], missing: str, conflict: str, reject: Reject | None, skipped: Counter[str]):
+    def __init__(
+        self,
+        names: Sequence[str],
+        missing: str,
+        conflict: str,
+        reject: Reject | None,
+        leave_out: Callable[[str], Any],
+    ):
         self.names, self.missing, self.conflict = names, missing, conflict
-        self.reject, self.skipped = reject, skipped
+        self.reject, self.leave_out = reject, leave_out
 
     def __call__(self, parts: Sequence[Sample | None]) -> Iterator[Sample]:
         """Yield the joined sample, if there is one."""
         present = [part for part in parts if part is not None]
         if len(present) < len(parts) and self.missing == "skip":
-            self.skipped["samples that not all inputs have"] += 1
+            for _ in present:
+                self.leave_out("missing")
             return
         try:
             if len(present) < len(parts) and self.missing == "fail":

@@ -98,12 +98,14 @@ def mix_streams(
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
     allow_pipe: bool = False,
+    on_end: Callable[[Source], Any] | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of *sources* by weight: the first n contain each source's share to within one, for every n.
 
     *seed* orders sources with equal claims, and shuffles. The stream ends before the first source would start again
     (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that are exhausted
-    earlier start again. One sample of each source is held, besides shuffle buffers.
+    earlier start again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called
+    with the source that ends.
 
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
     invalid weights; other errors, and *concatenated*, are as in ``read_samples``.
@@ -115,15 +117,21 @@ def mix_streams(
     streams = [_SourceStream(source, seed + number, ledger, read) for number, source in enumerate(sources)]
     if sum(stream.urls.count("-") for stream in streams) > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
-    return _mix(streams, mixture, until)
+    return _mix(streams, mixture, until, on_end)
 
 
-def _mix(streams: list[_SourceStream], mixture: Mixture, until: Until) -> Iterator[Sample]:
+def _mix(
+    streams: list[_SourceStream], mixture: Mixture, until: Until, on_end: Callable[[Source], Any] | None
+) -> Iterator[Sample]:
     unread = {number for number, stream in enumerate(streams) if Fraction(str(stream.source.weight))}
     try:
         for taken, number in enumerate(mixture):
             stream = streams[number]
-            if taken == until or (until == "first" and stream.has_ended()):
+            if taken == until:
+                return
+            if until == "first" and stream.has_ended():
+                if on_end is not None:
+                    on_end(stream.source)
                 return
             yield stream.take()
             if until == "last" and stream.has_ended():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarshards.errors import SampleError
+from tarshards.errors import OpenError, SampleError
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile
 from tarshards.verbs.check import Report, check_shards
@@ -30,11 +31,13 @@ def repair_shards(
     concatenated: bool = False,
     allow_pipe: bool = False,
     sync: bool = True,
+    allow_empty: bool = False,
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
 
     Of several samples with one key the first is written. Each shard is opened and scanned once; a sample takes about
-    550 bytes of memory while its shard is checked. *target* appears under its name once it is complete.
+    550 bytes of memory while its shard is checked. *target* appears under its name once it is complete; where no sample
+    is whole, there is no *target*, unless *allow_empty*. Raises OpenError, and writes nothing, if a shard is missing.
     """
     from tarshards.samples.resync.reading import read_found
     from tarshards.write.shards import DUPLICATE_KEY, TarWriter
@@ -50,6 +53,23 @@ def repair_shards(
 
     with TarWriter(target, sync=sync) as writer:
         report = check_shards(
-            shards, decode=decode, jobs=jobs, concatenated=concatenated, allow_pipe=allow_pipe, on_survey=write
+            _there(shards, target),
+            decode=decode,
+            jobs=jobs,
+            concatenated=concatenated,
+            allow_pipe=allow_pipe,
+            allow_empty=allow_empty,
+            on_survey=write,
         )
+        if not (writer.samples or allow_empty):
+            writer.abort()
     return Repair(report, writer.samples)
+
+
+def _there(shards: Iterable[Shard | str], target: str) -> Iterator[Shard]:
+    """Yield *shards*; raise OpenError for one that is missing, which is no damage but perhaps a misspelt name."""
+    for shard in map(Shard.of, shards):
+        location = Location.of(shard.url)
+        if not (location.is_stream or location.exists()):
+            raise OpenError(f"no such file, so {target} is not written", url=location.name)
+        yield shard

@@ -36,6 +36,7 @@ RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, all
 SIZES = Struct("<QQ")  # precedes each record: the sizes of its pickled sort key and value
 
 Reject = Callable[[Sample, TarshardsError], Any]
+LeaveOut = Callable[[str], Any]
 
 
 class SortKey(NamedTuple):
@@ -88,12 +89,14 @@ def sort_samples(
     memory: int = GIB,
     tmpdir: str | None = None,
     reject: Reject | None = None,
+    leave_out: LeaveOut | None = None,
 ) -> Iterator[Sample]:
     """Yield *samples* sorted by *keys*, each ``FIELD[:text|int|float|natural]``; equal samples keep their order.
 
     Text sorts by code points. A sample without the field, or whose value does not parse, raises SampleError, or is
     given to *reject* with the error and left out. Of the samples with one ``__key__``, *unique* keeps the "first" or
-    the "last", or raises ("error"). About *memory* bytes are used; the rest is spilled to *tmpdir*.
+    the "last", or raises ("error"); *leave_out* is called with "repeated key" for each of the others. About *memory*
+    bytes are used; the rest is spilled to *tmpdir*.
 
     >>> [sample["__key__"] for sample in sort_samples([{"__key__": "b"}, {"__key__": "a"}])]
     ['a', 'b']
@@ -103,7 +106,7 @@ def sort_samples(
     if unique is None:
         pairs = _with_keys(((0, sample) for sample in samples), parsed, 0, reject)
     else:
-        chosen = _unique(samples, unique, memory, tmpdir)
+        chosen = _unique(samples, unique, memory, tmpdir, leave_out)
         pairs = _with_keys(chosen, parsed, -1 if reverse else 1, reject)
     return map(itemgetter(1), merge_sort(pairs, reverse=reverse, memory=memory, tmpdir=tmpdir))
 
@@ -115,13 +118,14 @@ def shuffle_samples(
     unique: str | None = None,
     memory: int = GIB,
     tmpdir: str | None = None,
+    leave_out: LeaveOut | None = None,
 ) -> Iterator[Sample]:
     """Yield *samples* in a random order, all equally likely; it depends only on *seed* and their number.
 
-    *unique*, *memory* and *tmpdir* are as in ``sort_samples``.
+    *unique*, *memory*, *tmpdir* and *leave_out* are as in ``sort_samples``.
     """
     if unique is not None:
-        samples = map(itemgetter(1), _unique(samples, unique, memory, tmpdir))
+        samples = map(itemgetter(1), _unique(samples, unique, memory, tmpdir, leave_out))
     start = splitmix64(seed)
     pairs = ((splitmix64(start + index), sample) for index, sample in enumerate(samples))
     return map(itemgetter(1), merge_sort(pairs, memory=memory, tmpdir=tmpdir))
@@ -221,7 +225,9 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
         raise SampleError(f"not a sortable {key.kind}: {error}", **place(sample), field=field) from error
 
 
-def _unique(samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | None) -> Iterator[tuple[int, Sample]]:
+def _unique(
+    samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | None, leave_out: LeaveOut | None
+) -> Iterator[tuple[int, Sample]]:
     """Yield one sample of each key, with its number, in the order of the keys."""
     if keep not in ("first", "last", "error"):
         raise ValueError(f'unique is "first", "last" or "error", not {keep!r}')
@@ -229,10 +235,12 @@ def _unique(samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | Non
     for key, group in groupby(merge_sort(pairs, memory=memory, tmpdir=tmpdir), key=itemgetter(0)):
         chosen: Any = None
         for _, numbered in group:
+            if chosen is not None and keep == "error":
+                raise SampleError("duplicate key", url=numbered[1].get("__url__"), key=key)
+            if chosen is not None and leave_out is not None:
+                leave_out("repeated key")
             if chosen is None or keep == "last":
                 chosen = numbered
-            elif keep == "error":
-                raise SampleError("duplicate key", url=numbered[1].get("__url__"), key=key)
         yield chosen
 
 

@@ -59,8 +59,9 @@ def write_dataset(
     are removed, and writing starts anew. It also starts anew if all was written.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
-    EncodeError for a value that does not encode; each names the number of the item. Raises StateError for an iterator
-    whose first item is that of the interrupted call and a later one is not: it cannot start anew.
+    EncodeError for a value that does not encode; each names the number of the item. Raises SampleError for a dataset
+    without samples, and StateError for an iterator whose first item is that of the interrupted call and a later one is
+    not: it cannot start anew.
     """
     pattern = Location.of(pattern).url
     source = _Source(dataset)
@@ -90,6 +91,8 @@ def write_dataset(
             writer.write(sample)
             journal.add(number, sample)
     journal.remove()
+    if not journal.shards:
+        raise SampleError("the dataset has no samples, so no shard is written", url=Location.of(pattern).name)
     return journal.shards
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
@@ -89,6 +90,8 @@ def reshard(
     tmpdir: str | None = None,
     progress: bool = False,
     sync: bool = True,
+    allow_empty: bool = False,
+    ledger: Ledger | None = None,
 ) -> list[Shard]:
     """Write the samples of *inputs* to the shards of *output_pattern*, with indexes and a manifest; return the shards.
 
@@ -101,8 +104,10 @@ def reshard(
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
     With *sync* what it holds, and each output, is on the disk before it counts as done, as a power loss requires.
+    *ledger* counts what was read, and the members that belong to no sample.
 
-    Raises ValueError for conflicting or invalid arguments, and SampleError for a key that occurs twice in a shard.
+    Raises ValueError for conflicting or invalid arguments, and SampleError for a key that occurs twice in a shard, and
+    for inputs without samples unless *allow_empty*.
     """
     import numpy as np
 
@@ -128,8 +133,15 @@ def reshard(
             from tarshards.parallel import ProcessPool
 
             executor = stack.enter_context(ProcessPool())
-        _run(_Scatter(plan), list(range(len(urls))), executor, lambda number: urls[number], progress)
+        scattered = _run(_Scatter(plan), list(range(len(urls))), executor, lambda number: urls[number], progress)
+        if ledger is not None:
+            for read in scattered.values():
+                ledger.add(Tally(**{**read, "skipped": Counter(read["skipped"])}))
         counts, ends = _ends(plan, cut)
+        if not ends and not allow_empty:
+            shutil.rmtree(folder)
+            read_from = f"{len(urls)} shard{'s' * (len(urls) != 1)}"
+            raise SampleError(f"no samples in {read_from}; allow_empty (tarreshard --allow-empty) accepts that")
         bounds = np.concatenate([[0], ends]).tolist()
         gather = _Gather(plan, np.concatenate([[0], np.cumsum(counts)]).tolist())
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
@@ -184,19 +196,20 @@ def _run(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """The first pass over one input: write its samples, in pieces sorted by bucket."""
+    """The first pass over one input: write its samples, in pieces sorted by bucket; return the counts of a Tally."""
 
     plan: _Resharding
 
-    def __call__(self, shard: int) -> None:
+    def __call__(self, shard: int) -> dict[str, Any]:
         import numpy as np
 
-        target = self.plan.scattered(shard, "npy")
-        if os.path.exists(target):
-            return
+        target, marker = self.plan.scattered(shard, "npy"), self.plan.scattered(shard, "done")
+        if (done := read_marker(marker)) is not None:
+            return done
+        ledger = Ledger()
         entries: list[tuple[int, int, int, int, int]] = []
         with open(self.plan.scattered(shard, "data"), "wb") as file:
-            for piece in self._pieces(shard):
+            for piece in self._pieces(shard, ledger):
                 for bucket, order, key, record in piece:
                     entries.append((bucket, len(key), order, file.tell(), len(record)))
                     file.write(key)
@@ -207,11 +220,14 @@ class _Scatter:
         table = np.array(entries, dtype=ENTRY)
         with Location(target).open("wb", sync=self.plan.sync) as stream:
             np.save(stream, table[np.argsort(table["bucket"], kind="stable")])
+        counts = {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
+        write_marker(marker, counts, sync=self.plan.sync)
+        return counts
 
-    def _pieces(self, shard: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+    def _pieces(self, shard: int, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
         samples: Iterator[Sample] = read_shard(
-            self.plan.inputs[shard], ledger=Ledger(), concatenated=self.plan.concatenated, allow_pipe=True
+            self.plan.inputs[shard], ledger=ledger, concatenated=self.plan.concatenated, allow_pipe=True
         )
         if self.plan.rekey is not None:
             samples = ops.rekey(samples, self.plan.rekey)

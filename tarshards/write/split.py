@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
-from tarshards.samples.fields import place
+from tarshards.samples.fields import find_field, place
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.write.shards import ShardWriter, TarWriter
@@ -48,14 +48,16 @@ def split_samples(
     sync: bool = True,
     on_finish: Callable[[str], Any] | None = None,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
+    leave_out: Callable[[str], Any] | None = None,
 ) -> list[SplitShard]:
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return the shards.
 
     Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
     series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. A SampleError of a
-    route is raised, or passed to *reject*. Reading stops after *max_shards* shards. *on_finish* is called with the name
-    of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a shard that exists, unless
-    *overwrite*, and for a shard that two series would write.
+    route is raised, or passed to *reject*. Reading stops with the sample that would start one more than *max_shards*
+    shards; *leave_out* is then called with "max_shards". *on_finish* is called with the name of each finished shard;
+    *sync* is that of ``TarWriter``. Raises OpenError for a shard that exists, unless *overwrite*, and for a shard that
+    two series would write.
     """
     shards: list[SplitShard] = []
     begun: set[str] = set()
@@ -107,6 +109,8 @@ def split_samples(
             try:
                 series[values].write(sample)
             except _EnoughError:
+                if leave_out is not None:
+                    leave_out("max_shards")
                 break
         for writer in series.values():
             writer.close()
@@ -129,9 +133,10 @@ def route_by_field(field: str) -> Route:
 
     def route(sample: Sample) -> str:
         where: dict[str, Any] = {**place(sample), "field": field}
-        if field not in sample:
+        name = find_field(sample, [field])
+        if name is None:
             raise SampleError("no such field to split by", **where)
-        value = sample[field]
+        value = sample[name]
         try:
             text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
         except ValueError as error:

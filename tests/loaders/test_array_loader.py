@@ -284,13 +284,13 @@ def test_a_shard_that_cannot_be_opened_fails_and_is_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"index": False}])
-def test_an_empty_dataset_gives_no_batch(tmp_path, options):
+def test_an_empty_dataset_is_an_error(tmp_path, options):
     url = str(tmp_path / "empty.tar")
     with TarWriter(url):
         pass
     build_index(url).save(url)
-    loading = loader(url, **options)
-    assert list(loading) == list(loading) == []
+    with pytest.raises(SampleError, match=r"empty\.tar: no samples in this shard"):
+        list(loader(url, **options))
 
 
 def test_other_sources_than_plain_shards_are_read(tmp_path, urls):

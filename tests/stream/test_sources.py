@@ -434,3 +434,25 @@ def test_missing_kernels_are_logged_once(make_shards, monkeypatch, caplog):
         assert len(list(Stream.from_shards(urls))) == 3
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "about 4 times more slowly; reinstall" in record.message
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_dataset_without_samples_is_an_error(make_uneven, index):
+    stream = Stream.from_shards(make_uneven([0, 0, 0]), index=index)
+    for _ in range(2):
+        with pytest.raises(SampleError, match="no samples in this shard nor in 2 more"):
+            list(stream)
+    with pytest.raises(SampleError, match="no samples"):
+        next(iter(stream.shuffle(10).repeat().batched(2)))
+
+
+def test_a_rank_without_samples_is_none(make_uneven):
+    worlds = [World(rank, 2, 0, 1) for rank in range(2)]
+    streams = [Stream.from_shards(make_uneven([0, 3]), index=False, shuffle=False, world=world) for world in worlds]
+    assert [len(list(stream)) for stream in streams] == [0, 3]
+
+
+def test_what_on_error_lets_pass_may_be_all(make_uneven, tmp_path):
+    ledger = Ledger(max_errors=1)
+    assert list(Stream.from_shards(f"{tmp_path}/missing.tar", index=False, on_error=ledger)) == []
+    assert len(ledger.quarantined) == 1

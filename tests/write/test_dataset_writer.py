@@ -349,3 +349,13 @@ def test_what_is_no_sample(dataset, error, message):
     with pytest.raises(error, match=message):
         write_dataset(dataset, "out-%d.tar")
     assert not list(Path().glob("out*"))
+
+
+@pytest.mark.parametrize("dataset", [[], iter(()), "folder"])
+def test_a_dataset_without_samples_is_an_error(tmp_path, monkeypatch, dataset):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/README").write_text("no extension")
+    with pytest.raises(SampleError, match="the dataset has no samples"):
+        write_dataset(dataset, "out-%06d.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -33,11 +33,13 @@ def check_shards(
     jobs: int = 1,
     concatenated: bool = False,
     allow_pipe: bool = False,
+    allow_empty: bool = False,
     on_survey: OnSurvey | None = None,
 ) -> Report:
     """Check shards, and the dataset that they form.
 
-    Shards may consist of several archives where *concatenated*, or a manifest, says so.
+    Shards may consist of several archives where *concatenated*, or a manifest, says so. That there are no samples in
+    any of them is an error unless *allow_empty*.
 
     Reads headers only; with *decode* also all fields, which *jobs* threads decode, except those that can run code. What
     is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard
@@ -48,7 +50,7 @@ def check_shards(
         check = _Check(keys, jobs if decode else 0, on_survey)
         for shard in map(Shard.of, shards):
             check.shard(shard.url, allow_pipe, concatenated or shard.concatenated)
-        return check.finish()
+        return check.finish(allow_empty)
 
 
 class _Check:
@@ -166,10 +168,13 @@ class _Check:
         except (TarError, SampleError):
             pass  # damage, which has been reported
 
-    def finish(self) -> Report:
+    def finish(self, allow_empty: bool) -> Report:
         from heapq import nsmallest
 
         report = self.report
+        if not (report.samples or report.total("error") or allow_empty):
+            shards = f"{report.shards} shard{'s' * (report.shards != 1)}"
+            report.add(Finding("error", "empty", f"no samples in {shards}"))
         for keys in nsmallest(SHOWN, self._counted(self.keys.duplicates()), key=lambda pair: pair[1][1]):
             self._tell_duplicate(*keys)
         for name in sorted(report.fields):
