@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -167,11 +168,11 @@ def test_streams_and_ops(here, code, kind, words):
 
 @mistakes(
     (
-        'list(Stream.from_shards("train-0000.tar", fields="CLS"))',
+        'list(Stream.from_shards("train-0000.tar", fields="clss"))',
         ValueError,
-        "a field CLS; .* mean 'cls'",
+        "a field clss; .* mean 'cls'",
     ),
-    ('list(Stream.from_shards("train-0000.tar").to_tuple("PNG"))', ValueError, "has cls, png; did you mean 'png'"),
+    ('list(Stream.from_shards("train-0000.tar").to_tuple("pngs"))', ValueError, "has cls, png; did you mean 'png'"),
     (
         'list(Stream.from_shards("train-0000.tar").to_tuple("jpg"))',
         ValueError,
@@ -290,11 +291,107 @@ def test_loaders(here, code, kind, words):
         None,
         "no field text; the sample has cls, txt; did you mean 'txt'",
     ),
-    ('IndexedShards("odd-0000.tar").column("NPY")', None, "no field NPY; the sample has npy; did you mean 'npy'"),
+    ('IndexedShards("odd-0000.tar").column("npys")', None, "no field npys; the sample has npy; did you mean 'npy'"),
 )
 def test_fields_that_loaders_miss(here, code, kind, words):
     with pytest.raises(tarshards.SampleError, match=words):
         eval(code, NAMES)
+
+
+@mistakes(
+    (
+        "list(read_samples({'a': 1}))",
+        TypeError,
+        "a shard expression is a str, a path or an iterable of them, not {'a': 1}",
+    ),
+    ("expand_urls(b'a.tar')", TypeError, r"a shard expression is a str, a path .*, not b'a\.tar'"),
+    ("expand_urls([None])", TypeError, "a shard expression is a str, a path .*, not None"),
+    ("expand_urls({'http://me:secret@host/a.tar': 1})", TypeError, r"not {'http://host/a\.tar': 1}"),
+    ("Stream('http://me:secret@host/a.tar')", TypeError, r"not made of 'http://host/a\.tar'"),
+    ("expand_urls('https://host/x-*.tar')", ValueError, r"x-\*\.tar: a web server does not list .*x-{000\.\.146}\.tar"),
+    ("expand_urls('simplecache::http://host/*/x.tar')", ValueError, "a web server does not list .*manifest"),
+    ("open_url('s3://')", ValueError, "^s3://: .* s3://BUCKET/NAME"),
+    ("open_url('s3://a.tar')", ValueError, r"^s3://a\.tar: .* s3://BUCKET/NAME"),
+    ("open_url('gs:///a.tar')", ValueError, r"^gs:///a\.tar: .* gs://BUCKET/NAME"),
+    ("open_url('http:/host/a.tar')", ValueError, r"^http:/host/a\.tar: an http URL is http://host:port/path"),
+    ("open_url('https:///a.tar')", ValueError, r"^https:///a\.tar: an http URL is"),
+    ("open_url('C:\\\\data\\\\a.tar')", ValueError, r"C:\\data\\a\.tar: .*'c'; paths of Windows are not supported"),
+    ("open_url('a-0.tar:a-1.tar')", ValueError, r"'a-0\.tar'; names are separated by `::`, and \./NAME"),
+    (
+        "read_members('plain-0000.tar').__next__()",
+        TypeError,
+        r"takes a stream of bytes, such as open_shard\(url\), not str",
+    ),
+    ("decoder(print)", TypeError, r'an extension is a str, as in @decoder\("png"\), not <built-in'),
+    ("EpochPlan([3], seed='1', epoch=0)", TypeError, "seed must be a whole number, not '1'"),
+    ("EpochPlan([3], seed=0, epoch=0, ranks=2.0)", TypeError, r"ranks must be a whole number, not 2\.0"),
+)
+def test_shard_expressions(here, code, kind, words):
+    check(code, kind, words)
+
+
+@mistakes(
+    ("open_shard('.')", OSError, r"^\.: Is a directory; name the shards in it, as FOLDER/\*\.tar$"),
+    (
+        "open_shard('train-{0000-0003}.tar')",
+        OSError,
+        r"No such file or directory; a range .* is written as {000\.\.146}$",
+    ),
+    ("open_shard('train-%04d.tar')", OSError, r"No such file or directory; a range .* is written as {000\.\.146}$"),
+    ("open_shard('a.tar b.tar')", OSError, "No such file or directory; several names are given as a list, or .* `::`$"),
+    ("open_shard('a.tar,b.tar')", OSError, "No such file or directory; several names are given as a list, or .* `::`$"),
+    ("open_shard(' a.tar')", OSError, "No such file or directory; the name begins or ends with white space$"),
+    ("open_shard('none/a.tar', 'wb')", OSError, "No such file or directory; make the folder none first$"),
+    ("open_shard('none.tar')", OSError, "No such file or directory$"),
+)
+def test_names_that_are_not_there(here, code, kind, words):
+    check(code, kind, words)
+
+
+def test_a_store_that_needs_arguments_says_how_to_give_them(monkeypatch):
+    import fsspec
+
+    class Drive(fsspec.AbstractFileSystem):
+        protocol = "drive"
+
+        def __init__(self, base_url, token):
+            super().__init__()
+
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "drive", Drive)
+    with pytest.raises(
+        OSError, match=r"^drive://a: drive needs base_url and token; .* FSSPEC_DRIVE_BASE_URL"
+    ) as caught:
+        tarshards.open_url("drive://a")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\n<!DOCTYPE html>\n<title>Log in</title>", "an HTML page"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML"),
+        (b"PK\3\4", "a zip file"),
+        (b"\x89PNG\r\n", "an image"),
+        (b'{"wids_version": 1}', r"JSON \(the name of a manifest ends in .json\)"),
+        (b"set-000.tar\nset-001.tar\n", "a list of names, to be read as @FILE"),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 600])
+def test_what_is_no_archive_is_told(tmp_path, head, kind, size):
+    path = tmp_path / "a.tar"
+    path.write_bytes(head.ljust(size))
+    for read in (read_samples, lambda url: read_samples(url, on_damage="resync", on_error=Ledger())):
+        with pytest.raises(tarshards.TarError, match=rf"a\.tar: offset 0: {kind}, not a tar archive"):
+            list(read(path))
+
+
+def test_a_manifest_is_no_list_and_a_list_no_manifest(here, tmp_path):
+    (tmp_path / "list").write_bytes(Path("train.shards.json").read_bytes())
+    with pytest.raises(tarshards.UrlError, match="a manifest, not a list: name it without the @"):
+        tarshards.expand_urls(f"@{tmp_path}/list")
+    (tmp_path / "list.json").write_text("train-0000.tar\n")
+    with pytest.raises(tarshards.UrlError, match=r"not JSON.*; a list of names is read as @FILE"):
+        tarshards.expand_urls(tmp_path / "list.json")
 
 
 def _fail_on_three(sample):

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail, check_tail
 from tarshards.epoch.permutations import fold, hash_of, permutations
-from tarshards.errors import StateError
+from tarshards.errors import StateError, whole_number
 
 LANES = 192
 POOL = 2**18
@@ -256,7 +256,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         shuffle: bool = True,
     ):
         counts = _check_counts(counts)
-        self.seed, self.epoch = operator.index(seed), operator.index(epoch)
+        self.seed, self.epoch = whole_number("seed", seed), whole_number("epoch", epoch)
         ranks = _at_least_one("ranks", ranks, MAX_LANES)
         lanes = _multiple(ranks, LANES) if lanes is None else _at_least_one("lanes", lanes, MAX_LANES)
         if lanes % ranks:
@@ -384,9 +384,10 @@ def _multiple(ranks: int, least: int) -> int:
 
 
 def _at_least_one(name: str, value: int, most: int | None = None) -> int:
-    if operator.index(value) < 1 or (most and value > most):
-        raise ValueError(f"{name} must be at least 1{f' and at most {most}' if most else ''}, not {value}")
-    return operator.index(value)
+    number = whole_number(name, value)
+    if number < 1 or (most and number > most):
+        raise ValueError(f"{name} must be at least 1{f' and at most {most}' if most else ''}, not {number}")
+    return number
 
 
 def _check_counts(counts: ArrayLike) -> NDArray[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from tarshards.errors import UrlError
+from tarshards.errors import UrlError, shortened
 from tarshards.storage.beside import INDEX
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
+from tarshards.storage.redaction import redacted
 from tarshards.storage.streams import failure
 
 #: A shard expression, a shard that one named, or any nesting of them.
@@ -33,7 +34,7 @@ def expand_urls(spec: Spec) -> list[str]:
       what follows its caches and archives belongs to it.
     - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
-      name takes precedence.
+      name takes precedence. `*` and `[..]` list an object store too (`s3://bucket/x-*.tar`); web servers list nothing.
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.
@@ -71,8 +72,8 @@ def spec_name(spec: Spec) -> str:
 def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
     """Yield the shards of *spec*, found inside the list files *lists*."""
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
-    if is_file or isinstance(spec, bytes) or not isinstance(spec, str | os.PathLike | Iterable):
-        raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {type(spec).__name__}")
+    if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
+        raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {redacted(shortened(spec))}")
     if isinstance(spec, Shard):
         yield spec
         return
@@ -132,6 +133,8 @@ def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
         raise failure(exc, f"@{path}") from exc
     if real in lists:
         raise UrlError("a list file that contains itself", url=f"@{path}")
+    if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
+        raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
     for line in lines:
         if line and not line.startswith("#"):
             yield from _expand(line, (*lists, real))
@@ -143,7 +146,7 @@ def _shards_of(location: Location) -> Iterator[Shard]:
     if location.base.endswith(".json") and found == [location] and not location.is_stream:
         yield from _read_manifest(location)
         return
-    shards = [each.url for each in found if each == location or not each.url.endswith(_BESIDE)]
+    shards = [each.url for each in found if each == location or not each.base.endswith(_BESIDE)]
     if not shards:
         raise UrlError("no file matches", url=location.name)
     yield from map(Shard, shards)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 from contextlib import suppress
 from typing import Any
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+
+#: Stores whose files lie in buckets, which the URL begins with.
+BUCKETS = ("s3", "s3a", "gs", "gcs")
 
 #: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
 STREAMED = {"s3", "s3a", "gs", "gcs"}
@@ -56,6 +60,17 @@ class Store(Transport):
     def ranges(self, location: Location) -> Ranges:
         return StoreRanges(location)
 
+    def glob(self, location: Location) -> list[Location]:
+        store, path = find_store(location)
+        try:
+            if store.exists(path):
+                return [location]
+            found = sorted(store.glob(path))
+        except Exception as exc:
+            raise failed(exc, location) from location.safe(exc)
+        first, stem, rest = location.url.partition(path.lstrip("/"))
+        return [Location(first + match.lstrip("/") + rest) for match in found] if stem else [location]
+
     def probe(self, location: Location) -> None:
         self.size(location)
 
@@ -83,6 +98,10 @@ TRANSPORT = Store()
 def find_store(location: Location) -> tuple[Any, str]:
     """Return fsspec's file system of *location*, and the path that it has there."""
     links = [Location(link) for link in location.links]
+    bucket, _, key = links[-1].url.partition(":")[2].removeprefix("//").partition("/")
+    if links[-1].scheme in BUCKETS and not (bucket and key):
+        scheme = links[-1].scheme
+        raise UrlError(f"such a URL is {scheme}://BUCKET/NAME, with a bucket and a name in it", url=location.name)
     for link in links:
         if link.is_stream:
             raise OpenError(f"fsspec cannot read {link.name!r}", url=location.name)
@@ -97,6 +116,11 @@ def find_store(location: Location) -> tuple[Any, str]:
         reason = f"{scheme} needs a package that is not installed: {need}"
         raise OpenError(reason, url=location.name) from location.safe(exc)
     except Exception as exc:
+        if isinstance(exc, TypeError) and (missing := re.search(r"missing \d+ required .*?: (.*)", str(exc))):
+            scheme, names = location.scheme, re.findall(r"'(\w+)'", missing[1])
+            cure = ", ".join(f"FSSPEC_{scheme}_{name}".upper() for name in names)
+            reason = f"{scheme} needs {' and '.join(names)}; set the environment variable {cure}"
+            raise OpenError(reason, url=location.name) from location.safe(exc)
         raise failed(exc, location) from location.safe(exc)
     return store, path
 

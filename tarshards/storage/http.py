@@ -79,8 +79,9 @@ class Address:
         except ValueError:
             known = False
         if not known:
-            # The URL is kept out of the message, because its password may be what is malformed.
-            raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX")
+            # A URL with a password is kept out of the message, because that may be what is malformed.
+            name = None if "@" in location.url else location.name
+            raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX", url=name)
         self.location, self.name, self.timeout = location, location.name, timeout
         self._authorization = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from tarshards.errors import OpenError
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import OutputStream, failure
 
@@ -29,7 +30,8 @@ class Local(Transport):
         try:
             return io.FileIO(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
         except (OSError, ValueError) as exc:
-            raise failure(exc, location.name) from exc
+            error = failure(exc, location.name)
+            raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc
 
     def ranges(self, location: Location) -> LocalRanges:
         from tarshards.storage.ranges import LocalRanges
@@ -55,6 +57,22 @@ class Local(Transport):
 
 
 TRANSPORT = Local()
+
+
+def _cure(exc: Exception, path: str, mode: str) -> str:
+    """What to do where a file cannot be opened, if its name tells; with the semicolon before it."""
+    if isinstance(exc, IsADirectoryError) and mode == "rb":
+        return "; name the shards in it, as FOLDER/*.tar"
+    if not isinstance(exc, FileNotFoundError):
+        return ""
+    folder = os.path.dirname(path)
+    if mode == "wb":
+        return f"; make the folder {folder} first" if folder else ""
+    if "{" in path or "%" in path:
+        return "; a range of shards is written as {000..146}"
+    if " " in path.strip() or "," in path:
+        return "; several names are given as a list, or separated by `::`"
+    return "; the name begins or ends with white space" if path != path.strip() else ""
 
 
 def open_writer(path: str, name: str, *, sync: bool) -> OutputStream:

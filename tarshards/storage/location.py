@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from tarshards.errors import OpenError, UrlError
+from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
 from tarshards.storage.streams import errno_of, failure, is_missing, words
 
@@ -66,7 +66,7 @@ class Location:
             return url
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
             return cls(text)
-        raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {url!r}")
+        raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Location is immutable")
@@ -113,6 +113,10 @@ class Location:
 
         close = get_close_matches(self.scheme, known, n=1, cutoff=0.5)
         hint = f", did you mean {close[0]!r}?" if close else "."
+        if len(self.scheme) == 1:
+            hint = "; paths of Windows are not supported."
+        elif "//" not in self.url and ("." in self.scheme or not close):
+            hint = "; names are separated by `::`, and ./NAME is a file with a colon in its name."
         raise UrlError(f"unknown scheme {self.scheme!r}{hint} Known: {' '.join(sorted(known))}", url=self.name)
 
     @cached_property
@@ -314,12 +318,22 @@ class Location:
             raise UrlError(str(error), url=self.name) from error
 
     def glob(self) -> list[Location]:
-        """Return the local files that match a path with `*`, `?` or `[..]`, sorted; else just this location.
+        """Return the files that match a path with `*`, `[..]` or, locally, `?`, sorted; else just this location.
 
-        A name that exists is not a pattern.
+        A name that exists is not a pattern. Raises UrlError for a web server, which lists no files.
         """
-        if self.scheme not in ("", "file") or not any(mark in self.url for mark in "*?["):
+        if not any(mark in self.url for mark in "*?["):
             return [self]
+        if self.scheme not in ("", "file"):
+            named = self._around[1]
+            if self.is_stream or not any(mark in named.folder + named.base for mark in "*["):
+                return [self]
+            if FAMILIES.get(named.scheme) != "http":
+                return self._transport.glob(self)
+            if "*" not in named.folder + named.base:
+                return [self]  # brackets of an IPv6 address, or written as they are
+            cure = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
+            raise UrlError(f"a web server does not list the files that match a pattern: {cure}", url=self.name)
         path = self.path
         if path is None or os.path.lexists(path):
             return [self]
@@ -406,6 +420,10 @@ class Transport:
 
     def ranges(self, location: Location) -> Ranges:
         raise OpenError("a stream, which has no random access", url=location.name)
+
+    def glob(self, location: Location) -> list[Location]:
+        """Return the files that match a pattern, sorted; the location itself where there are no patterns."""
+        return [location]
 
     def exists(self, location: Location) -> bool:
         try:

@@ -46,7 +46,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UrlError(f"a manifest that is not JSON: {error}", url=url) from error
+        raise UrlError(f"a manifest that is not JSON: {error}; a list of names is read as @FILE", url=url) from error
     if not isinstance(found, dict) or not isinstance(entries := found.get("shardlist"), list):
         raise UrlError("not a manifest of shards: it has no shardlist", url=url)
     if (version := found.get("wids_version")) != 1:

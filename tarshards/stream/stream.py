@@ -17,6 +17,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage
+from tarshards.storage.redaction import redacted
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_part, is_followed
@@ -93,7 +94,7 @@ class Stream:
         is_iterable = callable(source) or hasattr(source, "__iter__") or hasattr(source, "__getitem__")
         if not is_iterable or isinstance(source, str | bytes | os.PathLike):
             advice = "an iterable or a function that returns one; Stream.from_shards(urls) reads shards"
-            raise TypeError(f"a Stream is not made of {shortened(source)} but of {advice}")
+            raise TypeError(f"a Stream is not made of {redacted(shortened(source))} but of {advice}")
         self.source: Any = IterableSource(source)
         self.ops: tuple[BoundOp, ...] = ()
         self.epochs = EpochCounter()

@@ -32,6 +32,19 @@ END = bytes(2 * BLOCK)  # the end of an archive that we write
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
 AFTER_END = "members after the end of the archive"  # the problem that scan() has with a header after zeros
 
+#: What is often given in place of an archive, by what it begins with.
+OTHERS = {
+    b"<!doctype html": "an HTML page",
+    b"<html": "an HTML page",
+    b"<?xml": "XML",
+    b"{": "JSON (the name of a manifest ends in .json)",
+    b"pk\3\4": "a zip file",
+    b"par1": "a Parquet file",
+    b"\x89png": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"\x93numpy": "a .npy file",
+}
+
 #: Whether zeros must end an archive, or it may also be cut between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
 
@@ -79,6 +92,8 @@ def read_members(
     and more zeros at the end than writers leave, unless *concatenated*; and for nothing but zeros, unless they are the
     two blocks of an archive without members.
     """
+    if not hasattr(stream, "read"):
+        raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
     if url is None and isinstance(name := getattr(stream, "name", None), str):
         url = name
     buffer, base = b"", 0  # base: offset of the buffer in the archive
@@ -123,7 +138,7 @@ def read_members(
             continue
         if problem:
             if base + position == 0 and problem == "bad header checksum":
-                problem = "not a tar archive"
+                problem = not_an_archive(buffer)
             raise TarError(problem, url=url, offset=base + position)
         if ahead > CHUNK:
             ahead = CHUNK
@@ -191,7 +206,7 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)
     if base == 0 and not zeros and not missing and len(rest) < BLOCK:
-        raise TarError("shorter than a header, not a tar archive", url=url, offset=0)
+        raise TarError(not_an_archive(rest), url=url, offset=0)
     if zeros and any(rest):
         raise TarError("junk after the end of the archive", url=url, offset=base)
     if not zeros and (rest or missing):
@@ -207,6 +222,21 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
         reason = f"{padding} bytes of zeros at the end, more than the {MAX_END} that writers leave"
         reason += ": members were overwritten, or the file is padded; pass concatenated=True (-i) if it is"
         raise TarError(reason, url=url, offset=base - zeros * BLOCK)
+
+
+def not_an_archive(head: bytes) -> str:
+    """Say that what begins with *head* is no archive, and what it is where that is plain to see.
+
+    >>> not_an_archive(b"<!DOCTYPE html><title>Log in</title>"), not_an_archive(b"set-000.tar\\nset-001.tar\\n")
+    ('an HTML page, not a tar archive', 'a list of names, to be read as @FILE, not a tar archive')
+    """
+    text = head[:BLOCK].lstrip().lower()
+    for beginning, kind in OTHERS.items():
+        if text.startswith(beginning):
+            return f"{kind}, not a tar archive"
+    if b".tar" in text.partition(b"\n")[0] and b"\0" not in text:
+        return "a list of names, to be read as @FILE, not a tar archive"
+    return f"{'' if len(head) >= BLOCK else 'shorter than a header, '}not a tar archive"
 
 
 def pack_header(name: str, size: int) -> bytes:

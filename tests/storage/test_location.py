@@ -226,8 +226,11 @@ def test_globs(tmp_path, monkeypatch):
     assert Location.of(f"file://{tmp_path}/b%20*").glob() == [Location(f"file://{tmp_path}/b%201.tar")]
     assert Location.of("file:b*").glob() == [Location("file:b 1.tar")]
     assert Location.of("none*").glob() == []
-    for url in "a[1].tar", "none.tar", "http://h/*.tar", "pipe:cat *.tar", "unknown:*.tar":
+    for url in "a[1].tar", "none.tar", "http://h/a.tar?x=*", "pipe:cat *.tar", "http://[::1]:80/[1].tar":
         assert Location.of(url).glob() == [Location(url)]
+    for url, words in {"http://h/*.tar": "does not list", "unknown:*.tar": "unknown scheme"}.items():
+        with pytest.raises(UrlError, match=words):
+            Location.of(url).glob()
 
 
 def test_sizes_and_what_exists(tmp_path):

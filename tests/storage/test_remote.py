@@ -2,6 +2,7 @@
 
 import io
 import sys
+import zipfile
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from range_server import serving
 
 from tarshards import ShardWriter, Stream, TarWriter
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, UrlError
 from tarshards.index.build import build_index
 from tarshards.storage import fsspec_ as remote
 from tarshards.storage.expressions import expand_urls
@@ -78,6 +79,25 @@ def test_two_readers_of_one_file(memory):
         assert one.read(1) == DATA[5:6]
         assert one.name == "memory://a.tar"
     assert read("memory://a.tar") == DATA
+
+
+@pytest.mark.parametrize("spec", ["memory://d/x-*.tar", "memory:d/x-[12].tar", "simplecache::memory://d/x-*.tar"])
+def test_patterns_list_a_store(memory, spec):
+    for name in "x-2.tar", "x-1.tar", "x-1.tar.index", "y-1.tar":
+        write(f"memory://d/{name}", b"data")
+    first = spec.partition("d/")[0]
+    assert expand_urls(spec) == [f"{first}d/x-1.tar", f"{first}d/x-2.tar"]
+    assert [read(url) for url in expand_urls(spec)] == [b"data", b"data"]
+
+
+def test_patterns_in_an_archive_and_none(memory, tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("x-1.tar", b"data")
+    assert expand_urls(f"zip://x-*.tar::{tmp_path}/all.zip") == [f"zip://x-1.tar::{tmp_path}/all.zip"]
+    write("memory://a[1].tar", b"data")
+    assert expand_urls("memory://a[1].tar") == ["memory://a[1].tar"]
+    with pytest.raises(UrlError, match=r"memory://x-\*\.tar: no file matches"):
+        expand_urls("memory://x-*.tar")
 
 
 def test_a_missing_file(memory):

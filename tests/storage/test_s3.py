@@ -9,6 +9,7 @@ import pytest
 from tarshards import Stream, TarWriter
 from tarshards.errors import OpenError
 from tarshards.index.build import build_index
+from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 
@@ -127,3 +128,10 @@ def test_what_is_not_there_and_what_is_written(store):
         with pytest.raises(OpenError, match=r"s3://bucket/none\.tar: No such file") as caught:
             action(Location.of("s3://bucket/none.tar"))
         assert "s3cret" not in str(caught.value)
+
+
+def test_patterns_list_a_bucket(store):
+    for name in "x-1.tar", "x-0.tar", "x-0.tar.index", "y-0.tar":
+        with open_shard(f"s3://bucket/d/{name}", "wb") as stream:
+            stream.write(DATA)
+    assert expand_urls("s3://bucket/d/x-*.tar") == ["s3://bucket/d/x-0.tar", "s3://bucket/d/x-1.tar"]

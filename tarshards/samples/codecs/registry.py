@@ -25,8 +25,10 @@ def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Func
     21.5
     """
 
+    _check(extensions)
+
     def register(function: Function) -> Function:
-        for extension in _checked(extensions):
+        for extension in extensions:
             if not unsafe:  # otherwise a built-in unsafe decoder would still take precedence
                 UNSAFE_DECODERS.pop(extension, None)
             (UNSAFE_DECODERS if unsafe else DECODERS)[extension] = function
@@ -38,8 +40,10 @@ def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Func
 def encoder(*extensions: str) -> Callable[[Function], Function]:
     """Register ``f(value) -> bytes`` for fields with one of *extensions*, replacing an earlier encoder."""
 
+    _check(extensions)
+
     def register(function: Function) -> Function:
-        ENCODERS.update(dict.fromkeys(_checked(extensions), function))
+        ENCODERS.update(dict.fromkeys(extensions, function))
         return function
 
     return register
@@ -55,10 +59,9 @@ def require(module: str, *, extra: str) -> Any:
         raise ModuleNotFoundError(f"{module} is missing: pip install 'tarshards[{extra}]'", name=exc.name) from exc
 
 
-def _checked(extensions: tuple[str, ...]) -> tuple[str, ...]:
+def _check(extensions: tuple[str, ...]) -> None:
     for extension in extensions or ("",):
         if not isinstance(extension, str):
-            raise TypeError(f"an extension is a str, not {type(extension).__name__}")
+            raise TypeError(f'an extension is a str, as in @decoder("png"), not {extension!r}')
         if not extension or extension != extension.lower() or "." in extension or extension == "gz":
             raise ValueError(f"{extension!r} is not an extension: use lower case, no dot, and not gz (built in)")
-    return extensions

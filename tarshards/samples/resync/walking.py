@@ -7,7 +7,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tarshards.storage.plain import PlainFile
-from tarshards.tar.read import BLOCK, END, MAX_END, MEMBER_LIMIT, ArchiveEnd, padding, scan, scan_through
+from tarshards.tar.read import (
+    BLOCK,
+    END,
+    MAX_END,
+    MEMBER_LIMIT,
+    ArchiveEnd,
+    not_an_archive,
+    padding,
+    scan,
+    scan_through,
+)
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -141,7 +151,7 @@ def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
                 at += zeros
             resumed = _resume(file, bad)
             nothing = position + at == 0 and resumed == size
-            yield Gap(position + at, resumed, "not a tar archive" if nothing else problem)
+            yield Gap(position + at, resumed, not_an_archive(buffer) if nothing else problem)
             if resumed == size:
                 return
             position, zeros_before, ahead = resumed, 0, LEAST
@@ -161,7 +171,7 @@ def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -
     if not file.size:
         yield Gap(0, 0, "empty input, not a tar archive")
     elif file.size < BLOCK:
-        yield Gap(0, file.size, "shorter than a header, not a tar archive")
+        yield Gap(0, file.size, not_an_archive(file.read(0, BLOCK)))
     elif ended and any(rest):
         yield Gap(position, file.size, "junk after the end of the archive")
     elif ended and rest:
