@@ -285,7 +285,7 @@ def test_loaders(here, code, kind, words):
         None,
         "no field clss; .* mean 'cls'",
     ),
-    (f'next(iter(ArrayLoader({TRAIN}, 9, fields={{"PNG": readers.image()}})))', None, "sample has cls, png; .* 'png'"),
+    (f'next(iter(ArrayLoader({TRAIN}, 9, fields={{"pngs": readers.image()}})))', None, "sample has cls, png; .* 'png'"),
     (
         'next(iter(ArrayLoader(Stream.from_shards("plain-0000.tar"), 9, fields={"text": readers.text()})))',
         None,
