@@ -22,6 +22,7 @@ from tarshards.storage.markers import Record, read_marker, remove_marker, write_
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+SCHEDULER_GRACE = 25.0  # the same under Kubernetes and Slurm, which by default kill 30 seconds after SIGTERM
 STDOUT = 1
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
 TAIL = 4096  # bytes of a log that are searched for its last line
@@ -53,11 +54,12 @@ class Worker:
     """Runs items of a plan in a with-block; ``stop`` may be called from any thread.
 
     *run* is equal for all tries of one run of the job. What the commands start has the environment variable
-    ``TARJOB_RUN``, which begins with *owner*; a guard ends it if this process is killed.
+    ``TARJOB_RUN``, which begins with *owner*; a guard ends it if this process is killed. A command that is stopped has
+    *grace* seconds to end by itself.
     """
 
-    def __init__(self, plan: JobPlan, *, run: str, owner: str):
-        self.plan, self.run_name = plan, run
+    def __init__(self, plan: JobPlan, *, run: str, owner: str, grace: float = GRACE):
+        self.plan, self.run_name, self.grace = plan, run, grace
         self.stopped = False
         value = f"{owner}/{os.getpid()}-{time.time_ns()}"
         self._variable, self._environment = f"TARJOB_RUN={value}", {**os.environ, "TARJOB_RUN": value}
@@ -128,10 +130,10 @@ class Worker:
             copy = _Copy(os.fdopen(group.stdout, "rb")) if log is None else None
             while not (self.stopped or group.wait(TICK)):
                 pass
-            status = group.end(GRACE if self.stopped else 0)
+            status = group.end(self.grace if self.stopped else 0)
         except BaseException:
             if group is not None:
-                group.end(GRACE)
+                group.end(self.grace)
             raise
         if copy is not None:
             copy.finish()
@@ -192,7 +194,7 @@ def run_task(url: str, *, index: int | None = None) -> int:
     if not 0 <= index < len(plan.tasks):
         raise StateError(f"no task {index}: the plan has {len(plan.tasks)} tasks", url=location.name)
     run = os.environ.get("SLURM_ARRAY_JOB_ID") or socket.gethostname()  # Kubernetes names a host after Job and index
-    with Worker(plan, run=run, owner=socket.gethostname()) as worker:
+    with Worker(plan, run=run, owner=socket.gethostname(), grace=SCHEDULER_GRACE) as worker:
         failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
     for result in failed:
         print(f"tarjob: {' '.join(result.item.values)}: status {result.status}: {result.line}", file=sys.stderr)  # noqa: T201

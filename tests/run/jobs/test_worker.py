@@ -17,6 +17,7 @@ from running import TARJOB, upper
 
 from tarshards.run.jobs.job_plan import make_plan
 from tarshards.run.jobs.kubernetes_objects import WORKER
+from tarshards.run.jobs.worker import GRACE
 
 COMMAND = ["tarproc", "-q", "-c", "tr a-z A-Z <sample.txt >sample.up", "in-{}.tar", "--overwrite", "-o", "out-{}.tar"]
 
@@ -125,6 +126,18 @@ def test_sigterm_ends_the_command(folder, path_with_tools):
     assert process.returncode == 143
     assert not Path(f"/proc/{Path('pid').read_text().strip()}").exists()
     assert not Path("state").exists()
+
+
+def test_a_command_has_longer_than_a_local_one_to_save_what_it_has(folder, path_with_tools):
+    save = f"sleep {GRACE + 1}; echo >saved; exit"
+    script = f"trap '{save}' TERM; echo >began; while :; do sleep 0.02; done; : {{}}"
+    Path("plan.json").write_text(make_plan([script], ["a"], state="state").dumps())
+    process = pod(0, path_with_tools)
+    while not Path("began").exists():
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert (process.returncode, Path("saved").exists()) == (143, True)
 
 
 @pytest.fixture
