@@ -12,7 +12,9 @@ from running import TARJOB, start_slurm
 from tarshards import TarWriter
 
 collect_ignore = (
-    [] if find_spec("kubernetes_validate") else ["api_server.py", "test_kubernetes.py", "test_kubernetes_objects.py"]
+    []
+    if find_spec("kubernetes_validate")
+    else ["api_server.py", "test_kubernetes.py", "test_kubernetes_objects.py", "test_training_manifests.py"]
 )
 
 

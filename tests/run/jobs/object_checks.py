@@ -12,6 +12,7 @@ from typing import Any
 from tarshards.run.jobs.kubernetes_objects import VARIABLE
 from tarshards.run.jobs.options import parse_quantity
 
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -23,11 +24,11 @@ EFFECTS = (None, "NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def check_object(made: dict[str, Any]) -> None:
-    """Raise ValueError with what is wrong with a Job or ConfigMap, all of it in one line."""
+    """Raise ValueError with what is wrong with a Job, ConfigMap or Service, all of it in one line."""
     kind = made.get("kind")
-    checks = {"Job": _job, "ConfigMap": _config}
+    checks = {"Job": _job, "ConfigMap": _config, "Service": _service}
     if kind not in checks:
-        raise ValueError(f"a Job or a ConfigMap, not {kind}")
+        raise ValueError(f"a Job, a ConfigMap or a Service, not {kind}")
     problems = [*_metadata(made["metadata"]), *checks[kind](made)]
     if problems:
         raise ValueError(f"{kind} {made['metadata'].get('name')}: {'; '.join(problems)}")
@@ -56,6 +57,18 @@ def _config(made: dict[str, Any]) -> Iterator[str]:
     size = sum(len(text.encode()) for text in made.get("data", {}).values())
     if size > MAX_CONFIG:
         yield f"{size} bytes of data, more than {MAX_CONFIG}"
+
+
+def _service(made: dict[str, Any]) -> Iterator[str]:
+    if not DNS_LABEL.fullmatch(made["metadata"].get("name", "")):
+        yield "the name is no DNS label"
+    yield from _labels(made["spec"].get("selector", {}), "selector")
+    ports = made["spec"].get("ports", [])
+    if len(ports) > 1 and not all("name" in port for port in ports):
+        yield "several ports need names"
+    for port in ports:
+        if not 0 < port["port"] < 1 << 16 or not DNS_LABEL.fullmatch(port.get("name", "x")):
+            yield f"{port} is no port"
 
 
 def _job(made: dict[str, Any]) -> Iterator[str]:

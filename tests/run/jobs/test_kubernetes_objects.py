@@ -10,7 +10,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from object_checks import check_object, is_label_key
+from object_checks import VERSIONS, check_object, is_label_key
 
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.interop
 
 GOLDEN = Path(__file__).with_name("seed.yaml")
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
-VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 PATCH = """
 - {op: add, path: /spec/template/spec/nodeSelector, value: {cloud.google.com/gke-nodepool: big}}
 - op: add
@@ -217,7 +216,7 @@ REFUSED = [
     (job(container={"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}), "more than its limit"),
     (job(container=resources(**{"nvidia.com/gpu": "1"})), "nvidia.com/gpu is not overcommitted"),
     ({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20 | 1)}}, "1048577 bytes of data"),
-    ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job or a ConfigMap, not Pod"),
+    ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job, a ConfigMap or a Service, not Pod"),
 ]
 
 
