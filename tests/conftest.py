@@ -77,9 +77,10 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"Skipped for want of {'; '.join(filter(None, parts))}.", yellow=True)
 
 
-# In a background job SIGINT is ignored, and the tools that tests interrupt would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In a background job SIGINT is ignored, and by nohup SIGHUP; the tools that tests interrupt would inherit that.
+for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 BIN = Path(__file__).parents[1] / "bin"
 

@@ -67,6 +67,11 @@ def load_kernel(module: str) -> ModuleType:
         raise
 
 
+def warnings_of(stderr: str) -> str:
+    """Return what a program wrote to stderr, less the notice that there are no compiled kernels."""
+    return "".join(line for line in stderr.splitlines(True) if "native kernels are not compiled" not in line)
+
+
 def main() -> None:
     packages = [package for name, packages in PACKAGES.items() if not is_installed(name) for package in packages]
     if packages:

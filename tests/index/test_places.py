@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from programs import load_kernel
 
 from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
@@ -58,6 +59,7 @@ def test_the_first_alternative_that_is_there_is_found(find):
 
 @pytest.mark.parametrize("change", ["written to", "removed"])
 def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, change):
+    load_kernel("tarshards.storage._mapped")
     path = tmp_path / "set-1.tar"
     if change == "removed":
         path.unlink()

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from with_torch import needs_torch
 
 from tarshards import EncodeError, OpError, SampleError, ShardWriter, StateError, read_samples
 from tarshards.errors import OpenError
@@ -323,6 +324,7 @@ def test_a_folder():
     assert found == [{"__key__": "a", "cls": b"a.cls", "txt": b"a.txt"}, {"__key__": "b/c", "txt": b"b/c.txt"}]
 
 
+@needs_torch
 def test_a_torch_dataset():
     import torch
     from torch.utils.data import TensorDataset
