@@ -18,8 +18,9 @@ test-core:
 	$(MAKE) VENV=$(CORE) $(CORE)/.test-core
 	$(CORE)/bin/python -m pytest -n auto -m "not interop" $(PYTEST)
 
+MINORS ?= 12 13 14
 test-pythons:
-	for minor in 12 13 14; do \
+	for minor in $(MINORS); do \
 	    for python in python3.$$minor $(HOME)/.pyenv/versions/3.$$minor.*/bin/python none; do \
 	        if $$python -c '' 2>/dev/null; then $(MAKE) test-core PYTHON=$$python || exit; break; fi; \
 	        if [ $$python = none ]; then echo "Python 3.$$minor: not found, not tested"; fi; \

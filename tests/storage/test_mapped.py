@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from leftovers import Leftovers
 from programs import load_kernel
+from with_torch import needs_torch
 
 SIZE = 1 << 20
 
@@ -163,7 +164,7 @@ def run(module: str, code: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=needs_torch if "torch" in case else ()) for case in CASES])
 @pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
 def test_no_process_dies(module, case, path):
     load_kernel(f"tarshards.storage.{module}")
