@@ -19,7 +19,9 @@ arguments raise Python's own TypeError and ValueError; the functions at the end 
 
 from __future__ import annotations
 
+import copyreg
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,9 +50,11 @@ class TarshardsError(Exception):
         name = ".".join(part for part in (key, field) if part is not None) or None
         place = [url, None if offset is None else f"offset {offset}", name]
         super().__init__(": ".join([part for part in place if part is not None] + [reason]))
+        if _is_in_worker():
+            self.__class__ = _class_of(self)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.args), vars(self)
+        return _rebuild, (_kind_of(self), self.args), vars(self)
 
 
 def _rebuild(kind: type[TarshardsError], arguments: tuple[Any, ...]) -> TarshardsError:
@@ -58,6 +62,66 @@ def _rebuild(kind: type[TarshardsError], arguments: tuple[Any, ...]) -> Tarshard
     error = kind.__new__(kind)
     error.args = arguments
     return error
+
+
+# A worker of torch's DataLoader sends not the error but its class, and the traceback as text; the loader then calls the
+# class with the text. So in a worker each error gets a class of its own, and the pickle of that class holds the error.
+
+
+class _ClassOfOne(type):
+    """The class of a single error; *error* is what pickling that error gives."""
+
+    error: tuple[Any, ...]
+
+
+def _is_in_worker() -> bool:
+    info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return info is not None and info() is not None
+
+
+def _kind_of(error: TarshardsError) -> Any:
+    """Return the class of *error* that others can import."""
+    kind = type(error)
+    return kind.__base__ if isinstance(kind, _ClassOfOne) else kind
+
+
+def _class_of(error: TarshardsError) -> Any:
+    """Return a class for *error* alone, which looks like its own; attributes that it gets later are part of it."""
+    kind = _kind_of(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "error": error.__reduce__()}
+    return _ClassOfOne(kind.__name__, (kind,), names)
+
+
+def _pickle_class(kind: _ClassOfOne) -> Any:
+    import pickle
+
+    build, arguments, state = kind.error
+    try:
+        pickle.dumps(state)
+    except Exception:  # a user has added what cannot be pickled, and the DataLoader would wait for it for ever
+        state = {name: value for name, value in state.items() if isinstance(value, str | int | None)}
+    return _Arrived, (build, arguments, state)
+
+
+copyreg.pickle(_ClassOfOne, _pickle_class)
+
+
+class _Arrived:
+    """What the class of an error is where a DataLoader raises it again: called with the text, it returns the error."""
+
+    def __init__(self, build: Any, arguments: tuple[Any, ...], state: dict[str, Any]):
+        self.__name__ = arguments[0].__name__
+        self._error = build(*arguments)
+        self._error.__setstate__(state)
+
+    def __call__(self, text: str) -> TarshardsError:
+        error: TarshardsError = self._error
+        error.__cause__ = RemoteTraceback(text)
+        return error
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in the process that it comes from, as text: the cause of the error that arrives."""
 
 
 class OpenError(TarshardsError, OSError):

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import OpError, shortened
+from tarshards.errors import OpError, RemoteTraceback, shortened
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -282,7 +282,7 @@ class _Process:
         """Return the result of a call, or raise what it raised; OpError if the process died of it."""
         try:
             self._pipe.send(work)
-            error, result = self._pipe.recv()
+            error, result, traceback = self._pipe.recv()
         except (EOFError, OSError) as broken:
             self.dead = True
             self._process.join()
@@ -292,7 +292,7 @@ class _Process:
             raise OpError(f"its process {end}") from broken
         self._imports = False
         if error is not None:
-            raise error
+            raise error from RemoteTraceback(traceback)
         return result
 
     def kill(self) -> None:
@@ -326,19 +326,32 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
         except EOFError:
             return
         except Exception as error:  # of what cannot be unpickled here
-            pipe.send((error, None))
+            pipe.send(_reply_of(error))
             continue
         if work is None:
             return
         function, args, options = work
         try:
-            reply: Any = (None, function(*args, **options))
+            reply: Any = (None, function(*args, **options), "")
         except Exception as error:
-            reply = (error, None)
+            reply = _reply_of(error)
         try:
             pipe.send(reply)
         except Exception as error:
-            pipe.send((OpError(f"the result cannot be sent back: {type(error).__name__}: {error}"), None))
+            pipe.send(_reply_of(OpError(f"the result cannot be sent back: {type(error).__name__}: {error}")))
+
+
+def _reply_of(error: Exception) -> tuple[Exception, None, str]:
+    """Return what tells the other end of *error*, in words where it cannot be made there again."""
+    import pickle
+    from traceback import format_exception
+
+    text = "\n" + "".join(format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = OpError(f"{type(error).__name__}: {error}")
+    return error, None, text
 
 
 def ending(status: int) -> str:

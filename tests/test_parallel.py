@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import wait
+from concurrent.futures import ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
 from tarshards import parallel
-from tarshards.errors import OpError
+from tarshards.errors import OpenError, OpError, RemoteTraceback
 from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map
 
 
@@ -208,3 +210,56 @@ def test_deadlines_without_pidfd(monkeypatch):
     os.kill(group.pid, signal.SIGTERM)
     assert group.wait(100)
     assert group.end() == -signal.SIGTERM
+
+
+class Unmade(Exception):
+    """Pickles, and cannot be made again."""
+
+    def __init__(self, what: str, number: int):
+        super().__init__(f"{number} {what}")
+
+
+def fail(how: str) -> None:
+    if how == "tree":
+        error = OpenError("full", url="a.tar", offset=7, key="k", field="f", errno=errno.ENOSPC)
+        error.cost = "all of it"
+        error.add_note("as it should be")
+        try:
+            raise KeyError("behind it")
+        except KeyError as cause:
+            raise error from cause
+    if how == "unmade":
+        raise Unmade("apples", 7)
+    error = ValueError("with a lock")
+    error.lock = Lock()  # type: ignore[attr-defined]
+    raise error
+
+
+@pytest.mark.usefixtures("start_method")
+def test_errors_arrive_with_all_that_they_hold():
+    with ProcessPool(1) as pool:
+        error = pool.submit(fail, "tree").exception()
+        assert type(error) is OpenError
+        assert str(error) == "a.tar: offset 7: k.f: full"
+        assert (error.url, error.offset, error.key, error.field) == ("a.tar", 7, "k", "f")
+        assert (error.errno, error.cost, error.__notes__) == (errno.ENOSPC, "all of it", ["as it should be"])
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert "KeyError: 'behind it'" in str(error.__cause__)
+        for how, text in (("unmade", "Unmade: 7 apples"), ("lock", "ValueError: with a lock")):
+            error = pool.submit(fail, how).exception()
+            assert type(error) is OpError
+            assert str(error) == text
+            assert "in fail" in str(error.__cause__)
+        assert pool.submit(act, "pid").result() > 0
+
+
+def test_errors_of_the_tree_cross_the_standard_pool():
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        error = pool.submit(fail, "tree").exception()
+    assert type(error) is OpenError
+    assert (error.url, error.errno, error.cost, error.__notes__) == (
+        "a.tar",
+        errno.ENOSPC,
+        "all of it",
+        ["as it should be"],
+    )

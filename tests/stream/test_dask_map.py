@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tarshards import TarWriter
+from tarshards.errors import OpenError
 from tarshards.stream.dask import dask_executor, dask_map
 from tarshards.write.map import map_shards
 
@@ -93,3 +94,17 @@ def test_dask_map_keeps_the_order(client):
 def test_errors_come_home(client):
     with pytest.raises(ZeroDivisionError):
         list(dask_map([1, 0], partial(divmod, 1), client=client))
+
+
+def full(_):
+    error = OpenError("full", url="a.tar", offset=7, key="k", field="f", errno=28)
+    error.cost = "all of it"
+    error.add_note("as it should be")
+    raise error
+
+
+def test_errors_arrive_with_all_that_they_hold(client):
+    error = dask_executor(client).submit(full, 0).exception()
+    assert (type(error), str(error)) == (OpenError, "a.tar: offset 7: k.f: full")
+    assert (error.url, error.offset, error.key, error.field, error.errno) == ("a.tar", 7, "k", "f", 28)
+    assert (error.cost, error.__notes__) == ("all of it", ["as it should be"])
