@@ -228,6 +228,15 @@ def flag(name: str, value: Any, advice: str = "") -> bool:
     return bool(value)
 
 
+def visible(text: str) -> str:
+    r"""Escape control characters, line breaks, and bytes that are not UTF-8, for names that others gave.
+
+    >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
+    ('tab\\there \\x1b[31m', 'latin\\xe9')
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
+
+
 def shortened(value: Any) -> str:
     """Return how messages show an argument: its repr, in one line of at most 100 characters.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from tarshards import __version__
-from tarshards.errors import SampleError, TarshardsError
+from tarshards.errors import SampleError, TarshardsError, visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -55,7 +56,8 @@ class Program(click.Command):
 
     Exit codes: 0 done, and no more was lost than --on-error and --max-errors allow, which stderr tells; 1 the data
     failed, or more was lost; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. When the
-    reader of stdout has gone away the program ends quietly, killed by SIGPIPE.
+    reader of stdout has gone away the program ends quietly, killed by SIGPIPE. A full disk is an error of one line,
+    also where stdout leads to it, and also for --help.
     """
 
     def __init__(
@@ -101,17 +103,22 @@ class Program(click.Command):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **options)
         signal.signal(signal.SIGTERM, _terminate)
+        _occupy_standard_streams()
         try:
-            # Not click's own main(), which turns a closed pipe into an exit code.
-            self._complete()
-            arguments = sys.argv[1:] if args is None else list(args)
-            with self.make_context(program_name(), arguments) as context:
-                self.invoke(context)
-            sys.stdout.flush()
+            try:
+                # Not click's own main(), which turns a closed pipe into an exit code.
+                self._complete()
+                arguments = sys.argv[1:] if args is None else list(args)
+                with self.make_context(program_name(), arguments) as context:
+                    self.invoke(context)
+            finally:  # the interpreter would do it after the exit code is known
+                sys.stdout.flush()
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            error.show()
+            lines = io.StringIO()
+            error.show(lines)
+            click.echo("\n".join(map(visible, lines.getvalue().split("\n"))), nl=False, err=True)
             sys.exit(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(130)
@@ -120,6 +127,10 @@ class Program(click.Command):
             os.kill(os.getpid(), signal.SIGPIPE)
         except TarshardsError as error:
             say(str(error))
+            sys.exit(1)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again to write the rest
+            say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")
             sys.exit(1)
         finally:
             gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
@@ -142,6 +153,19 @@ def _terminate(*_: object) -> None:
     sys.exit(143)
 
 
+def _occupy_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr that are closed: no other file takes their place, and using them fails."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if descriptor else os.O_WRONLY)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         name = program_name()
@@ -155,8 +179,8 @@ def program_name() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr, after the tool's name."""
-    click.echo(f"{program_name()}: {text}", err=True)
+    """Print a line to stderr, after the tool's name; terminals obey no escape sequences in it."""
+    click.echo(f"{program_name()}: {visible(text)}", err=True)
 
 
 class Name(click.ParamType):

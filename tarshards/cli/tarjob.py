@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from tarshards.cli._common import COUNT, FILE, UNITS, Program, Size, options, quiet_option, say, tool, usage_errors
-from tarshards.errors import OpenError, StateError, TarshardsError, UrlError
+from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -291,7 +291,7 @@ def _finish(plan: Any, status: Any, notes: list[str], quiet: bool) -> None:
     from tarshards.run.jobs.status import table
 
     if not status.complete or notes:
-        click.echo("\n".join([table(plan, status), *notes]), err=True)
+        click.echo("\n".join([table(plan, status), *map(visible, notes)]), err=True)
     elif not quiet:
         say(f"{status.total} items done")
     sys.exit(_code(status))
@@ -328,7 +328,7 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
     if wait:
         _wait(folder, quiet)
     plan, status, notes = status_of(folder)
-    click.echo("\n".join([table(plan, status), *notes]))
+    click.echo("\n".join([table(plan, status), *map(visible, notes)]))
     sys.exit(_code(status))
 
 
@@ -367,7 +367,7 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
     if items and not chosen:
         raise StateError(f"{plan.name} has no item {' '.join(items)}")
     for item in chosen:
-        click.echo(f"==> {item.number} {' '.join(item.values)} <==", err=True)
+        click.echo(visible(f"==> {item.number} {' '.join(item.values)} <=="), err=True)
         click.echo(log_of(folder, item), nl=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tarshards.errors import ShardIndexError, flag
+from tarshards.errors import ShardIndexError, flag, visible
 from tarshards.index.sidecar import has_index
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, split_name
@@ -87,7 +87,7 @@ class Opening:
             )
         log.info(
             "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",
-            Location.of(shards[0].url).name,
+            visible(Location.of(shards[0].url).name),
         )
         return False
 

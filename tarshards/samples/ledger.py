@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from tarshards.errors import AuditError, shortened
+from tarshards.errors import AuditError, shortened, visible
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
@@ -42,7 +42,7 @@ def log_error(error: Exception) -> None:
     """Log a warning of what is left out for an error."""
     import logging
 
-    logging.getLogger("tarshards").warning("left out: %s", error)
+    logging.getLogger("tarshards").warning("left out: %s", visible(str(error)))
 
 
 class Quarantined(NamedTuple):
@@ -412,7 +412,7 @@ def _first(read: Counter[str]) -> str:
 def _describe(entry: Quarantined) -> str:
     name = entry.key if entry.field is None else f"{entry.key}.{entry.field}"
     offset = None if entry.offset is None else f"offset {entry.offset}"
-    return ": ".join(part for part in (entry.shard, offset, name, entry.reason) if part is not None)
+    return visible(": ".join(part for part in (entry.shard, offset, name, entry.reason) if part is not None))
 
 
 class _Mailbox:

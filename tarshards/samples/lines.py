@@ -12,15 +12,6 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
 
-def visible(text: str) -> str:
-    r"""Escape control characters, line breaks, and bytes that are not UTF-8.
-
-    >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
-    ('tab\\there \\x1b[31m', 'latin\\xe9')
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
-
-
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
     """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``."""
     name = Location.of(url).name

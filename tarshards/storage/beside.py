@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from typing import Any
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, visible
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import SUFFIX, without_counts
 from tarshards.storage.streams import failure, is_missing
@@ -103,4 +103,4 @@ def _name_exports(path: str) -> None:
             import logging
 
             reason = "may be of the shard that is replaced; write it again with `tarindex --format`"
-            logging.getLogger("tarshards").warning("%s: %s", name, reason)
+            logging.getLogger("tarshards").warning("%s: %s", visible(name), reason)

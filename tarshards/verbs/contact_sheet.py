@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from io import BytesIO
 
+from tarshards.errors import visible
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.keys import Sample
 from tarshards.storage.opening import open_url
-from tarshards.verbs.show import fields_of, is_image, on_white, preview, visible
+from tarshards.verbs.show import fields_of, is_image, on_white, preview
 
 THUMBNAIL = 240  # pixels
 TINY = 48  # pictures up to this size are enlarged, with square pixels

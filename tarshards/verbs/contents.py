@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tarshards.samples.lines import visible
+from tarshards.errors import visible
 
 
 class FieldSizes:

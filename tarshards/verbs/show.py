@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
+from tarshards.errors import visible
 from tarshards.samples.codecs import decode_field, image
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.lines import visible
 from tarshards.verbs.contents import Contents, FieldSizes, align
 
 TEXTS = frozenset(["txt", "text", "transcript"])

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError
+from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError, visible
 from tarshards.parallel import bounded_map
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.read import sample_members
@@ -226,7 +226,7 @@ class _Journal:
         count = len(self.shards)
         log.warning(
             "%s: an interrupted call wrote %d shard%s, but %s: removed, to start anew",
-            *(self.name, count, "s" * (count != 1), reason),
+            *(visible(self.name), count, "s" * (count != 1), visible(reason)),
         )
         self._discarded = count
         self.shards, self.items, self._sizes, self._marks = [], 0, [], {}

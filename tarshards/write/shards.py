@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tarshards.errors import OpenError, SampleError
+from tarshards.errors import OpenError, SampleError, visible
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import sample_members
 from tarshards.storage.compression import named_compression
@@ -266,7 +266,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
 
         names = left[0] if len(left) == 1 else f"{left[0]} to {left[-1]}"
         reason = "left by an earlier run, beyond the last shard that is written now; remove what is not of this dataset"
-        logging.getLogger("tarshards").warning("%s: %s", names, reason)
+        logging.getLogger("tarshards").warning("%s: %s", visible(names), reason)
 
 
 def write_samples(

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tarshards.errors import TarError
+from tarshards.errors import TarError, visible
 from tarshards.samples.codecs import encode_field
 from tarshards.verbs.contact_sheet import write_contact_sheet
-from tarshards.verbs.show import Summary, draw_pictures, list_sample, preview, visible
+from tarshards.verbs.show import Summary, draw_pictures, list_sample, preview
 
 VALUES = {
     "txt": ("seven\n", '"seven\\n"'),

@@ -7,20 +7,19 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from configparser import ConfigParser
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tool_lines import OTHERS, ROOT, WRITING, command_of, make_inputs
 
-from tarshards import ShardWriter, TarWriter, open_shard, open_url, write_dataset, write_samples
+from tarshards import ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
+from tarshards.errors import SampleError, ShardIndexError, TarError
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
 from tarshards.index.manifests import update_manifests
 from tarshards.index.refresh import export_indexes, refresh_indexes
 from tarshards.run.jobs.job_folder import JobFolder
-from tarshards.samples.codecs import encode_field
 from tarshards.storage.markers import write_marker
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.repair import repair_shards
@@ -28,7 +27,6 @@ from tarshards.write.map import map_shards
 from tarshards.write.reshard import reshard
 from tarshards.write.split import split_samples
 
-ROOT = Path(__file__).parents[2]
 SAMPLES = [{"__key__": f"{i:03d}", "txt": b"text", "cls": b"%d" % (i % 3)} for i in range(9)]
 
 
@@ -74,9 +72,7 @@ def check(events, sync, *, at_least=1):
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with ShardWriter("in-%d.tar", max_samples=4, sync=False) as writer:
-        for sample in SAMPLES:
-            writer.write(sample)
+    make_inputs(tmp_path)
     return "in-{0..2}.tar"
 
 
@@ -147,51 +143,19 @@ def test_what_a_resharding_resumes_from_is_on_the_disk_too(shards, events):
     assert {f"scattered-00000{i}.data" for i in range(3)} <= scattered
 
 
-TOOLS = {
-    "lines2tar": "lines.txt -o out.tar",
-    "tar2json": "in-0.tar -o out.jsonl",
-    "tar2tsv": "in-0.tar -o out.tsv",
-    "tarcat": "in-0.tar -o out.tar",
-    "tarcheck": "-q in-0.tar --repair out.tar",
-    "tarcreate": "--dir tree --class-field cls --classes out.txt -o out.tar",
-    "tarfirst": "in-0.tar --tar -o out.tar",
-    "targrep": "text in-0.tar -o out.tar",
-    "tarindex": "in-0.tar --crc",
-    "tarmerge": "in-0.tar in-0.tar --conflict first -o out.tar",
-    "tarmix": "in-0.tar in-1.tar -o out.tar",
-    "tarpcat": "in-{0..1}.tar -o out.tar",
-    "tarproc": "-c true in-0.tar -o out.tar",
-    "tarreshard": "in-{0..2}.tar -o out-%d.tar",
-    "tarscat": "in-0.tar -o out.tar",
-    "tarshow": "in-0.tar --html out.html",
-    "tarsort": "in-0.tar -o out.tar",
-    "tarsplit": "in-{0..2}.tar -n 4 --index -o out-%d.tar",
-}
-QUARANTINE = ("tarcat", "in-0.tar -f missing --on-error quarantine=bad.tar -o out.tar")
-NO_FILES = {"kujob", "tarjob"}  # besides markers and plans, which are always waited for
-
-
-def command_of(tool):
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
-    module, function = scripts[tool].split(":")
-    return getattr(import_module(module), function)
+QUARANTINE = ("tarcat", "{0}in-0.tar -f missing --on-error quarantine=bad.tar -o out.tar")
 
 
 def test_no_tool_is_forgotten():
-    assert TOOLS.keys() | NO_FILES == {path.name for path in (ROOT / "bin").iterdir()}
+    assert WRITING.keys() | OTHERS == {path.name for path in (ROOT / "bin").iterdir()}
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize(("tool", "line"), [*TOOLS.items(), QUARANTINE], ids=lambda value: value.split()[0])
+@pytest.mark.parametrize(("tool", "line"), [*WRITING.items(), QUARANTINE], ids=lambda value: value.split()[0])
 def test_tools(shards, events, monkeypatch, tool, line, sync):
-    Path("lines.txt").write_text("a\nb\n")
-    Path("tree/cat").mkdir(parents=True)
-    Path("tree/cat/a.txt").write_bytes(encode_field("txt", "text"))
     monkeypatch.setattr(sys, "argv", [tool])
     with suppress(SystemExit):
-        command_of(tool).main([*line.split(), *([] if sync else ["--no-sync"])])
+        command_of(tool).main([*line.format("").split(), *([] if sync else ["--no-sync"])])
     check(events(), sync)
 
 
@@ -213,3 +177,13 @@ def test_names_are_given_in_one_place():
         )
     }
     assert calls == {"tarshards/storage/local.py"}
+
+
+@pytest.mark.parametrize("length", [0, 1, 511, 512, 1024, 1536, 10240, 65536, 66560, 200_000, None])
+def test_a_shard_of_zeros_is_no_empty_dataset(shards, length):
+    """512 and 1,024 zeros are an empty archive, so there only an index or a manifest tells."""
+    Path("in-0.tar").write_bytes(bytes(os.path.getsize("in-0.tar") if length is None else length))
+    for options in {}, {"index": False}:
+        for spec in "in.shards.json", *(["in-0.tar"] if not options or length not in (512, 1024) else []):
+            with pytest.raises((TarError, SampleError, ShardIndexError), match=r"in-0\.tar"):
+                Stream.from_shards(spec, **options).collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from tarshards.errors import TarshardsError
+from tarshards.errors import TarshardsError, visible
 from tarshards.run.jobs.worker import FAILED, run_task
 
 
@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     try:
         return run_task(arguments[1])
     except TarshardsError as error:
-        print(f"tarjob: {error}", file=sys.stderr)  # noqa: T201
+        print(f"tarjob: {visible(str(error))}", file=sys.stderr)  # noqa: T201
         return FAILED
 
 

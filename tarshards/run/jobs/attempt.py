@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, visible
 from tarshards.parallel import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.beside import forget
@@ -68,7 +68,7 @@ class Attempt:
                 current = False
                 if next(waiting) == PATIENCE:
                     reason = "waits for an earlier command, which still runs"
-                    print(f"tarjob: {self._location.name}: {reason}", file=sys.stderr)  # noqa: T201
+                    print(f"tarjob: {visible(self._location.name)}: {reason}", file=sys.stderr)  # noqa: T201
                 time.sleep(TICK)
             except FileNotFoundError:  # the other attempt has ended, and removed it
                 current = False

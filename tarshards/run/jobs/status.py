@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT, is_done
 from tarshards.storage.location import look_up
@@ -110,7 +111,7 @@ def failures(plan: JobPlan, status: Status) -> list[str]:
 
 def _failure(item: Item, record: Record) -> str:
     what = "permanent" if record.get("status") == PERMANENT else f"status {record.get('status')}"
-    return f"  {item.number} {' '.join(item.values)}: {what}: {record.get('line', '')}"
+    return visible(f"  {item.number} {' '.join(item.values)}: {what}: {record.get('line', '')}")
 
 
 class Display:

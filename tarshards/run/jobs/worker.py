@@ -10,7 +10,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, NamedTuple
 
-from tarshards.errors import StateError
+from tarshards.errors import StateError, visible
 from tarshards.parallel import PIPE, TICK, ChildGroup, ending
 from tarshards.run.guard import Guard, end_all
 from tarshards.run.jobs.attempt import Attempt
@@ -197,7 +197,8 @@ def run_task(url: str, *, index: int | None = None) -> int:
     with Worker(plan, run=run, owner=socket.gethostname(), grace=SCHEDULER_GRACE) as worker:
         failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
     for result in failed:
-        print(f"tarjob: {' '.join(result.item.values)}: status {result.status}: {result.line}", file=sys.stderr)  # noqa: T201
+        text = f"{' '.join(result.item.values)}: status {result.status}: {result.line}"
+        print(f"tarjob: {visible(text)}", file=sys.stderr)  # noqa: T201
     if not failed:
         return 0
     return PERMANENT if all(result.permanent for result in failed) else FAILED

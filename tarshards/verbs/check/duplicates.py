@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import IO
 from zlib import crc32
+
+from tarshards.storage.streams import failure
 
 HELD = 1 << 17  # keys in memory before they go to disk
 PARTS = 64
@@ -46,17 +49,25 @@ class KeyPlaces:
                 self._spill()
 
     def _spill(self) -> None:
-        import pickle
         import tempfile
 
-        while len(self._files) < PARTS:
-            self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
+        try:
+            while len(self._files) < PARTS:
+                self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
+            self._write_parts()
+        except OSError as error:
+            raise failure(error, self._tmpdir or tempfile.gettempdir()) from error
+        self._keys = []
+
+    def _write_parts(self) -> None:
+        import pickle
+
         parts: list[list[tuple[str, Place]]] = [[] for _ in range(PARTS)]
         for entry in self._keys:
             parts[crc32(entry[0].encode("utf-8", "surrogateescape")) % PARTS].append(entry)
         for file, part in zip(self._files, parts):
             pickle.dump(part, file, 5)
-        self._keys = []
+            file.flush()
 
     def duplicates(self) -> Iterator[tuple[str, list[Place]]]:
         """Yield each key with several places, and the places; the keys are in no order."""
@@ -74,7 +85,8 @@ class KeyPlaces:
     def close(self) -> None:
         """Delete the temporary files."""
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # a full disk, which has been reported
+                file.close()
 
     def __enter__(self) -> KeyPlaces:
         return self

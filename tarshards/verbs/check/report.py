@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Literal, NamedTuple
 
-from tarshards.errors import TarshardsError
-from tarshards.samples.lines import visible
+from tarshards.errors import TarshardsError, visible
 from tarshards.verbs.contents import Contents
 
 SHOWN = 1000  # findings of a kind that are kept; the others are only counted

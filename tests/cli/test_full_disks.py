@@ -1,0 +1,178 @@
+"""Full disks, and standard streams that are full or closed: one line, exit code 1, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tool_lines import OTHERS, ROOT, WRITING, make_inputs
+
+# What the tools write to stdout.
+PRINTING = {
+    "lines2tar": "{0}lines.txt",
+    "tar2json": "{0}in-0.tar",
+    "tar2tsv": "{0}in-0.tar",
+    "tarcat": "{0}in-0.tar",
+    "tarcheck": "-q {0}in-0.tar",
+    "tarcreate": "--dir {0}tree",
+    "tarfirst": "-f txt {0}in-0.tar",
+    "targrep": "-l text {0}in-0.tar",
+    "tarindex": "--dry-run --format dali {0}in-0.tar",
+    "tarmerge": "{0}in-0.tar {0}in-0.tar --conflict first",
+    "tarmix": "{0}in-0.tar {0}in-1.tar",
+    "tarpcat": "{0}in-0.tar",
+    "tarproc": "-c true {0}in-0.tar",
+    "tarscat": "{0}in-0.tar",
+    "tarshow": "{0}in-0.tar",
+    "tarshow --summary": "{0}in-0.tar",
+    "tarsort": "{0}in-0.tar",
+    "tarsplit": "--dry-run {0}in-0.tar -o out",
+}
+TOOLS = sorted(WRITING.keys() | OTHERS)
+
+# Each line runs in a child of one process that has imported the tools; the streams are as a shell would redirect them.
+PROGRAM = """
+import json, os, shutil, sys, traceback
+from tool_lines import command_of
+
+folder, logs = sys.argv[1:3]
+os.chdir(folder)
+before = set(os.listdir())
+for number, (tool, arguments, redirected) in enumerate(json.load(sys.stdin)):
+    command = command_of(tool)
+    if os.fork() == 0:
+        sys.argv = [tool]
+        streams = {1: f"{logs}/{number}.out", 2: f"{logs}/{number}.err", **dict(redirected)}
+        for descriptor, target in streams.items():
+            if target is not None:
+                os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT), descriptor)
+                streams[descriptor] = open(descriptor, "w", closefd=False, errors="backslashreplace")
+        for descriptor, target in streams.items():
+            if target is None:
+                os.close(descriptor)
+        sys.stdout, sys.stderr = streams[1], streams[2]
+        code = 0
+        try:
+            command.main(arguments)
+        except SystemExit as error:
+            code = error.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+        try:  # as the interpreter does at exit
+            sys.stdout.flush()
+        except OSError:
+            code = 120
+        sys.stderr.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    left = sorted(set(os.listdir()) - before)
+    print(json.dumps([code, left]))
+    for name in left:
+        shutil.rmtree(name) if os.path.isdir(name) else os.unlink(name)
+"""
+
+
+class Outcome(NamedTuple):
+    """How a line ended: its exit code, the files that it left, and what it said on stderr."""
+
+    code: int
+    left: list[str]
+    errors: str
+
+
+def run_all(folder: Path, logs: Path, cases: list[tuple[str, list[str], dict[int, str | None]]]) -> list[Outcome]:
+    """Run lines in *folder*, each a tool, its arguments and its streams; None closes a stream."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(logs)]
+    work = json.dumps([(tool, arguments, list(streams.items())) for tool, arguments, streams in cases])
+    done = subprocess.run(command, env=environment, input=work, capture_output=True, text=True, timeout=240, check=True)
+    lines = done.stdout.splitlines()
+    errors = [logs / f"{number}.err" for number in range(len(lines))]
+    return [Outcome(*json.loads(line), path.read_text() if path.exists() else "") for line, path in zip(lines, errors)]
+
+
+def check(tool: str, outcome: Outcome, words: str) -> None:
+    assert outcome.errors.count("\n") == 1, (tool, outcome)
+    assert outcome.errors.startswith(f"{tool}: "), (tool, outcome)
+    assert words in outcome.errors, (tool, outcome)
+    assert outcome.code == 1, (tool, outcome)
+    assert [name for name in outcome.left if not name.endswith(".reshard")] == [], tool  # from which a rerun resumes
+
+
+@pytest.fixture
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+def test_no_tool_is_forgotten():
+    assert {line.split()[0] for line in PRINTING} == set(TOOLS) - OTHERS - {"tarreshard"}  # which prints nothing
+
+
+FULL = "/dev/full", "No space left on device"
+CLOSED = None, "Bad file descriptor"
+
+
+@pytest.mark.parametrize(("target", "words"), [FULL, CLOSED], ids=["full", "closed"])
+def test_stdout_that_takes_nothing(tmp_path, logs, target, words):
+    make_inputs(tmp_path)
+    cases = [(tool, ["--help"], {1: target}) for tool in TOOLS]
+    for name, line in PRINTING.items():
+        tool, *arguments = f"{name} {line.format('')}".split()
+        cases.append((tool, arguments, {1: target}))
+    for (tool, _, _), outcome in zip(cases, run_all(tmp_path, logs, cases), strict=True):
+        check(tool, outcome, words)
+
+
+def test_stderr_that_takes_nothing(tmp_path, logs):
+    make_inputs(tmp_path)
+    closed: dict[int, str | None] = {2: None}
+    cases = [(tool, line.format("").split(), closed) for tool, line in WRITING.items()]
+    cases += [("tarcat", ["missing.tar"], closed), ("tarcat", ["--nope"], closed)]
+    assert [outcome.code for outcome in run_all(tmp_path, logs, cases)] == [0] * len(WRITING) + [1, 2]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system of 1 MiB")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full(tmp_path, small_disk, logs):
+    make_inputs(tmp_path, size=2_000_000)
+    (small_disk / "filler").write_bytes(bytes((1 << 20) - 4096))
+    cases = [(tool, line.format(f"{tmp_path}/").split(), {}) for tool, line in WRITING.items()]
+    for (tool, _, _), outcome in zip(cases, run_all(small_disk, logs, cases), strict=True):
+        if tool not in ("tarindex", "tarshow"):  # whose files are small
+            check(tool, outcome, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("tarshow in-0.tar >/dev/full", 1),
+        ("tarcat --help >/dev/full", 1),
+        ("tarcat in-0.tar >&-", 1),
+        ("tarcat -o out.tar in-0.tar >&-", 0),
+        ("tarcat missing.tar 2>&-", 1),
+        ("tarcat -o out.tar in-0.tar <&- >&- 2>&-", 0),
+    ],
+)
+def test_by_a_shell(tmp_path, path_with_tools, line, code):
+    make_inputs(tmp_path)
+    environment = {**os.environ, "PATH": path_with_tools}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == (code == 1 and "2>&-" not in line)
