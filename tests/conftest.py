@@ -64,8 +64,10 @@ def pytest_make_collect_report(collector):
     return report
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Say in one line how many tests were skipped for want of what, and how to get it."""
+    """Say in one line, after all else, how many tests were skipped for want of what, and how to get it."""
+    yield
     missing: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         if found := re.search(r"\bneeds (.*)", report.longrepr[2]):

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, Stream, mix, read_samples, readers
+from tarshards import ArrayLoader, IndexedShards, Stream, mix, read_samples, readers
 from tarshards.errors import DecodeError, OpenError, StateError, TarError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from with_torch import DataLoader, ShardDataset, ShardLoader, torch
 
 import tarshards
-from tarshards import Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, World, read_samples
+from tarshards import Ledger, ShardWriter, Stream, World, read_samples
 
 NAMES = {name: getattr(tarshards, name) for name in tarshards.__all__} | {
-    "DataLoader": torch.utils.data.DataLoader,
+    "DataLoader": DataLoader,
     "Path": Path,
+    "ShardDataset": ShardDataset,
+    "ShardLoader": ShardLoader,
     "np": np,
     "torch": torch,
 }

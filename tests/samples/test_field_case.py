@@ -8,8 +8,9 @@ import tarfile
 
 import numpy as np
 import pytest
+from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, IndexedShards, ShardDataset, Stream, readers
+from tarshards import ArrayLoader, IndexedShards, Stream, readers
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import FieldNames, find_field
 from tarshards.samples.tree import read_tree
