@@ -167,10 +167,13 @@ def _container(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:
             yield f"there is no volume {mount['name']}"
         if ":" in mount["mountPath"]:
             yield f"the mountPath {mount['mountPath']!r} has a colon"
-    for entry in container.get("env", []):
+    env = container.get("env", [])
+    for entry in env:
         if not VARIABLE.fullmatch(entry["name"]):
             yield f"{entry['name']!r} is no name of a variable"
-    for entry in [*container.get("envFrom", []), *(entry["valueFrom"] for entry in container.get("env", []))]:
+        if "value" in entry and "valueFrom" in entry:
+            yield f"the variable {entry['name']} has two values"
+    for entry in [*container.get("envFrom", []), *(entry["valueFrom"] for entry in env if "valueFrom" in entry)]:
         secret = (entry.get("secretRef") or entry.get("secretKeyRef") or {"name": "x"})["name"]
         if not DNS_SUBDOMAIN.fullmatch(secret):
             yield f"the secret {secret!r} is no DNS name"

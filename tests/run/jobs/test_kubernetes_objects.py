@@ -163,6 +163,10 @@ def resources(**amounts: str) -> dict:
     return {"resources": {"requests": amounts}}
 
 
+def service(name: str = "x.y", *ports: dict) -> dict:
+    return {"kind": "Service", "metadata": {"name": name}, "spec": {"ports": list(ports)}}
+
+
 MANY = {"completions": 100_001, "maxFailedIndexes": 10}
 RULES = "podFailurePolicy"
 EXIT = {"operator": "In", "values": [42]}
@@ -216,6 +220,10 @@ REFUSED = [
     (job(container={"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}), "more than its limit"),
     (job(container=resources(**{"nvidia.com/gpu": "1"})), "nvidia.com/gpu is not overcommitted"),
     ({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20 | 1)}}, "1048577 bytes of data"),
+    (job(container={"env": [{"name": "A", "value": "", "valueFrom": {}}]}), "the variable A has two values"),
+    (service(), "the name is no DNS label"),
+    (service("x", {"port": 0}), "is no port"),
+    (service("x", {"port": 1}, {"port": 2}), "several ports need names"),
     ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job, a ConfigMap or a Service, not Pod"),
 ]
 
