@@ -420,7 +420,10 @@ class Input:
 
             if self._rejected is None:
                 self._rejected = TarWriter(self._target, sync=self.sync)
-            self._rejected.write(sample)
+            try:
+                self._rejected.write(sample)
+            except SampleError as problem:  # such as a second sample of this key
+                say(f"not in the quarantine: {problem}")
 
     def too_many(self, error: TarshardsError) -> TarshardsError:
         """Return the *error* that ends the run, which names the first one where there were more than --max-errors."""
@@ -616,6 +619,20 @@ def check_output(target: str, overwrite: bool) -> None:
     path = Location.of(target).path
     exists = path is not None and os.path.isfile(path)
     refuse(exists and not overwrite, f"{target} exists; --overwrite replaces it")
+
+
+def write_new_keys(
+    samples: Iterable[Sample], output: str, reject: Callable[[Sample, TarshardsError], object], *, sync: bool
+) -> None:
+    """Write *samples* to *output* in a tool with --rekey, and give *reject* those that the output cannot take."""
+    from tarshards.write.shards import DUPLICATE_KEY, write_samples
+
+    def refuse(sample: Sample, error: TarshardsError) -> None:
+        if error.reason.startswith(DUPLICATE_KEY):
+            error = SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key)
+        reject(sample, error)
+
+    write_samples(samples, output, allow_pipe=True, reject=refuse, sync=sync)
 
 
 def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:

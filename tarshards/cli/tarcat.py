@@ -22,13 +22,12 @@ from tarshards.cli._common import (
     sync_option,
     tool,
     usage_errors,
+    write_new_keys,
 )
-from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import read_samples
 from tarshards.stream.ops import add_source, rekey, shuffle
 from tarshards.verbs.cat import interleave
-from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,16 +76,6 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     )(with_arrange)
 
 
-def write(samples: Iterable[Sample], output: str, *, sync: bool) -> None:
-    """Write *samples* to *output*, with *sync* to the disk; for a duplicate key, the error suggests --rekey."""
-    try:
-        write_samples(samples, output, allow_pipe=True, sync=sync)
-    except SampleError as error:
-        if error.reason == DUPLICATE_KEY:
-            raise SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key) from error
-        raise
-
-
 @tool(
     epilog="Without SHARDS, or for -, a tar is read from stdin.",
     example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarcat -c 10 > small.tar",
@@ -111,4 +100,4 @@ def main(
     check_output(output, overwrite)
     read = read_samples if width is None else partial(interleave, width=width)
     samples = read(source.shards, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
-    write(arrange(samples), output, sync=sync)
+    write_new_keys(arrange(samples), output, source.reject, sync=sync)

@@ -112,8 +112,10 @@ def main(
         if wanted is not None:
             wanted.check(source.ledger if source.goes_on else None)
 
-    write = _write_keys if list_keys else partial(write_samples, allow_pipe=True)
-    count = write(found(), output, sync=sync)
+    if list_keys:
+        count = _write_keys(found(), output, sync=sync)
+    else:
+        count = write_samples(found(), output, allow_pipe=True, reject=source.reject, sync=sync)
     for name, missing in pattern.missing.items() if pattern else ():
         say(f"{missing} samples have no field {name}")
     if not count:

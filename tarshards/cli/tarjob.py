@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.core import ParameterSource
 
-from tarshards.cli._common import COUNT, FILE, UNITS, Program, Size, options, quiet_option, say, tool, usage_errors
+from tarshards.cli._common import (
+    COUNT,
+    FILE,
+    UNITS,
+    Program,
+    Size,
+    options,
+    quiet_option,
+    refuse,
+    say,
+    tool,
+    usage_errors,
+)
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
 if TYPE_CHECKING:
@@ -67,6 +79,20 @@ class Verbs(Program):
         if verb is None:
             return super().make_context(info_name, args, parent, **extra)
         return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" not in args or ctx.resilient_parsing:
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                raise click.UsageError(f"{error.format_message()} Write the command after --.", ctx) from error
+        place = args.index("--")
+        rest = super().parse_args(ctx, args[:place])
+        if words := ctx.params["command"]:
+            cure = "quote the items for the shell: -s '{0000..0999}'"
+            raise click.UsageError(f"{words[0]!r} comes before --, where only options do; {cure}", ctx)
+        ctx.params["command"] = tuple(args[place + 1 :])
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
@@ -168,6 +194,11 @@ def _run(**options: Any) -> None:
     """
     command, backend, quiet = options.pop("command"), options.pop("backend"), options.pop("quiet")
     _check_known(backend)
+    items, inputs, outputs = options["items"], options["inputs"], options["outputs"]
+    example = "name them with -s ITEMS, such as -s '{0000..0999}' or -s '*.tar', or with --inputs and --outputs"
+    refuse(not items and inputs is None and outputs is None, f"no items to run the command for; {example}")
+    refuse((inputs is None) != (outputs is None), "--inputs requires --outputs, and --outputs --inputs")
+    refuse(items and inputs is not None, "-s cannot be combined with --inputs and --outputs")
     from tarshards.run.jobs.job_folder import JobFolder
     from tarshards.run.jobs.job_plan import check_markers, make_plan
     from tarshards.run.jobs.options import Options, configured_image

@@ -61,6 +61,7 @@ def main(
         reject=source.reject,
         leave_out=source.ledger.leave_out,
     )
-    write_samples(source.choose(source.require(samples)), output, allow_pipe=True, sync=sync)
+    joined = source.choose(source.require(samples))
+    write_samples(joined, output, allow_pipe=True, reject=source.reject, sync=sync)
     if count := source.ledger.filtered.get("missing"):
         say(f"skipped {count} samples that not all inputs have")

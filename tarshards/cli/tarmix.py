@@ -25,8 +25,8 @@ from tarshards.cli._common import (
     tool,
     usage_errors,
     words,
+    write_new_keys,
 )
-from tarshards.cli.tarcat import write
 from tarshards.storage.expressions import spec_name
 from tarshards.stream.ops import rekey
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
@@ -108,7 +108,7 @@ def main(
         chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
         chosen = chosen if template is None else rekey(chosen, template)
     check_output(output, overwrite)
-    write(chosen, output, sync=sync)
+    write_new_keys(chosen, output, source.reject, sync=sync)
 
 
 def _tell_end(source: Source) -> None:

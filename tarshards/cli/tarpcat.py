@@ -18,8 +18,9 @@ from tarshards.cli._common import (
     reads_samples,
     sync_option,
     tool,
+    write_new_keys,
 )
-from tarshards.cli.tarcat import arranges_samples, write
+from tarshards.cli.tarcat import arranges_samples
 from tarshards.samples.keys import Sample
 from tarshards.verbs.cat import read_parallel
 
@@ -61,4 +62,4 @@ def main(
         allow_pipe=True,
     )
     with closing(samples):
-        write(arrange(samples), output, sync=sync)
+        write_new_keys(arrange(samples), output, source.reject, sync=sync)

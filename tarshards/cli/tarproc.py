@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -18,15 +19,17 @@ from tarshards.cli._common import (
     overwrite_option,
     parallel_option,
     reads_samples,
+    rekey_option,
     say,
     sync_option,
     tmpdir_option,
     tool,
     usage_errors,
+    write_new_keys,
 )
-from tarshards.errors import OpError
+from tarshards.errors import OpError, SampleError
+from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
-from tarshards.write.shards import write_samples
 
 WAYS = ("command", "script", "python", "server")
 
@@ -63,11 +66,13 @@ WAYS = ("command", "script", "python", "server")
 @click.option("--resume-failed", is_flag=True, help="The same, but run failed samples again.")
 @click.option("--state", type=FILE, help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
 @tmpdir_option("scratch directories", "/dev/shm, $TMPDIR or /tmp")
+@rekey_option
 @output_option
 @overwrite_option
 @sync_option
 def main(
     source: Input,
+    template: str | None,
     output: str,
     overwrite: bool,
     sync: bool,
@@ -98,18 +103,28 @@ def main(
         state = f"{output}.tarproc"
     elif state is not None and not resume:
         raise click.UsageError("--state goes with --resume or --resume-failed")
-    check_output(output, overwrite)
+    from tarshards.run.samples.journal import add_end, has_ended
+
+    choice = source.specs, source.count, str(source.slice), source.fields, template
+    run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")]))
+    check_output(output, overwrite or (state is not None and has_ended(state, run)))
     if joblog is not None:
         check_output(joblog, overwrite or resume)
 
     from tarshards.run.samples.command import Halt, map_command
 
+    samples: Iterable[Sample] = source
+    if template is not None:
+        from tarshards.stream.ops import rekey
+
+        with usage_errors("--rekey"):
+            samples = rekey(source, template)
     policy = failed or ("abort" if halt is None and source.max_errors is None else "skip")
-    failures = _Failures(source)
+    failures = _Failures(source, aborts=policy == "abort" and not source.goes_on)
     with usage_errors():
         rule = Halt.parse(halt) if halt is not None else None
         outputs = map_command(
-            source,
+            samples,
             **options,
             slots=parallel,
             ordered=not unordered,
@@ -120,13 +135,22 @@ def main(
             state=state,
             retry_failed=resume_failed,
         )
+
+    def finished() -> Iterator[Sample]:
+        yield from outputs
+        if state is not None:
+            add_end(state, run)
+
     try:
         with closing(outputs):  # type: ignore[type-var]
-            write_samples(source.require(outputs), output, allow_pipe=True, sync=sync)
+            write_new_keys(source.require(finished()), output, failures.refuse, sync=sync)
     except OpError as error:
         if rule is not None and rule.reached and source.first is not None:
             raise OpError(f"{error.reason}; the first: {source.first}") from error
         raise
+    if failures.refused:
+        results = f"{failures.refused} result{'s' * (failures.refused != 1)}"
+        raise SampleError(f"all but {results} are written", url=output)
     if state is not None and not failures.count:
         with suppress(FileNotFoundError):
             os.unlink(state)
@@ -135,8 +159,17 @@ def main(
 class _Failures:
     """Reports and counts failed samples, and writes them to the quarantine tar if there is one."""
 
-    def __init__(self, source: Input):
-        self.source, self.count = source, 0
+    def __init__(self, source: Input, *, aborts: bool):
+        self.source, self.count, self.aborts = source, 0, aborts
+        self.refused = 0  # in a run that allows no failures
+
+    def refuse(self, sample: Any, error: Exception) -> None:
+        """Leave out a result that the output cannot take; even where failures abort the run, what was done is kept."""
+        if self.aborts:
+            say(str(error))
+            self.refused += 1
+        else:
+            self.add(sample, error)
 
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1

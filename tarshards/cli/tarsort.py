@@ -87,6 +87,6 @@ def main(
             reject=source.reject,
             leave_out=source.ledger.leave_out,
         )
-    write_samples(source.require(samples), output, allow_pipe=True, sync=sync)
+    write_samples(source.require(samples), output, allow_pipe=True, reject=source.reject, sync=sync)
     if count := source.ledger.filtered.get("repeated key"):
         say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

@@ -48,7 +48,7 @@ def repair_shards(
                 try:
                     writer.write(read_found(file, found))
                 except SampleError as error:
-                    if error.reason != DUPLICATE_KEY:
+                    if not error.reason.startswith(DUPLICATE_KEY):
                         raise
 
     with TarWriter(target, sync=sync) as writer:

@@ -63,10 +63,9 @@ def map_shards(
 
     *function* takes an iterator of samples and returns one; with *per_sample* it takes a sample and returns a sample,
     or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
-    it. If a call raises or its process dies, the shard is tried *retries* more times; then the error is raised, or
-    passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a sample
-    that fails is left out and counted.
-    *concatenated* says that inputs may be concatenated archives.
+    it. If a call raises or its process dies, the shard is tried *retries* more times; then its first error is raised,
+    or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a
+    sample that fails is left out and counted. *concatenated* says that inputs may be concatenated archives.
 
     Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
     later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
@@ -80,6 +79,7 @@ def map_shards(
     work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, sync, _name_of(function))
     ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
+    first: dict[int, BaseException] = {}
     with ExitStack() as stack:
         executor = executor or stack.enter_context(_default_pool())
         todo = list(enumerate(zip(shards, names)))
@@ -93,10 +93,12 @@ def map_shards(
                     reports[number], quarantined = result
                     for entry in quarantined:
                         ledger(_error_of(entry))
-                elif left:
+                    continue
+                first.setdefault(number, error)
+                if left:
                     todo.append((number, (shard, name)))
                 else:
-                    failure = at_shard(error, shard.url)
+                    failure = at_shard(first[number], shard.url)
                     reports[number] = ShardReport(shard.url, name, error=str(failure))
                     ledger(failure)
     rows = [reports[number] for number in sorted(reports)]
@@ -198,7 +200,7 @@ def write_shard(samples: Iterable[Sample], target: str, *, sync: bool = True) ->
             members = sample_members(sample)
             packed = pack_members(members)
             before = writer.size - len(END)
-            writer.write_members(sample["__key__"], packed)
+            writer.write_members(sample["__key__"], packed, sample.get("__url__"))
             if index is not None:
                 index.add_written(sample["__key__"], members, packed, before)
     if index is not None and not location.is_stream:

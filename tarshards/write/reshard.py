@@ -32,6 +32,7 @@ from tarshards.tar.read import END
 from tarshards.write.map import at_shard, run_all
 from tarshards.write.shards import TarWriter, name_leftovers, pack_sample, shard_name
 
+RECORD = "reshard.json"  # of the call to which the folder belongs
 MAX_BYTES = 10**9
 BUCKET = 1 << 26  # bytes, about
 MOST_BUCKETS = 1 << 12
@@ -150,6 +151,7 @@ def reshard(
     made = [Shard(*found[span]) for span in spans]
     write_manifest(manifest, made, sync=sync)
     name_leftovers(output_pattern, len(made))
+    os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from
     shutil.rmtree(folder)
     return made
 
@@ -175,10 +177,10 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
 
 def _prepare(folder: str, digest: str, sync: bool) -> None:
     """Create the folder, or keep the folder of an interrupted call with the same arguments."""
-    marker = read_marker(f"{folder}/reshard.json")
+    marker = read_marker(f"{folder}/{RECORD}")
     if marker is None or marker.get("digest") != digest:
         shutil.rmtree(folder, ignore_errors=True)
-        write_marker(f"{folder}/reshard.json", {"digest": digest}, sync=sync)
+        write_marker(f"{folder}/{RECORD}", {"digest": digest}, sync=sync)
 
 
 def _run(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tarshards.errors import OpenError, SampleError, visible
+from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, visible
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import sample_members
 from tarshards.storage.compression import named_compression
@@ -70,7 +70,7 @@ class TarWriter(_Writer):
             self._stream = open_shard(location, "wb", allow_pipe=allow_pipe, sync=sync)
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
-        self._keys: set[str] = set()
+        self._keys: dict[str, str | None] = {}  # and the shard that each comes from
 
     def write(self, sample: Sample) -> None:
         """Append one sample.
@@ -79,13 +79,13 @@ class TarWriter(_Writer):
         not encode; no part of such a sample is written.
         """
         packed = pack_sample(sample)
-        self.write_members(sample["__key__"], packed)
+        self.write_members(sample["__key__"], packed, sample.get("__url__"))
 
-    def write_members(self, key: str, packed: list[bytes]) -> None:
-        """Append the members of one sample, as returned by ``pack_sample``."""
+    def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
+        """Append the members of one sample, as returned by ``pack_sample``; *shard* is where it was read."""
         if key in self._keys:
-            raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
-        self._keys.add(key)
+            raise SampleError(_duplicate(self._keys[key], shard), url=self._stream.name, key=key)
+        self._keys[key] = shard
         size = sum(map(len, packed))
         if size < LARGE or max(map(len, packed)) < LARGE:
             self._send(b"".join(packed))
@@ -111,6 +111,14 @@ class TarWriter(_Writer):
     def abort(self) -> None:
         """Discard the archive."""
         self._stream.abort()
+
+
+def _duplicate(first: str | None, second: str | None) -> str:
+    """Say that a key which was read in the shard *first* comes again in the shard *second*."""
+    if first is None or second is None:
+        return DUPLICATE_KEY
+    which = f"{first} has it twice" if first == second else f"it comes from {first}, and again from {second}"
+    return f"{DUPLICATE_KEY}: {which}"
 
 
 def _is_file(target: Any) -> bool:
@@ -182,7 +190,7 @@ class ShardWriter(_Writer):
         if self._writer is None:
             self._writer, self._is_open = self._begin_shard(), True
         before = self._writer.size - len(END)
-        self._writer.write_members(sample["__key__"], packed)
+        self._writer.write_members(sample["__key__"], packed, sample.get("__url__"))
         self.samples += 1
         if self._members is not None:
             self._members.add_written(sample["__key__"], members, packed, before)
@@ -275,11 +283,21 @@ def write_samples(
     *,
     allow_pipe: bool = False,
     sync: bool = True,
+    reject: Callable[[Sample, TarshardsError], object] | None = None,
 ) -> int:
-    """Write *samples* to one shard, as ``TarWriter`` does, and return their number."""
+    """Write *samples* to one shard, as ``TarWriter`` does, and return their number.
+
+    A sample that the shard cannot take, such as one with a key that it has already, is passed to *reject* with the
+    error, and left out; by default the error is raised.
+    """
     with TarWriter(target, allow_pipe=allow_pipe, sync=sync) as writer:
         for sample in samples:
-            writer.write(sample)
+            try:
+                writer.write(sample)
+            except (SampleError, EncodeError) as error:
+                if reject is None:
+                    raise
+                reject(sample, error)
     return writer.samples
 
 

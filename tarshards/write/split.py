@@ -11,7 +11,7 @@ from itertools import accumulate
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import OpenError, OpError, SampleError, TarshardsError
+from tarshards.errors import EncodeError, OpenError, OpError, SampleError, TarshardsError
 from tarshards.samples.fields import find_field, place
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
@@ -53,11 +53,11 @@ def split_samples(
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return the shards.
 
     Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
-    series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. A SampleError of a
-    route is raised, or passed to *reject*. Reading stops with the sample that would start one more than *max_shards*
-    shards; *leave_out* is then called with "max_shards". *on_finish* is called with the name of each finished shard;
-    *sync* is that of ``TarWriter``. Raises OpenError for a shard that exists, unless *overwrite*, and for a shard that
-    two series would write.
+    series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. The error of a
+    sample that has no route, or that its shard cannot take, is raised, or passed to *reject*. Reading stops with the
+    sample that would start one more than *max_shards* shards; *leave_out* is then called with "max_shards".
+    *on_finish* is called with the name of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a
+    shard that exists, unless *overwrite*, and for a shard that two series would write.
     """
     shards: list[SplitShard] = []
     begun: set[str] = set()
@@ -99,15 +99,13 @@ def split_samples(
         for sample in samples:
             try:
                 values = tuple([route(sample) for route in routes.values()])
-            except SampleError as error:
+                if values not in series:
+                    series[values] = open_series(values)
+                series[values].write(sample)
+            except (SampleError, EncodeError) as error:
                 if reject is None:
                     raise
                 reject(sample, error)
-                continue
-            if values not in series:
-                series[values] = open_series(values)
-            try:
-                series[values].write(sample)
             except _EnoughError:
                 if leave_out is not None:
                     leave_out("max_shards")

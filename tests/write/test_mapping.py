@@ -78,6 +78,17 @@ def fail_once(samples, shard):
         yield sample
 
 
+def fail_otherwise(samples, shard):
+    """Fail on one shard, and the first time for another reason."""
+    samples = list(samples)
+    if samples[0]["__key__"].startswith(f"{shard}-"):
+        if not os.path.exists("failed"):
+            Path("failed").touch()
+            raise RuntimeError("the cause")
+        raise RuntimeError("a consequence")
+    yield from samples
+
+
 def keys(spec) -> list[str]:
     return [sample["__key__"] for sample in read_samples(spec)]
 
@@ -151,6 +162,11 @@ def test_a_failure_is_tried_again(shards):
     reports = map_shards(partial(fail_once, shard=2), shards, "out-{0..7}.tar", retries=1)
     assert [row.error for row in reports] == [None] * 8
     assert keys("out-{0..7}.tar") == keys(shards)
+
+
+def test_the_first_failure_of_a_shard_is_told(shards):
+    with pytest.raises(OpError, match=r"in-3.tar: RuntimeError: the cause"):
+        map_shards(partial(fail_otherwise, shard=3), shards, "out-{0..7}.tar", retries=2)
 
 
 def test_samples_that_fail_are_counted_and_told(shards):

@@ -183,6 +183,27 @@ def test_another_call_begins_anew():
     assert sorted(order("out.shards.json")) == list(range(2000))
 
 
+def test_killed_while_it_removes_its_folder(monkeypatch):
+    """In whatever order the files of the folder go, what remains is not resumed from."""
+    make()
+
+    def half(folder, ignore_errors=False):
+        if ignore_errors:  # before the first pass
+            return
+        for path in [*Path(folder).glob("*.data"), *Path(folder).glob("*.done")]:
+            path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tarshards.write.reshard.shutil.rmtree", half)
+        with pytest.raises(KeyboardInterrupt):
+            reshard("in.shards.json", "out-%03d.tar")
+    whole = {path.name: path.read_bytes() for path in Path().glob("out-*.tar")}
+    reshard("in.shards.json", "out-%03d.tar")
+    assert {path.name: path.read_bytes() for path in Path().glob("out-*.tar")} == whole
+    assert not Path("out-000.tar.reshard").exists()
+
+
 def test_damage_is_an_error_and_leaves_no_shard():
     make()
     data = Path("in-03.tar").read_bytes()

@@ -211,6 +211,9 @@ class _Run:
                 self.dispatcher.settle()
                 if on_error is None:
                     raise self.halted_by
+                for queued in self.line:  # failures that wait for samples before them, which never finish
+                    if queued.result is not None and queued.result.failure is not None:
+                        on_error(queued.sample, _error(queued.sample, queued.result.failure))
                 raise OpError(f"halted because {self.halt.failed} samples have failed")
 
     def _finished(self, source: Interruptible, slots: int) -> Iterator[tuple[Sample, SampleResult]]:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError
@@ -133,6 +134,28 @@ class Journal:
                 else:
                     self._places.pop(head["name"], None)
         os.truncate(self._file.descriptor, end)
+
+
+def add_end(path: str, run: str) -> None:
+    """Record, before the output gets its name, that the samples of *run*, a description, are finished."""
+    _with_journal(path, lambda journal: journal.add(_end(run), SampleResult([], None)))
+
+
+def has_ended(path: str, run: str) -> bool:
+    """Whether the samples of *run* were finished: then an output that exists was written by *run*."""
+    return os.path.exists(path) and _with_journal(path, lambda journal: journal.find(_end(run)) is not None)
+
+
+def _with_journal(path: str, use: Callable[[Journal], Any]) -> Any:
+    journal = Journal(path)
+    try:
+        return use(journal)
+    finally:
+        journal.close()
+
+
+def _end(run: str) -> str:
+    return identity(run, {"__key__": ""}, {})
 
 
 class Joblog:

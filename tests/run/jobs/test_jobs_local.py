@@ -201,3 +201,24 @@ def test_a_killed_run_redoes_only_what_has_no_marker(folder, trial):
     assert (again.communicate(timeout=100), again.returncode) == (("", ""), 0)
     assert sum(ran().values()) - before == 24 - len(done)
     assert [Path(f"out-{i:02d}").read_text() for i in range(24)] == [f"{i:02d}\n" for i in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("-- echo", "no items to run the command for; name them with -s ITEMS"),
+        ("status-of-what", "name them with -s ITEMS"),
+        ("--inputs a -- cat {1}", "--inputs requires --outputs"),
+        ("-s a --inputs b --outputs c -- cat {1}", "-s cannot be combined with --inputs"),
+        ("-s 0 1 2 3 -- echo {}", "'1' comes before --, where only options do; quote the items for the shell"),
+        ("-s a tarcat in-{} -o out-{}", "No such option '-o'. Write the command after --."),
+        ("-s a --", "no command given; write it after --"),
+        ("-s a -- echo", "the command has no {}"),
+        ("-s @empty -- echo {}", "@empty: the shard expression is empty"),
+    ],
+)
+def test_wrong_command_lines_say_what_to_do(tarjob, folder, line, cure):
+    Path("empty").touch()
+    code, _, errors = tarjob(*line.split())
+    assert code == 2
+    assert cure in errors.splitlines()[-1]

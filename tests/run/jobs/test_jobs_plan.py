@@ -147,3 +147,21 @@ def test_groups_of_a_size_need_sizes():
     plan = make_plan(["cat", "{}"], ["{a,b}"], state="s")
     with pytest.raises(UrlError, match="sizes of the items are unknown"):
         group_tasks(plan, size=10, sizes=[1, None])
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["tarcat", "in-{}.tar", "-o", "out-{}.tar"], ["out-a.tar"]),
+        (["tarcat in-{}.tar -o out-{}.tar; tarindex out-{}.tar"], ["out-a.tar"]),
+        (["tarcat {}>x; sort -o {}.txt <x | mine --output='my {}'"], ["a.txt", "my a"]),
+        (["tarsplit -o out-{}-%06d.tar in-{}.tar", "-q"], []),
+        (["tarcat in-{}.tar -o $HOME/out-{}.tar"], []),
+        (["tarcat in-{}.tar -o s3://b/out-{}.tar"], []),
+        (["echo {} -o 'not closed"], []),
+    ],
+)
+def test_the_files_that_a_command_writes(words, files):
+    plan = make_plan(words, ["a"], state="state")
+    assert plan.files_of(plan.items[0]) == files
+    assert plan.output is None, "markers are in the state, whatever the command writes"

@@ -53,6 +53,46 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, scratch, make_tar, start
     assert not (tmp_path / "out.tar.tarproc").exists()
 
 
+def test_the_next_run_removes_what_a_killed_one_left(tmp_path, scratch, make_tar, start, tarproc):
+    """Its temporary file; and its scratch directory and commands where its guard was killed too."""
+    tar = make_tar(4)
+    line = ("-p", 2, tar, "-o", "out.tar", "-c", f"touch {tmp_path}/begun; test -e {tmp_path}/again || sleep 100")
+    process = start(*line)
+    wait_until(lambda: (tmp_path / "begun").exists() and list(tmp_path.glob(".out.tar.*.tmp")))
+    process.send_signal(signal.SIGSTOP)
+    (guard,) = (path for path in Path("/proc").glob("[0-9]*") if is_guard(path, scratch))
+    os.kill(int(guard.name), signal.SIGKILL)
+    process.kill()
+    process.wait(20)
+    assert leftovers(scratch)
+    (tmp_path / "again").touch()
+    assert tarproc(*line) == (0, "")
+    process.communicate(timeout=20)
+    assert leftovers(scratch) == []
+    assert list(tmp_path.glob(".out.tar.*")) == []
+
+
+def is_guard(path: Path, scratch: Path) -> bool:
+    try:
+        line = (path / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"guard.py" in line and str(scratch).encode() in line
+
+
+def test_a_run_leaves_the_scratch_directories_of_others_alone(tmp_path, scratch, make_tar, start, tarproc):
+    tar = make_tar(2)
+    process = start(
+        "-c", f"touch {tmp_path}/begun; until test -e {tmp_path}/go-on; do sleep 0.05; done", tar, "-o", "a"
+    )
+    wait_until((tmp_path / "begun").exists)
+    assert tarproc("-c", "true", tar, "-o", "b") == (0, "")
+    (tmp_path / "go-on").touch()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("way", ["-c", "--server", "--python"])
 def test_no_child_outlives_it(tmp_path, scratch, make_tar, start, number, way):

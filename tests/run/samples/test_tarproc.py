@@ -90,6 +90,29 @@ def test_failed_ones_are_resumed(make_tar, tarproc, tmp_path):
     assert not (tmp_path / "out.tar.tarproc").exists()
 
 
+def test_an_output_of_its_own_is_replaced_on_a_resume(make_tar, tarproc, tmp_path):
+    """As after a kill between the rename of the output and the removal of the state."""
+    line = ("--resume", "--failed", "skip", "-c", "test $TAR_INDEX != 2", make_tar(4), "-o", "out.tar")
+    assert tarproc(*line)[0] == 0
+    before = (tmp_path / "out.tar").read_bytes()
+    assert (tmp_path / "out.tar.tarproc").exists()
+    code, errors = tarproc(*line)
+    assert code == 0, errors
+    assert (tmp_path / "out.tar").read_bytes() == before
+    code, errors = tarproc(*line, "--count", 3)
+    assert code == 2
+    assert "out.tar exists" in errors
+    (tmp_path / "out.tar.tarproc").unlink()
+    assert "out.tar exists" in tarproc(*line)[1]
+
+
+def test_a_failure_that_halts_the_run_is_told_though_an_earlier_sample_still_runs(make_tar, tarproc):
+    command = "test $TAR_INDEX != 0 || sleep 100; exit 3"
+    code, errors = tarproc("-p", 2, "--halt", "now,fail=1", "-c", command, make_tar(4), "-o", "out.tar")
+    assert code == 1
+    assert "0001: the command ended with status 3" in errors.splitlines()[0]
+
+
 def test_nothing_is_written_beside_the_target(make_tar, tarproc, tmp_path):
     assert tarproc("-c", "true", make_tar(3), "-o", "out.tar") == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["in.tar", "out.tar", "scratch"]
