@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from errno import ENOENT
 from functools import cached_property, wraps
 from inspect import signature
 from itertools import islice
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from tarshards import __version__
-from tarshards.errors import SampleError, TarshardsError, visible
+from tarshards.errors import OpenError, SampleError, TarshardsError, visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -323,8 +324,8 @@ class Input:
         why += [f"{count} members skipped ({name})" for name, count in sorted(ledger.skipped.items())]
         if self.first is not None:
             why.append(f"{self.losses} errors, the first: {self.first}")
-        shards = f"no samples in {ledger.shards} shard{'s' * (ledger.shards != 1)}"
-        reason = f"no sample is left of the {read} that were read" if read else shards
+        shards = f" in {ledger.shards} shard{'s' * (ledger.shards != 1)}" if ledger.shards else ""
+        reason = f"no sample is left of the {read} that were read" if read else f"no samples{shards}"
         reason += f": {', '.join(why)}" if why else ""
         raise SampleError(reason if self.may_be_empty is None else f"{reason}; {ACCEPT}")
 
@@ -334,6 +335,13 @@ class Input:
         from tarshards.storage.expressions import expand_shards
 
         return expand_shards(self.specs)
+
+    def _has_no_shard(self) -> bool:
+        """Say whether the command line names several local shards, and none of them exists."""
+        from tarshards.storage.location import Location
+
+        locations = [Location.of(shard.url) for shard in self.shards]
+        return len(locations) > 1 and not any(each.is_stream or each.is_remote or each.exists() for each in locations)
 
     def known(self) -> int | None:
         """Return how many samples the shards have, if their manifests or the indexes of local ones say so."""
@@ -425,8 +433,10 @@ class Input:
             except SampleError as problem:  # such as a second sample of this key
                 say(f"not in the quarantine: {problem}")
 
-    def too_many(self, error: TarshardsError) -> TarshardsError:
-        """Return the *error* that ends the run, which names the first one where there were more than --max-errors."""
+    def explained(self, error: TarshardsError) -> TarshardsError:
+        """Return the *error* that ends the run, or one that says more where it is not the only one of its kind."""
+        if isinstance(error, OpenError) and error.errno == ENOENT and self._has_no_shard():
+            return OpenError(f"{error.reason}; none of the {len(self.shards)} shards is there", url=error.url)
         if self.max_errors is None or self.losses <= max(1, self.max_errors):
             return error
         return TarshardsError(
@@ -549,6 +559,7 @@ def reads_samples(
     def with_source(**values: Any) -> Any:
         source = Input(**{name: values.pop(name, None) for name in signature(Input).parameters})
         source.sync = values.get("sync", True)
+        refuse_terminal(source.specs == ["-"] and values.get("config") is None)
         failed = True
         try:
             result = command(source=source, **values)
@@ -557,7 +568,7 @@ def reads_samples(
             failed = False
             raise
         except TarshardsError as error:
-            raise source.too_many(error) from error
+            raise source.explained(error) from error
         finally:
             source.close(failed=failed)
         return result
@@ -611,14 +622,21 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
         raise click.UsageError(str(error) if option is None else f"{option}: {error}") from error
 
 
+def refuse_terminal(reads_stdin: bool) -> None:
+    """Refuse to read a tar from a terminal, which nobody types."""
+    is_terminal = reads_stdin and sys.stdin is not None and sys.stdin.isatty()
+    refuse(is_terminal, "stdin is a terminal: name SHARDS, or pipe a tar into it")
+
+
 def check_output(target: str, overwrite: bool) -> None:
-    """Refuse a tar onto a terminal, and an existing regular file."""
+    """Refuse a tar onto a terminal, a folder, and an existing regular file."""
     from tarshards.storage.location import Location
 
     refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
     path = Location.of(target).path
     exists = path is not None and os.path.isfile(path)
     refuse(exists and not overwrite, f"{target} exists; --overwrite replaces it")
+    refuse(path is not None and os.path.isdir(path), f"{target} is a folder; name a file in it")
 
 
 def write_new_keys(

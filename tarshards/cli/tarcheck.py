@@ -19,6 +19,7 @@ from tarshards.cli._common import (
     parallel_option,
     quiet_option,
     refuse,
+    refuse_terminal,
     say,
     shard_progress,
     shards_argument,
@@ -63,6 +64,7 @@ def main(
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards
 
+    refuse_terminal(not shards and not lists)
     named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros)
     if repair is not None:
         refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -89,6 +90,7 @@ def main(
     inputs = [source for source in (plan, folder, lines, jsonl) if source is not None]
     from_plan = plan is not None or not inputs
     refuse(len(inputs) > 1, "PLAN, --dir, --lines and --jsonl cannot be combined")
+    refuse(plan is not None and os.path.isdir(plan), f"{plan} is a folder: read the files in it with --dir {plan}")
     refuse(folder is None and (exts or missing or class_field or classes), f"{OF_FOLDER} require --dir")
     refuse(not from_plan and (key or delimiter), "-k and --delimiter require PLAN")
     refuse(jsonl is not None and (base or allow_pipe), "-C and --allow-pipe require PLAN or --lines")

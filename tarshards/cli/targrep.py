@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
@@ -39,6 +40,11 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
         if not values["patterns"] and values["where"] is None and values["keys"] is None:
             refuse(not shards, "nothing to look for: give a PATTERN, --where or --keys")
             values["patterns"], shards = shards[:1], shards[1:]
+            taken = not shards and not values["lists"] and os.path.isfile(values["patterns"][0])
+            name = values["patterns"][0]
+            refuse(
+                taken, f"{name} is taken as the PATTERN, and a tar read from stdin: write PATTERN {name}, or -e {name}"
+            )
         return command(shards=shards, **values)
 
     return with_pattern

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tarshards.errors import ShardIndexError, flag, visible
-from tarshards.index.sidecar import has_index
+from tarshards.index.sidecar import check_there, has_index
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -70,7 +70,8 @@ class Opening:
     def uses_index(self, shards: Sequence[Shard]) -> bool:
         """Return whether *shards* are read through their indexes.
 
-        With "auto", sidecars are looked for, of at most 4,096 shards; ShardIndexError is raised if only some have one.
+        With "auto", sidecars are looked for, of at most 4,096 shards; ShardIndexError is raised if only some have one,
+        or OpenError if a shard without one is missing itself.
         """
         if self.index != "auto":
             return self.index
@@ -81,6 +82,7 @@ class Opening:
         if all(found):
             return True
         if any(found):
+            check_there(probed[found.index(False)].url)
             raise ShardIndexError(
                 "no index found, but other shards have one; create it with `tarindex`, or pass index=False",
                 url=Location.of(probed[found.index(False)].url).name,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import Index, index_location
+from tarshards.index.sidecar import Index, check_there, index_location
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 
@@ -106,6 +106,7 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
 def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
     """Compare the headers of a shard with its index, with *crc* its data too; raise ShardIndexError if they differ."""
     url = Shard.of(shard).url
+    check_there(url)
     index = Index.load(url, check=False)
     if crc and "crc32" not in index.arrays:
         reason = "the index has no checksums; add them with `tarindex --crc`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from errno import ENOENT
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -262,6 +263,13 @@ def index_location(shard_url: str) -> Location:
     if location.is_stream:
         raise ShardIndexError("streams have no index", url=location.name)
     return location.sibling(INDEX)
+
+
+def check_there(url: str) -> None:
+    """Raise OpenError if the shard *url* is missing, which then says more than that it has no index."""
+    location = Location.of(url)
+    if not (location.is_stream or location.exists()):
+        raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
 
 
 def has_index(urls: Sequence[str]) -> list[bool]:

@@ -148,7 +148,9 @@ def _shards_of(location: Location) -> Iterator[Shard]:
         return
     shards = [each.url for each in found if each == location or not each.base.endswith(_BESIDE)]
     if not shards:
-        raise UrlError("no file matches", url=location.name)
+        folder = str(location.path).rpartition("/")[0]
+        gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
+        raise UrlError(f"no file matches{gone}", url=location.name)
     yield from map(Shard, shards)
 
 

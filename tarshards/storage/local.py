@@ -29,6 +29,9 @@ class Local(Transport):
         path = str(location.path)
         try:
             return io.FileIO(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
+        except IsADirectoryError as exc:
+            cure = f": name the files in it, such as '{location.name}/*.tar'" if mode == "rb" else ""
+            raise OpenError(f"{exc.strerror}{cure}", url=location.name, errno=exc.errno) from exc
         except (OSError, ValueError) as exc:
             error = failure(exc, location.name)
             raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc

@@ -15,6 +15,7 @@ from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import SampleError, ShardIndexError, StateError, WorldError
 from tarshards.index.options import Opening
+from tarshards.index.sidecar import check_there
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import Shard, expand_shards
@@ -237,6 +238,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
         return PlannedSource(IndexedShards(shards, fields=opening.fields), options, opening.on_error)
     if options.needs_index:
+        check_there(shards[0].url)
         name = Location.of(shards[0].url).name
         raise ShardIndexError("tail= and pool= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)

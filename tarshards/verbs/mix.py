@@ -20,6 +20,7 @@ from tarshards.storage.location import Location
 from tarshards.stream.ops import rename_fields, shuffle
 
 WEIGHTED = re.compile(r"(.+):([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", re.DOTALL | re.IGNORECASE)
+MISWEIGHTED = re.compile(r".*(?:\.t(?:ar|[gbx]z2?|zst)(?:\.\w+)?|\.json|[]*}]|^-):([^:/]*)", re.DOTALL)
 ENTRIES = {"shards", "weight", "shuffle", "rename"}
 OPTIONAL = "weight, shuffle and rename"
 
@@ -39,13 +40,15 @@ class Source:
 
 
 def parse_sources(texts: Sequence[str]) -> list[Source]:
-    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError if only some have a weight.
+    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError for anything else as a weight.
 
     >>> parse_sources(["a.tar:0.7", "b-{0..9}.tar:.3"])[1]
     Source(shards='b-{0..9}.tar', weight='.3', shuffle=None, rename={})
     """
     matches = [WEIGHTED.fullmatch(text) for text in texts]
     for text, match in zip(texts, matches):
+        if match is None and (wrong := MISWEIGHTED.fullmatch(text)):
+            raise ValueError(f"{text}: the weight {wrong[1]!r} is not a number: write SHARDS:WEIGHT, such as a.tar:0.7")
         if match is None and any(matches):
             raise ValueError(f"{text} has no weight, but others have: write SHARDS:WEIGHT")
     return [Source(match[1], match[2]) if match else Source(text) for text, match in zip(texts, matches)]

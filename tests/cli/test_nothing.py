@@ -97,7 +97,7 @@ def test_some_shards_may_be_empty(shell, tmp_path):
     "line",
     [
         "tarcat -f png {tar} -o out/a.tar",
-        "tarsort -s png {tar} -o out/a.tar",
+        "tarsort --sort png {tar} -o out/a.tar",
         "tarsplit --by png {tar} -o out/a",
         "tar2tsv -f png {tar} -o out/a.tsv",
         "tar2json -f png {tar} -o out/a.json",

@@ -82,7 +82,7 @@ def test_conditions_take_any_case():
     [
         ("tarcat -f 'CLS new:Txt' a.tar | tar t", "a.cls\na.new\nb.cls\nb.new\n"),
         ("tarfirst -f TXT a.tar", "text"),
-        ("tarsort -r -s CLS:int -s TXT a.tar | tar t | sed -n 1p", "a.cls\n"),
+        ("tarsort -r --sort CLS:int --sort TXT a.tar | tar t | sed -n 1p", "a.cls\n"),
         ("tar2tsv -f 'CLS' --fill x a.tar | tail -n 1", "b\t7\n"),
         ("tar2tsv -f 'TXT *' a.tar | sed -n 1p | cut -f 1-3", "__key__\tTXT\tcls\n"),
         ("tar2json -f CLS a.tar | tail -n 1", '{"__key__": "b", "cls": 7}\n'),
