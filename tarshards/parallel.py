@@ -39,6 +39,7 @@ def bounded_map(
     The results come in the order of the items, or with ``ordered=False`` as they are done. The first exception of the
     function or the items is raised; breaking off cancels what has not begun and waits for what has.
     """
+    check_executor(executor)
     pending: list[Future[Any]] = []
     try:
         for item in items:
@@ -51,6 +52,13 @@ def bounded_map(
         for future in pending:
             future.cancel()
         wait([future for future in pending if not future.cancelled()])
+
+
+def check_executor(executor: Any) -> Executor:
+    """Return what ``executor=`` gives; raise TypeError for what cannot be given calls."""
+    if not hasattr(executor, "submit"):
+        raise TypeError(f"executor= takes an Executor of concurrent.futures, not {shortened(executor)}")
+    return executor
 
 
 def _take(pending: list[Future[Any]], ordered: bool) -> Any:
@@ -69,7 +77,8 @@ def settled_map(
 
     Raises CancelledError for a call that someone else cancelled.
     """
-    return bounded_map(function, items, executor=_SettlingExecutor(executor), window=window, ordered=ordered)
+    executor = _SettlingExecutor(check_executor(executor))
+    return bounded_map(function, items, executor=executor, window=window, ordered=ordered)
 
 
 class _SettledCall(Future[Any]):

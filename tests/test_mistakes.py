@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 from with_torch import DataLoader, ShardDataset, ShardLoader, torch
 
 import tarshards
-from tarshards import Ledger, ShardWriter, Stream, World, read_samples
+from tarshards import Ledger, ShardWriter, Stream, TarWriter, World, read_samples
 
 NAMES = {name: getattr(tarshards, name) for name in tarshards.__all__} | {
     "DataLoader": DataLoader,
@@ -22,6 +25,7 @@ NAMES = {name: getattr(tarshards, name) for name in tarshards.__all__} | {
     "np": np,
     "torch": torch,
 }
+HERE = {**os.environ, "PYTHONPATH": str(Path(tarshards.__file__).parents[1])}
 ODD = [{"__key__": "a", "x": np.zeros(3)}, {"__key__": "b", "x": np.zeros(4)}]
 
 
@@ -304,11 +308,11 @@ def test_fields_that_loaders_miss(here, code, kind, words):
     (
         "list(read_samples({'a': 1}))",
         TypeError,
-        "a shard expression is a str, a path or an iterable of them, not {'a': 1}",
+        "a shard expression is a str, a path or an iterable of them, not dict: {'a': 1}",
     ),
-    ("expand_urls(b'a.tar')", TypeError, r"a shard expression is a str, a path .*, not b'a\.tar'"),
-    ("expand_urls([None])", TypeError, "a shard expression is a str, a path .*, not None"),
-    ("expand_urls({'http://me:secret@host/a.tar': 1})", TypeError, r"not {'http://host/a\.tar': 1}"),
+    ("expand_urls(b'a.tar')", TypeError, r"a shard expression is a str, a path .*, not bytes: b'a\.tar'"),
+    ("expand_urls([None])", TypeError, "a shard expression is a str, a path .*, not NoneType: None"),
+    ("expand_urls({'http://me:secret@host/a.tar': 1})", TypeError, r"not dict: {'http://host/a\.tar': 1}"),
     ("Stream('http://me:secret@host/a.tar')", TypeError, r"not made of 'http://host/a\.tar'"),
     ("expand_urls('https://host/x-*.tar')", ValueError, r"x-\*\.tar: a web server does not list .*x-{000\.\.146}\.tar"),
     ("expand_urls('simplecache::http://host/*/x.tar')", ValueError, "a web server does not list .*manifest"),
@@ -333,7 +337,7 @@ def test_shard_expressions(here, code, kind, words):
 
 
 @mistakes(
-    ("open_shard('.')", OSError, r"^\.: Is a directory; name the shards in it, as FOLDER/\*\.tar$"),
+    ("open_shard('.')", OSError, r"^\.: Is a directory; name the shards in it, as '\./\*\.tar'$"),
     (
         "open_shard('train-{0000-0003}.tar')",
         OSError,
@@ -394,6 +398,142 @@ def test_a_manifest_is_no_list_and_a_list_no_manifest(here, tmp_path):
     (tmp_path / "list.json").write_text("train-0000.tar\n")
     with pytest.raises(tarshards.UrlError, match=r"not JSON.*; a list of names is read as @FILE"):
         tarshards.expand_urls(tmp_path / "list.json")
+
+
+@mistakes(
+    ("ShardWriter('a-%d.tar', max_samples='10')", TypeError, "max_samples must be a whole number, not '10'"),
+    ("ShardWriter('a-%d.tar', max_samples=1.5)", TypeError, r"max_samples must be a whole number, not 1\.5"),
+    ("ShardWriter('a-%d.tar', max_bytes='1')", TypeError, "max_bytes must be a whole number, not '1'"),
+    ("ShardWriter('a-%d.tar', max_bytes=0)", ValueError, "max_bytes must be at least 1, not 0"),
+    ("ShardWriter('a-%d.tar', start='1')", TypeError, "start must be a whole number, not '1'"),
+    ("ShardWriter('a-%d.tar', start=-1)", ValueError, "start must be at least 0, not -1"),
+    ("ShardWriter('a-%d.tar', index='no')", TypeError, "index must be True or False, not 'no'"),
+    ("ShardWriter('a.tar')", ValueError, r"a\.tar: the pattern needs a shard number, {shard:06d} or %06d"),
+    ("write_dataset([], 'a-%d.tar', max_bytes='1')", TypeError, "max_bytes must be a whole number, not '1'"),
+    ("write_dataset([], 'a-%d.tar', to_sample='x')", TypeError, "to_sample= takes a function, not 'x'"),
+    ("write_dataset([{}], 'a-%d.tar', executor=4)", TypeError, "takes an Executor of concurrent.futures, not 4"),
+    ("write_dataset({'txt': 'a'}, 'a-%d.tar')", TypeError, "a dataset is a sequence or .*, not {'txt': 'a'}"),
+    ("write_dataset(3, 'a-%d.tar')", TypeError, "a dataset is a sequence or an iterable of samples, .*, not 3"),
+    ("write_samples({'__key__': 'a'}, 'a.tar')", TypeError, "such as a list of dicts, not one dict {'__key__': 'a'}"),
+    ("write_samples([('a', 'x')], 'a.tar')", ValueError, r"a sample is a dict of __key__ and fields, not \('a', 'x'\)"),
+    ("write_samples([{'__key__': 'a', 3: b''}], 'a.tar')", ValueError, "the name of a field is a str, not 3"),
+    ("map_shards('x', 'plain-0000.tar', 'o.tar')", TypeError, "map_shards takes a function, not 'x'"),
+    ("map_shards(str, 'plain-0000.tar', 'o.tar', executor=3)", TypeError, "takes an Executor .*, not 3"),
+    ("Stream([1]).async_map(str, executor=3)", TypeError, "takes an Executor .*, not 3"),
+    (
+        "reshard('plain-0000.tar', 'o-%d.tar', max_samples='3')",
+        TypeError,
+        "max_samples must be a whole number, not '3'",
+    ),
+    ("reshard('plain-0000.tar', 'o-%d.tar', seed='yes')", TypeError, "seed must be a whole number, not 'yes'"),
+    ("reshard('plain-0000.tar', 'o-%d.tar', shuffle='no')", TypeError, "shuffle must be True or False, not 'no'"),
+    ("mix(['train-0000.tar'])", TypeError, r"mix takes a dict {name: dataset}, not \['train-0000\.tar'\]"),
+    ("mix({'a': 'train-0000.tar'})", TypeError, r"mix takes a ShardDataset or a Stream, .*not 'train-0000\.tar'"),
+    ("mix({'a': ShardDataset('train-0000.tar')}, weights=[1])", TypeError, r"weights= takes a dict .*not \[1\]"),
+    ("mix({'a': ShardDataset('train-0000.tar')}, seed='1')", TypeError, "seed must be a whole number, not '1'"),
+)
+def test_writers_and_mixtures(here, code, kind, words):
+    check(code, kind, words)
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_writer_that_has_ended_takes_no_more(tmp_path, end):
+    for writer in TarWriter(tmp_path / "a.tar"), ShardWriter(tmp_path / "a-%d.tar"):
+        writer.write({"__key__": "a", "txt": "x"})
+        getattr(writer, end)()
+        before = sorted(path.name for path in tmp_path.iterdir())
+        with pytest.raises(ValueError, match=r"a(-%d)?\.tar: closed, so nothing more can be written"):
+            writer.write({"__key__": "b", "txt": "x"})
+        writer.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("make", ["TarWriter('a.tar')", "ShardWriter('a-%d.tar')", "open_shard('a.tar.gz', 'wb')"])
+def test_a_writer_that_is_never_closed_warns(tmp_path, make):
+    use = "" if "open" in make else "writer.write({'__key__': 'a', 'txt': 'x'})"
+    program = f"from tarshards import *\nwriter = {make}\n{use}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=HERE)
+    assert "not closed, so what was written is lost; write in a with-block, or call close()" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_is_written_as_a_dataset(here, tmp_path):
+    for number, dataset in enumerate([Stream.from_shards("train-0000.tar"), ShardDataset("train-0000.tar")]):
+        with ThreadPoolExecutor(1) as executor:
+            (name,) = tarshards.write_dataset(dataset, tmp_path / f"{number}-%d.tar", executor=executor)
+        assert len(list(read_samples(name))) == 10
+
+
+STATES = {
+    "not a state": ("ShardDataset('train-0000.tar')", "{}", r"no state, as state_dict\(\) returns it: {}"),
+    "none": ("ShardLoader(ShardDataset('train-0000.tar'), 4)", "None", r"no state, as state_dict\(\) returns it: None"),
+    "another version": ("ShardDataset('train-0000.tar')", "{'version': 9}", "a state of version 9; only version 1 can"),
+    "other shards": ("ShardDataset('train-0001.tar')", "ShardDataset('train-0000.tar')", "shards have other names"),
+    "another seed": (
+        "ShardDataset('train-0000.tar', seed=1)",
+        "ShardDataset('train-0000.tar')",
+        "was saved with seed=0, and this dataset has seed=1, which gives another order",
+    ),
+    "another pool and order": (
+        "ShardDataset('train-0000.tar', shuffle=True, pool=9)",
+        "ShardDataset('train-0000.tar')",
+        "was saved with shuffle=False, pool=262144, and this dataset has shuffle=True, pool=9",
+    ),
+    "another seed of streamed shards": (
+        "ShardLoader(ShardDataset('plain-0000.tar', seed=1), 4)",
+        "ShardLoader(ShardDataset('plain-0000.tar'), 4)",
+        "was saved with seed=0, and this dataset has seed=1",
+    ),
+    "with and without indexes": (
+        "ShardLoader(ShardDataset('train-0000.tar'), 4)",
+        "ShardLoader(ShardDataset('train-0000.tar', index=False), 4)",
+        r"read without their indexes \(index=False\)",
+    ),
+    "without and with indexes": (
+        "ShardLoader(ShardDataset('train-0000.tar', index=False), 4)",
+        "ShardLoader(ShardDataset('train-0000.tar'), 4)",
+        r"or were read through their indexes \(index=True\)",
+    ),
+    "of a stream": (
+        "ShardLoader(ShardDataset('train-0000.tar'), 4)",
+        "ShardDataset('train-0000.tar')",
+        "the state is of a Stream or ShardDataset, and this is a loader",
+    ),
+    "of a loader": (
+        "ShardDataset('train-0000.tar')",
+        "ShardLoader(ShardDataset('train-0000.tar'), 4)",
+        "it is of a loader, and this is a stream of samples",
+    ),
+    "other ops": (
+        "Stream.from_shards('train-0000.tar').shuffle(3)",
+        "ShardDataset('train-0000.tar')",
+        "with other ops",
+    ),
+}
+
+
+@pytest.mark.parametrize(("this", "other", "words"), STATES.values(), ids=STATES)
+def test_states_of_something_else(here, this, other, words):
+    saved = eval(other, NAMES)
+    with pytest.raises(tarshards.StateError, match=words) as caught:
+        eval(this, NAMES).load_state_dict(saved.state_dict() if hasattr(saved, "state_dict") else saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"epoch": "1"}, {"taken": "1"}, {"taken": -1}, {"world": 3}, {"order": None}])
+def test_states_with_other_values(here, change):
+    dataset = ShardDataset("train-0000.tar")
+    with pytest.raises(tarshards.StateError, match=next(iter(change))):
+        dataset.load_state_dict(dataset.state_dict() | change)
+
+
+def test_replayed_states_with_other_values(here):
+    loader = ShardLoader(ShardDataset("plain-0000.tar"), 4)
+    state = loader.state_dict()
+    for wrong in state | {"delivered": "3"}, {name: state[name] for name in state if name != "delivered"}:
+        with pytest.raises(tarshards.StateError, match="delivered"):
+            loader.load_state_dict(wrong)
 
 
 def _fail_on_three(sample):

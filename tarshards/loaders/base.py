@@ -154,11 +154,14 @@ class Passes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass deliver what is left of the epoch after *state*; raise StateError if it does not fit."""
-        check_state(state, self.stream.source.digest, ("epoch",))
+        source = self.stream.source
+        is_planned = self.maker.is_planned
+        check_state(state, source, ["epoch"] if is_planned else ["epoch", "delivered"])
+        if is_planned and "world" in state:
+            raise StateError("the state is of a Stream or ShardDataset, and this is a loader")
         world = self.world
         if self.maker.plan(0, world.world_size, state) is None:
-            check_state(state, self.stream.source.digest, ("delivered",))
-            check_order(state, self.stream.source.order)
+            check_order(state, source)
             for name, value in self._place(world).items():
                 if state.get(name) != value:
                     raise StateError(

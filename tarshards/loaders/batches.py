@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import shortened, whole_number
-from tarshards.storage.redaction import redacted
+from tarshards.errors import whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part, Shares
     from tarshards.epoch.plan import PlannedEpoch
-
-
-def check_dataset(dataset: Any, loader: str, kind: type[Stream] = Stream) -> None:
-    """Raise TypeError, which names the *loader*, unless *dataset* is of a *kind* of stream."""
-    if not isinstance(dataset, kind):
-        words = f"a {kind.__name__}" if kind is not Stream else "a ShardDataset or a Stream"
-        raise TypeError(f"{loader} takes {words}, such as ShardDataset(urls), not {redacted(shortened(dataset))}")
 
 
 class BatchMaker:

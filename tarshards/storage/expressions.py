@@ -73,7 +73,8 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
     """Yield the shards of *spec*, found inside the list files *lists*."""
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
-        raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {redacted(shortened(spec))}")
+        given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
+        raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {given}")
     if isinstance(spec, Shard):
         yield spec
         return

@@ -29,9 +29,6 @@ class Local(Transport):
         path = str(location.path)
         try:
             return io.FileIO(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
-        except IsADirectoryError as exc:
-            cure = f": name the files in it, such as '{location.name}/*.tar'" if mode == "rb" else ""
-            raise OpenError(f"{exc.strerror}{cure}", url=location.name, errno=exc.errno) from exc
         except (OSError, ValueError) as exc:
             error = failure(exc, location.name)
             raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc
@@ -65,7 +62,7 @@ TRANSPORT = Local()
 def _cure(exc: Exception, path: str, mode: str) -> str:
     """What to do where a file cannot be opened, if its name tells; with the semicolon before it."""
     if isinstance(exc, IsADirectoryError) and mode == "rb":
-        return "; name the shards in it, as FOLDER/*.tar"
+        return f"; name the shards in it, as '{path}/*.tar'"
     if not isinstance(exc, FileNotFoundError):
         return ""
     folder = os.path.dirname(path)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from warnings import warn
 
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
@@ -44,7 +45,7 @@ class OutputStream(io.RawIOBase):
     Committing has two steps. *finish* does what may still fail, such as writing what is buffered; *commit* gives the
     file its name. Between them `before_commit` is called.
 
-    Leaving a with-block by an exception aborts, and so does forgetting to close.
+    Leaving a with-block by an exception aborts, and so does forgetting to close, which is a RuntimeWarning, too.
     """
 
     before_commit: Callable[[], object] | None = None
@@ -67,7 +68,7 @@ class OutputStream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         if self.closed:
-            raise ValueError("write to a closed stream")
+            raise ValueError(f"{self.name}: closed, so nothing more can be written")
         try:
             self._write(data)
         except (BrokenPipeError, OpenError):
@@ -105,8 +106,11 @@ class OutputStream(io.RawIOBase):
 
     def __del__(self) -> None:
         # A forked copy must not discard what its parent still writes.
-        if getattr(self, "_process", None) == os.getpid():
+        if getattr(self, "_process", None) == os.getpid() and not self.closed:
             self.abort()
+            # Not a ResourceWarning, which Python does not show unless it is asked to.
+            lost = "not closed, so what was written is lost; write in a with-block, or call close()"
+            warn(f"{self.name}: {lost}", RuntimeWarning, stacklevel=2, source=self)
 
 
 def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:

@@ -13,13 +13,14 @@ import numpy as np
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.proportions import Mixture, Until, check_until
-from tarshards.errors import StateError
+from tarshards.errors import StateError, whole_number
 from tarshards.index.access import SampleReader
+from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
 from tarshards.stream.sources import PlannedSource
-from tarshards.stream.stream import Stream
+from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
@@ -49,12 +50,14 @@ def mix(
     All datasets need an index. Raises ValueError for weights whose ratios are not those of whole numbers that add up to
     2**20 or less, and TypeError for ops that hold or count samples.
     """
-    if not datasets:
+    if not check_mapping(datasets, "mix", "{name: dataset}"):
         raise ValueError("there is nothing to mix")
-    weights = dict.fromkeys(datasets, 1) if weights is None else weights
+    seed = whole_number("seed", seed)
+    weights = check_mapping(dict.fromkeys(datasets, 1) if weights is None else weights, "weights=", "{name: weight}")
     if weights.keys() != datasets.keys():
         raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
     for name, dataset in datasets.items():
+        check_dataset(dataset, "mix")
         if not isinstance(dataset.source, PlannedSource):
             raise TypeError(f"{name}: mixing requires indexed shards; run `tarindex` first")
         for op in dataset.ops:
@@ -69,6 +72,7 @@ class MixedSource(PlannedSource):
     """The samples of several planned sources, in the order of a ``MixedPlan``."""
 
     once = False
+    ordered_by = ("tail",)
 
     def __init__(
         self,

@@ -381,8 +381,10 @@ def async_map(
         raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
-    from tarshards.parallel import is_coroutine_function
+    from tarshards.parallel import check_executor, is_coroutine_function
 
+    if executor is not None:
+        check_executor(executor)
     if executor is not None and is_coroutine_function(function):
         raise TypeError("an async function runs on an event loop of its own; leave out executor=")
     return _async_map(samples, function, workers, executor, ordered, _handler(on_error))

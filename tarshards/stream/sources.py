@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
-from tarshards.errors import SampleError, ShardIndexError, StateError, WorldError
+from tarshards.errors import SampleError, ShardIndexError, StateError, WorldError, shortened
 from tarshards.index.options import Opening
 from tarshards.index.sidecar import check_there
 from tarshards.samples.keys import Sample
@@ -53,10 +53,23 @@ class Progress:
         return self.begun + (self.loop.taken if self.loop else 0)
 
 
+class Source(Protocol):
+    """What a state is compared with; *ordered_by* names what is in the *order*."""
+
+    ordered_by: ClassVar[Sequence[str]]
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def order(self) -> Sequence[Any]: ...
+
+
 class ShardSource:
     """The samples of a list of shards, shard after shard: which of them, in which order, in which rank and worker."""
 
     ops: Sequence[Any] = ()
+    ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle")
 
     def __init__(self, shards: Sequence[Shard], opening: Opening, options: EpochOptions):
         self.shards, self.opening, self.options = shards, opening, options
@@ -109,6 +122,7 @@ class PlannedSource:
 
     once = True  # each sample comes once an epoch
     ops: Sequence[BoundOp] = ()  # what its samples go through before the stream's ops
+    ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
     def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
         from tarshards.epoch.plan import POOL, block_size
@@ -203,6 +217,7 @@ class IterableSource:
     ledger = None
     ops: Sequence[Any] = ()
     order: Sequence[Any] = ()
+    ordered_by: ClassVar[Sequence[str]] = ()
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
         self.source = source
@@ -261,27 +276,35 @@ def no_samples(urls: Sequence[str]) -> SampleError:
     )
 
 
-def check_state(state: Mapping[str, Any], digest: str, entries: tuple[str, ...]) -> None:
-    """Raise StateError unless *state* is of our version and of the dataset of *digest*, and has these *entries*."""
-    if not isinstance(state, Mapping) or state.get("version") != VERSION:
-        raise StateError(f"not a state of version {VERSION}, the only one that can be loaded")
-    if state.get("digest") != digest:
-        raise StateError("the state is of another dataset: its shards have other names or other numbers of samples")
-    for name in entries:
+def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
+    """Raise StateError unless *state* is of our version and of the dataset of *source*, and has these *counts*."""
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise StateError(f"no state, as state_dict() returns it: {shortened(state)}")
+    if (version := state["version"]) != VERSION:
+        raise StateError(f"a state of version {version!r}; only version {VERSION} can be loaded")
+    if state.get("digest") != source.digest:
+        differ = "the state is of another dataset: its shards have other names or other numbers of samples"
+        if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):
+            differ += ", or were read through their indexes (index=True)"
+        elif isinstance(source, PlannedSource) and state.get("digest") == _digest(source.shards.urls):
+            differ = "the state is of shards that were read without their indexes (index=False)"
+        raise StateError(differ)
+    for name in counts:
         if name not in state:
             raise StateError(f"the state has no {name}")
-    for name in ("epoch", "taken", "delivered"):
-        if type(number := state.get(name, 0)) is not int or not 0 <= number < 1 << 63:
-            raise StateError(f"the state has {name} {number!r}")
+        if type(state[name]) is not int or not 0 <= state[name] < 1 << 63:
+            raise StateError(f"the state has {name} {shortened(state[name])}")
 
 
-def check_order(state: Mapping[str, Any], order: Sequence[Any]) -> None:
-    """Raise StateError unless the samples of *state* came in an *order* like ours."""
-    found = state.get("order", ())
-    if not isinstance(found, list | tuple) or list(found) != list(order):
-        raise StateError(
-            "the state is of another order; use the seed=, shuffle=, pool= and tail= that it was saved with"
-        )
+def check_order(state: Mapping[str, Any], source: Source) -> None:
+    """Raise StateError, which names what differs, unless the samples of *state* came in the order of *source*."""
+    theirs, ours = state.get("order", ()), list(source.order)
+    if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
+        raise StateError(f"the state has the order {shortened(theirs)}")
+    pairs = list(zip(source.ordered_by, theirs, ours))
+    if differ := [(f"{name}={old!r}", f"{name}={new!r}") for name, old, new in pairs if old != new]:
+        before, now = (", ".join(words) for words in zip(*differ))
+        raise StateError(f"the state was saved with {before}, and this dataset has {now}, which gives another order")
 
 
 def _digest(urls: Sequence[str], counts: bytes = b"") -> str:

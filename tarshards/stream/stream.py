@@ -215,12 +215,17 @@ class Stream:
         Indexed shards are read from there if no op holds samples back; otherwise the iteration begins anew and skips
         what was delivered.
         """
-        check_state(state, self.source.digest, ("epoch", "world"))
-        check_order(state, self.source.order)
-        if ("taken" if self._is_resumable() else "delivered") not in state:
+        check_state(state, self.source, ["epoch"])
+        if "world" not in state:
+            raise StateError("the state has no world: it is of a loader, and this is a stream of samples")
+        check_order(state, self.source)
+        count, other = ("taken", "delivered") if self._is_resumable() else ("delivered", "taken")
+        if count not in state and other in state:
             raise StateError("the state is of a stream with other ops")
-        if not isinstance(place := state["world"], list | tuple) or len(place) != 4:
-            raise StateError(f"the state has world {place!r}")
+        check_state(state, self.source, [count])
+        place = state["world"]
+        if not isinstance(place, list | tuple) or len(place) != 4 or not all(type(number) is int for number in place):
+            raise StateError(f"the state has the world {shortened(place)}, which is not four numbers")
         self._resumed = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -335,6 +340,13 @@ class Stream:
     def _ledgers(self) -> list[Ledger]:
         handlers = [self.source.ledger] + [op.options.get("on_error") for op in self.ops]
         return [handler for handler in handlers if isinstance(handler, Ledger)]
+
+
+def check_dataset(dataset: Any, loader: str, kind: type[Stream] = Stream) -> None:
+    """Raise TypeError, which names the *loader*, unless *dataset* is of a *kind* of stream."""
+    if not isinstance(dataset, kind):
+        words = f"a {kind.__name__}" if kind is not Stream else "a ShardDataset or a Stream"
+        raise TypeError(f"{loader} takes {words}, such as ShardDataset(urls), not {redacted(shortened(dataset))}")
 
 
 class _Upstream:

@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -15,8 +15,8 @@ from itertools import chain, islice
 from typing import Any
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError, visible
-from tarshards.parallel import bounded_map
+from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError, shortened, visible, whole_number
+from tarshards.parallel import bounded_map, check_function
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.read import sample_members
 from tarshards.samples.tree import read_tree, tree_digest
@@ -24,6 +24,7 @@ from tarshards.storage.beside import forget
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.streams import is_missing
+from tarshards.stream.stream import Stream
 from tarshards.write.shards import ShardWriter, TarWriter, shard_name
 
 log = logging.getLogger("tarshards")
@@ -63,7 +64,9 @@ def write_dataset(
     without samples, and StateError for an iterator whose first item is that of the interrupted call and a later one is
     not: it cannot start anew.
     """
-    pattern = Location.of(pattern).url
+    pattern, max_bytes = Location.of(pattern).url, whole_number("max_bytes", max_bytes, 1)
+    if to_sample is not None:
+        check_function(to_sample, "to_sample=")
     source = _Source(dataset)
     journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)), sync)
     function: Callable[[Any], Any]
@@ -107,6 +110,13 @@ class _Source:
     """The items of a dataset, in chunks: the number of the first item, and the items or, of a sequence, their count."""
 
     def __init__(self, dataset: Any):
+        is_sequence = (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Stream)
+        )
+        is_iterable = any(hasattr(dataset, name) for name in ("__iter__", "__getitem__", "__fspath__"))
+        if isinstance(dataset, Mapping) or not is_iterable:
+            cure = "such as a list, a torch Dataset or the path of a folder"
+            raise TypeError(f"a dataset is a sequence or an iterable of samples, {cure}, not {shortened(dataset)}")
         self.sequence: Any = None
         self._length = 0
         self._open: Callable[[], Iterator[Any]] = lambda: iter(dataset)
@@ -115,7 +125,7 @@ class _Source:
             folder = os.fspath(dataset)
             self._open = lambda: read_tree(folder)
             self.identity = ["folder", tree_digest(folder)]
-        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys"):
+        elif is_sequence and not hasattr(dataset, "keys"):
             self.sequence, self._length = dataset, len(dataset)
             self.identity.append(self._length)
         self._opened = self._items = iter(()) if self.sequence is not None else self._open()

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, flag, whole_number
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.read import read_shard
@@ -114,6 +114,7 @@ def reshard(
 
     from tarshards.index.manifests import manifest_url, remove_manifest, write_manifest
 
+    shuffle, seed = flag("shuffle", shuffle), whole_number("seed", seed)
     cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
@@ -167,11 +168,10 @@ def work_folder(pattern: str, tmpdir: str | None = None) -> str:
 
 
 def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> Cut:
-    given = [number for number in (max_bytes, max_samples, shards) if number is not None]
+    limits = {"max_bytes": max_bytes, "max_samples": max_samples, "shards": shards}
+    given = [whole_number(name, number, 1) for name, number in limits.items() if number is not None]
     if len(given) > 1:
         raise ValueError("max_bytes, max_samples and shards exclude one another")
-    if given and given[0] < 1:
-        raise ValueError(f"the limit of a shard must be positive, not {given[0]}")
     return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, visible
+from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import sample_members
 from tarshards.storage.compression import named_compression
@@ -161,23 +161,20 @@ class ShardWriter(_Writer):
         open_writer: Callable[[str], TarWriter] | None = None,
         on_finish: Callable[[str, TarWriter], Any] | None = None,
     ):
-        if max_samples is not None and max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, not {max_samples}")
-        if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes must be positive, not {max_bytes}")
         self.pattern = Location.of(pattern).url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
-        self.max_samples, self.max_bytes = max_samples, max_bytes
+        self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
+        self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}
         self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe, sync=sync)
         self._on_finish, self._sync = on_finish, sync
         self.shards: list[str] = []
         self.samples = 0
-        self._start = self._number = start
+        self._start = self._number = whole_number("start", start, 0)
         self._writer: TarWriter | None = None
         self._is_open = True
-        self._index = index and not Location.of(self.pattern).is_stream
+        self._index = flag("index", index) and not Location.of(self.pattern).is_stream
         self._members: Members | None = None
         self._entries: dict[str, Shard] = {}
 
@@ -188,7 +185,9 @@ class ShardWriter(_Writer):
         if self._writer is not None and self._is_full(packed):
             self._finish_shard()
         if self._writer is None:
-            self._writer, self._is_open = self._begin_shard(), True
+            if not self._is_open:
+                raise ValueError(f"{Location.of(self.pattern).name}: closed, so nothing more can be written")
+            self._writer = self._begin_shard()
         before = self._writer.size - len(END)
         self._writer.write_members(sample["__key__"], packed, sample.get("__url__"))
         self.samples += 1
@@ -256,6 +255,7 @@ class ShardWriter(_Writer):
 
     def abort(self) -> None:
         """Discard the shard that is being written."""
+        self._is_open = False
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
@@ -290,6 +290,8 @@ def write_samples(
     A sample that the shard cannot take, such as one with a key that it has already, is passed to *reject* with the
     error, and left out; by default the error is raised.
     """
+    if isinstance(samples, Mapping):
+        raise TypeError(f"write_samples takes samples, such as a list of dicts, not one dict {shortened(samples)}")
     with TarWriter(target, allow_pipe=allow_pipe, sync=sync) as writer:
         for sample in samples:
             try:

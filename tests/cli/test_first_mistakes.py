@@ -34,7 +34,7 @@ def shell(tmp_path, path_with_tools):
     return run
 
 
-FOLDER = "d: Is a directory: name the files in it, such as 'd/*.tar'"
+FOLDER = "d: Is a directory; name the shards in it, as 'd/*.tar'"
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_equal_keys_are_told_and_can_be_changed():
     ("options", "message"),
     [
         ({"max_bytes": 1, "shards": 1}, "max_bytes, max_samples and shards"),
-        ({"shards": 0}, "positive"),
+        ({"shards": 0}, "shards must be at least 1, not 0"),
         ({"output_pattern": "out.tar"}, "needs a shard number"),
         ({"output_pattern": "s3://b/out-%d.tar"}, "with tmpdir"),
         ({"rekey": "{nonsense}"}, "nonsense"),

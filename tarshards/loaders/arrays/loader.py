@@ -24,14 +24,14 @@ from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
-from tarshards.loaders.batches import BatchMaker, check_dataset
+from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
 from tarshards.stream.following import Count
 from tarshards.stream.sources import PlannedSource, Progress
-from tarshards.stream.stream import Stream
+from tarshards.stream.stream import Stream, check_dataset
 
 TOGETHER = 1 << 11  # samples whose places are looked up at once
 TOGETHER_QUICK = 1 << 14  # where making their batches takes hardly longer than that

@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from tarshards.epoch.loop import Outcome, Part
 from tarshards.errors import AuditError, WorldError, did_you_mean, whole_number
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
-from tarshards.loaders.batches import BatchMaker, check_dataset
+from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.parallel import check_function
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate
 from tarshards.stream.sources import PlannedSource
-from tarshards.stream.stream import Stream
+from tarshards.stream.stream import Stream, check_dataset
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
 
