@@ -45,13 +45,13 @@ def index(data: Data) -> None:
         if not link.is_symlink():
             link.symlink_to(Path(url).absolute())
         index = build_index(str(link))
-        index.save(str(link))
+        index.save(str(link), sync=False)  # as its peers, here and below
         indexed.append(Shard(str(link), len(index), index.shard_size))
-    write_manifest(str(manifest(data)), indexed)
+    write_manifest(str(manifest(data)), indexed, sync=False)
 
 
 def write(samples: list[Sample], data: Data) -> None:
-    with ShardWriter(f"{data.folder}/{{shard:06d}}.tar", max_samples=-(-len(samples) // SHARDS)) as writer:
+    with ShardWriter(f"{data.folder}/{{shard:06d}}.tar", max_samples=-(-len(samples) // SHARDS), sync=False) as writer:
         for sample in samples:
             writer.write(sample)
 

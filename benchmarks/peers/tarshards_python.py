@@ -37,7 +37,7 @@ def stream(data: Data, *, shuffled: bool, workers: int) -> Stream:
 
 def index(data: Data) -> None:
     for url in data.urls:
-        build_index(url).save(str(data.folder / Path(url).name))
+        build_index(url).save(str(data.folder / Path(url).name), sync=False)
 
 
 def plain(task: str, item: Sample, data: Data) -> Iterator[tuple[bytes, int]]:
