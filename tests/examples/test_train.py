@@ -51,7 +51,7 @@ def torchrun(ranks: int, folder: Path, *arguments: object, **environment: str) -
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     variables = {**os.environ, "PYTHONPATH": f"{ROOT}/examples:{ROOT}", "OMP_NUM_THREADS": "1", **environment}
     command = [*launcher, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
 
 
 def records(folder: Path, run: int) -> list[list[dict]]:
