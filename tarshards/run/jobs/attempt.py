@@ -1,9 +1,9 @@
 """One attempt at an item: the record that it has started, by which a later attempt knows what this one has left.
 
-A command that is killed may leave an output under its final name: part of one, or a whole one without its marker. A
-tool that refuses to replace files would refuse it for ever. So the attempt notes, before the command starts, which
-output files do not exist. If such a file exists when the item is run again, an attempt of ours has made it, and it is
-removed. A file that existed before is not touched.
+A tool of ours that is killed may leave a whole output without its marker, and refuses to replace it for ever. So the
+attempt notes, before the command starts, which output files of our tools do not exist. If such a file exists when the
+item is run again, an attempt of ours has made it, and it is removed. A file that existed before is not touched, nor is
+one of another program, which may be a checkpoint.
 
 While the command or any process that it started lives, the record is locked. The next attempt waits for that, on any
 machine with the same files, so that no two write one output.
@@ -25,6 +25,7 @@ from tarshards.errors import OpenError, visible
 from tarshards.parallel import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.beside import forget
+from tarshards.storage.local import synced_folder
 from tarshards.storage.location import Location
 from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
 from tarshards.storage.streams import failure
@@ -36,11 +37,11 @@ class Attempt:
     """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None where markers are remote."""
 
     def __init__(self, plan: JobPlan, item: Item):
-        self._files = [Location(url) for url in plan.files_of(item)]
+        self._files = plan.files_of(item)
         self._location = Location(plan.marker(item, "started"))
         self._digest = plan.digest(item)
         self.descriptor: int | None = None
-        self.absent: list[str] = []  # the output files that did not exist when the first attempt started
+        self.absent: list[str] = []  # the output files of our tools that did not exist before any attempt
 
     def __enter__(self) -> Attempt:
         return self
@@ -91,14 +92,14 @@ class Attempt:
         for found in (self._read(), earlier):
             if found is not None and found.get("digest") == self._digest:
                 made.update(found.get("absent", ()))
-        for location in self._files:
-            path = str(location.path)
-            if location.url in made and (os.path.isfile(path) or os.path.islink(path)):
+        for url in [url for url, is_ours in self._files.items() if is_ours]:
+            location, path = Location(url), str(Location(url).path)
+            if url in made and (os.path.isfile(path) or os.path.islink(path)):
                 with suppress(OpenError):  # then the command says what is wrong with it
                     forget(location)
                     location.remove()
             if not os.path.lexists(path):
-                self.absent.append(location.url)
+                self.absent.append(url)
         self._write({**record, "absent": self.absent})
 
     def end(self) -> None:
@@ -119,18 +120,9 @@ class Attempt:
             write_marker(self._location, record)
             return
         try:
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, json.dumps(record).encode() + b"\n", 0)
-            os.fsync(self.descriptor)
-            _sync_folder(str(self._location.path))
+            with synced_folder(os.path.dirname(str(self._location.path)) or "."):
+                os.ftruncate(self.descriptor, 0)
+                os.pwrite(self.descriptor, json.dumps(record).encode() + b"\n", 0)
+                os.fsync(self.descriptor)
         except OSError as error:
             raise failure(error, self._location.name) from error
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # a file system that does not sync folders
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

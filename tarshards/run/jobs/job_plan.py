@@ -18,6 +18,9 @@ from tarshards.storage.markers import digest_of
 
 VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
+#: Our tools that replace a file only with --overwrite.
+TOOLS = """lines2tar tar2json tar2tsv tarcat tarcheck tarcreate tarfirst targrep tarmerge tarmix tarpcat tarproc
+tarreshard tarscat tarshow tarsort tarsplit"""
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
@@ -56,14 +59,23 @@ class JobPlan(NamedTuple):
         """Return the URL that the command writes for *item*, or None if it is unknown."""
         return None if self.output is None else fill(self.output, item)
 
-    def files_of(self, item: Item) -> list[str]:
-        """Return the local files that the command is known to write for *item*: its output, and what follows any -o."""
-        words = _words(self.command[0]) if self._is_line else self.command
-        found = [word for word in _outputs_in(words) if _is_one_file(word)]
-        if self._is_line:
-            found = [word for word in found if not EXPANDED.search(word)]
-        urls = [fill(word, item) for word in dict.fromkeys([*filter(None, [self.output]), *found])]
-        return [url for url in urls if Location(url).scheme in ("", "file")]
+    def files_of(self, item: Item) -> dict[str, bool]:
+        """Return the local files that the command is known to write for *item*, and whether a tool of ours writes each.
+
+        They are its output, and what follows any -o or --output.
+        """
+        commands = _commands(self.command[0]) if self._is_line else [list(self.command)]
+        found: dict[str, bool] = {}
+        for words in commands:
+            is_ours = any(os.path.basename(word) in TOOLS.split() for word in words)
+            for word in filter(_is_one_file, _outputs_in(words)):
+                if not (self._is_line and EXPANDED.search(word)):
+                    found[fill(word, item)] = is_ours
+            if self.output is not None and (self.output in words or len(commands) == 1):
+                found.setdefault(fill(self.output, item), is_ours)
+        if self.output is not None:
+            found.setdefault(fill(self.output, item), False)
+        return {url: is_ours for url, is_ours in found.items() if Location(url).scheme in ("", "file")}
 
     @property
     def _is_line(self) -> bool:
@@ -219,18 +231,24 @@ def _is_one_file(word: str) -> bool:
     return bool(PLACEHOLDER.search(word)) and not NUMBERED.search(word)
 
 
-def _words(line: str) -> list[str]:
-    """Return the words and operators of a line of bash, none if it cannot be parsed.
+def _commands(line: str) -> list[list[str]]:
+    """Return the words of each command of a line of bash, none if it cannot be parsed.
 
-    >>> _words("tarcat {} -o 'out-{}.tar'; true")
-    ['tarcat', '{}', '-o', 'out-{}.tar', ';', 'true']
+    >>> _commands("tarcat {} -o 'out-{}.tar'; true")
+    [['tarcat', '{}', '-o', 'out-{}.tar'], ['true']]
     """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
+    commands: list[list[str]] = [[]]
     try:
-        return list(lexer)
+        for word in lexer:
+            if set(word) <= set("();&|"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
     except ValueError:
         return []
+    return list(filter(None, commands))
 
 
 def _program(command: tuple[str, ...]) -> str:

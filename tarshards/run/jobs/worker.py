@@ -108,7 +108,8 @@ class Worker:
                 if earlier is not None:
                     remove_marker(plan.marker(item, "failed"))
             else:
-                if earlier is not None and earlier.get("run") == self.run_name and status != PERMANENT:
+                same = {"digest": record["digest"], "run": self.run_name}
+                if earlier is not None and same.items() <= earlier.items() and status != PERMANENT:
                     status, line = earlier["status"], earlier["line"]
                 failed = {**record, "run": self.run_name, "status": status, "line": line, "absent": attempt.absent}
                 write_marker(plan.marker(item, "failed"), failed)

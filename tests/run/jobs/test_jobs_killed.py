@@ -32,10 +32,6 @@ LINES = {
         "sleep 0.05; tarcat -q in-{}.tar | tarproc -q --tmpdir scratch -c 'sleep 0.01' -o out-{}.tar",
     ],
     "cat": ["-s", f"{{00..{COUNT - 1:02d}}}", "--", "bash", "-c", f"{SLOW} >out-$0.tar", "{}", "-o", "out-{}.tar"],
-    "cat that replaces nothing": [
-        *("--inputs", f"in-{{00..{COUNT - 1:02d}}}.tar", "--outputs", f"out-{{00..{COUNT - 1:02d}}}.tar", "--"),
-        f"set -C; {{{{ {SLOW.replace('in-{}.tar', '{1}')}; }}}} >{{2}}".replace("{{", "{").replace("}}", "}"),
-    ],
     "tar": [
         *("-s", f"{{00..{COUNT - 1:02d}}}", "--"),
         *("tar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=644", "-cf"),
@@ -175,42 +171,76 @@ def test_the_commands_of_a_killed_tarjob_end(start, again, folder):
     assert len(begun()) == 6
 
 
-@pytest.mark.parametrize("way", ["words", "line", "state"])
-def test_killed_between_the_output_and_its_marker(start, again, shards, folder, way):
+@pytest.fixture
+def tool(folder):
+    """Return a function that makes a script with the name of a tool of ours."""
+
+    def make(script: str) -> None:
+        Path("tarcat").write_text(f"#!/bin/bash\n{script}\n")
+        Path("tarcat").chmod(0o755)
+
+    return make
+
+
+@pytest.mark.parametrize("way", ["words", "line", "state", "outputs"])
+def test_killed_between_the_output_and_its_marker(start, again, shards, tool, way):
     """The command itself kills tarjob as soon as its output is there: tarcat would refuse to replace it."""
     shards(2)
-    Path("killer").write_text('tarcat -q "$1" -o "$3" && { test -e again || { touch again; kill -9 $PPID; }; }')
-    command = {
-        "words": ["bash", "killer", "in-{}.tar", "-o", "out-{}.tar"],
-        "line": ["true; exec bash killer in-{}.tar -o out-{}.tar"],
-        "state": ["bash", "killer", "in-{}.tar", "-o", "out-{}.tar"],
+    tool('tarcat -q "$1" -o "$3" && { test -e again || { touch again; kill -9 $PPID; sleep 100; }; }')
+    words = ["./tarcat", "in-{}.tar", "-o", "out-{}.tar"]
+    line = {
+        "words": ["-s", "{00..01}", "--", *words],
+        "line": ["-s", "{00..01}", "--", f": {{}}; exec {' '.join(words)}"],
+        "state": ["-s", "{00..01}", "--state", "state", "--", *words],
+        "outputs": [
+            "--inputs",
+            "in-{00..01}.tar",
+            "--outputs",
+            "out-{00..01}.tar",
+            "--",
+            "./tarcat",
+            "{1}",
+            "-o",
+            "{2}",
+        ],
     }[way]
-    line = ["-s", "{00..01}", "-j", 1, "-q", *(["--state", "state"] if way == "state" else []), "--", *command]
-    process = start(*line)
+    process = start("-j", 1, "-q", *line)
     process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
     assert Path("out-00.tar").exists()
-    again(*line)
-    assert [sample["__key__"] for sample in read_samples("out-{00..01}.tar")] == [
-        f"0{i}-{j}" for i in "01" for j in "012"
-    ]
+    again("-j", 1, "-q", *line)
+    keys = [f"{shard}-{number}" for shard in ("00", "01") for number in range(3)]
+    assert [sample["__key__"] for sample in read_samples("out-{00..01}.tar")] == keys
 
 
-def test_what_a_failed_try_left_is_removed_before_the_next(tarjob, folder):
-    line = ("--inputs", "{0..2}", "--outputs", "out-{0..2}", "-j", 1, "--")
-    command = "set -C; echo {} >>ran; echo part >out-{}; test $(grep -c {} ran) -ge 2 || exit 5; echo whole >>out-{}"
-    assert tarjob(*line, command)[0] == 0
+def test_what_a_failed_try_left_is_removed_before_the_next(tarjob, tool):
+    tool("set -C; echo $1 >>ran; echo part >$2 && test $(grep -c $1 ran) -ge 2 || exit 5; echo whole >>$2")
+    line = ("--inputs", "{0..2}", "--outputs", "out-{0..2}", "-j", 1, "--", "./tarcat", "{1}", "{2}")
+    assert tarjob(*line)[0] == 0
     assert [Path(f"out-{i}").read_text() for i in range(3)] == ["part\nwhole\n"] * 3
     assert leftovers() == []
 
 
-def test_what_failed_is_removed_by_a_later_run_too(tarjob, folder):
-    line = ("--inputs", "{0..2}", "--outputs", "out-{0..2}", "--retries", 0, "--")
-    command = "set -C; echo part >out-{}; test -e good"
-    assert tarjob(*line, command)[0] == 1
+def test_what_failed_is_removed_by_a_later_run_too(tarjob, tool):
+    tool("set -C; echo part >$2 && test -e good")
+    line = ("--inputs", "{0..2}", "--outputs", "out-{0..2}", "--retries", 0, "--", "./tarcat", "{1}", "{2}")
+    assert tarjob(*line)[0] == 1
     assert Path("out-1").read_text() == "part\n", "what failed can be looked at"
     Path("good").touch()
-    assert tarjob(*line, command)[0] == 0
+    assert tarjob(*line)[0] == 0
+    assert leftovers() == []
+
+
+def test_a_checkpoint_is_kept(tarjob, start, folder):
+    """What another program writes may be the state from which it resumes."""
+    command = "echo step >>{2}; test $(wc -l <{2}) -ge 3 || { test -e quick && exit 143; touch quick; sleep 100; }"
+    line = ("--inputs", "{0..0}", "--outputs", "model-{0..0}", "--", command)
+    process = start(*line)
+    wait_until(Path("quick").exists)
+    process.kill()
+    process.communicate(timeout=10)
+    assert tarjob(*line)[0] == 0
+    assert Path("model-0").read_text() == "step\n" * 3
     assert leftovers() == []
 
 
@@ -269,7 +299,6 @@ def test_the_next_run_waits_for_a_command_that_it_cannot_find(start, folder):
     _, errors = second.communicate(timeout=30)
     assert second.returncode == 0, errors
     assert Path("ended").read_text() == "out-0\nout-0\n"
-    assert Path("out-0").read_text() == "begun\n", "what the first left was removed"
     assert leftovers() == []
 
 

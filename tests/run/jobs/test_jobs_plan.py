@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import StateError, UrlError
-from tarshards.run.jobs.job_plan import Item, JobPlan, fill, group_tasks, make_plan
+from tarshards.run.jobs.job_plan import TOOLS, Item, JobPlan, fill, group_tasks, make_plan
 
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 
@@ -152,16 +154,27 @@ def test_groups_of_a_size_need_sizes():
 @pytest.mark.parametrize(
     ("words", "files"),
     [
-        (["tarcat", "in-{}.tar", "-o", "out-{}.tar"], ["out-a.tar"]),
-        (["tarcat in-{}.tar -o out-{}.tar; tarindex out-{}.tar"], ["out-a.tar"]),
-        (["tarcat {}>x; sort -o {}.txt <x | mine --output='my {}'"], ["a.txt", "my a"]),
-        (["tarsplit -o out-{}-%06d.tar in-{}.tar", "-q"], []),
-        (["tarcat in-{}.tar -o $HOME/out-{}.tar"], []),
-        (["tarcat in-{}.tar -o s3://b/out-{}.tar"], []),
-        (["echo {} -o 'not closed"], []),
+        (["tarcat", "in-{}.tar", "-o", "out-{}.tar"], {"out-a.tar": True}),
+        (["nice", "/opt/bin/tarcat", "in-{}.tar", "--output=out-{}.tar"], {"out-a.tar": True}),
+        (["torchrun", "train.py", "in-{}.tar", "-o", "model-{}.pt"], {"model-a.pt": False}),
+        (["tarcat in-{}.tar -o out-{}.tar; tarindex out-{}.tar"], {"out-a.tar": True}),
+        (["tarcat {}>x; sort -o {}.txt <x | mine --output='my {}'"], {"a.txt": False, "my a": False}),
+        (["cat {} | tarsort -o {}.sorted && mine -o {}.mine"], {"a.sorted": True, "a.mine": False}),
+        (["tarsplit -o out-{}-%06d.tar in-{}.tar"], {}),
+        (["tarcat in-{}.tar -o $HOME/out-{}.tar"], {}),
+        (["tarcat in-{}.tar -o s3://b/out-{}.tar"], {}),
+        (["echo {} -o 'not closed"], {}),
     ],
 )
 def test_the_files_that_a_command_writes(words, files):
     plan = make_plan(words, ["a"], state="state")
     assert plan.files_of(plan.items[0]) == files
     assert plan.output is None, "markers are in the state, whatever the command writes"
+
+
+def test_the_tools_that_replace_nothing_are_known():
+    found = set()
+    for path in (Path(__file__).parents[3] / "tarshards/cli").glob("*.py"):
+        if path.stem[0] != "_" and "overwrite_option" in path.read_text():
+            found.add(path.stem)
+    assert set(TOOLS.split()) == {*found, "tarscat"}
