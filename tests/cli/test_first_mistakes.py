@@ -55,7 +55,7 @@ FOLDER = "d: Is a directory; name the shards in it, as 'd/*.tar'"
         ("tarcat a.tar -o d", 2, "d is a folder; name a file in it"),
         ("tarcat a.tar --overwrite -o d", 2, "d is a folder; name a file in it"),
         ("tarsort a.tar -o a.tar", 2, "a.tar exists; --overwrite replaces it"),
-        ("tarcat photo.jpg -o o.tar", 1, "photo.jpg: offset 0: not a tar archive"),
+        ("tarcat photo.jpg -o o.tar", 1, "photo.jpg: offset 0: an image, not a tar archive"),
         (
             "tarcat missing-{0..3}.tar -o o.tar",
             1,
