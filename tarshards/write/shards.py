@@ -51,8 +51,9 @@ class TarWriter(_Writer):
 
     Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
     under its name when ``close`` succeeds, and the index of an earlier one is removed; after ``abort``, or an exception
-    in the ``with`` block, there is no shard. With *sync* a local shard is on the disk before it appears, so that a
-    power loss leaves no shard that looks whole; scratch data need not wait for that.
+    in the ``with`` block, there is no shard, nor if it is never closed, which is a RuntimeWarning. With *sync* a local
+    shard is on the disk before it appears, so that a power loss leaves no shard that looks whole; scratch data need not
+    wait for that.
 
     A file object is anything with a ``write`` that takes bytes. It is written forwards and left open; what ``abort``
     leaves in it has no end of archive. Raises TypeError for another target.
