@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError
+from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import OutputStream, failure
 
@@ -61,7 +62,7 @@ TRANSPORT = Local()
 
 def _cure(exc: Exception, path: str, mode: str) -> str:
     """What to do where a file cannot be opened, if its name tells; with the semicolon before it."""
-    if isinstance(exc, IsADirectoryError) and mode == "rb":
+    if isinstance(exc, IsADirectoryError) and mode == "rb" and not path.endswith(INDEX):
         return f"; name the shards in it, as '{path}/*.tar'"
     if not isinstance(exc, FileNotFoundError):
         return ""
