@@ -34,6 +34,7 @@ def shards(tmp_path) -> IndexedShards:
 def find(request, shards):
     if request.param == "read":
         return lambda s, i: find_in_bytes(list(shards.read_all(s, i)), TERMS)
+    load_kernel("tarshards.storage._mapped")
     return MappedPlaces.of(shards, TERMS).find
 
 

@@ -7,6 +7,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -32,18 +33,18 @@ def plain(samples) -> list[dict]:
 
 def outer_join(inputs) -> list[dict]:
     """What SQLite says: all keys, in the order of the first input that has them."""
-    database = sqlite3.connect(":memory:")
-    database.execute("create table samples (key, input, place)")
-    rows = [(key, number, place) for number, keys in enumerate(inputs) for place, key in enumerate(keys)]
-    database.executemany("insert into samples values (?, ?, ?)", rows)
-    query = """
-        select key, group_concat(input) from samples group by key
-        order by min(input * 1000000 + place)
-    """
-    return [
-        {"__key__": f"k{key}", **{f"f{number}": f"f{number}{key}".encode() for number in sorted(there.split(","))}}
-        for key, there in database.execute(query)
-    ]
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("create table samples (key, input, place)")
+        rows = [(key, number, place) for number, keys in enumerate(inputs) for place, key in enumerate(keys)]
+        database.executemany("insert into samples values (?, ?, ?)", rows)
+        query = """
+            select key, group_concat(input) from samples group by key
+            order by min(input * 1000000 + place)
+        """
+        return [
+            {"__key__": f"k{key}", **{f"f{number}": f"f{number}{key}".encode() for number in sorted(there.split(","))}}
+            for key, there in database.execute(query)
+        ]
 
 
 @given(INPUTS, MEMORIES)
