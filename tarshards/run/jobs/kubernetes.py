@@ -188,7 +188,7 @@ class Kubernetes:
                 if error.status not in PASSING or pause is None:
                     raise _failure(error) from error
                 after = (error.headers or {}).get("Retry-After", "")
-                self.pause(float(after) if after.isdigit() else pause)
+                self.pause(float(after) if after.isdecimal() else pause)
             except http as error:
                 if pause is None:
                     raise OpenError(f"no answer from the cluster: {error}") from error
