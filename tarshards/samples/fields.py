@@ -55,8 +55,8 @@ class FieldNames:
         if isinstance(fields, Mapping | bytes) or not isinstance(fields, Iterable):
             raise TypeError(f"fields are names, in one string or a list, not {shortened(fields)}")
         words = fields.split() if isinstance(fields, str) else list(map(check_name, fields))
-        if not words:
-            raise ValueError("fields= names no field; None reads all")
+        if not words and isinstance(fields, str):
+            raise ValueError("fields= names no field; None reads all, [] none")
         return cls(tuple(tuple(word.split(";")) for word in words))
 
     @cached_property

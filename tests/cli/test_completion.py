@@ -19,7 +19,7 @@ SHELLS = ("bash", "zsh", "fish")
 LINES = {
     "tarcat --inter": "--interleave",
     "tarcat -": "--skip --shuffle --interleave --version -h",
-    "tar2tsv --no": "--noheader --nokey",
+    "tar2tsv --no": "--no-sync --noheader --nokey",
     "tarmerge --missing ": "fail skip ignore",
     "tarmerge a.tar --missing s": "skip",
     "tarcat --on-error q": "quarantine=",
