@@ -84,7 +84,7 @@ class Program(click.Command):
         order = {name: place for place, name in enumerate(shared)}
         found: dict[str, list[tuple[int, str, str]]] = {heading: [] for heading in self.headings}
         for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
                 name = max(param.opts, key=len)
                 found[shared.get(name, "Options")].append((order.get(name, 0), *record))
         width = min(30, max(len(term) for rows in found.values() for _, term, _ in rows))

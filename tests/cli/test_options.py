@@ -166,6 +166,7 @@ def test_every_tool_has_help_and_version(tool):
 
     assert run("-h") == run("--help")
     assert run("-h").startswith(f"Usage: {tool} ")
+    assert not [line for line in run("-h").splitlines() if line != line.rstrip()], "a name without an explanation"
     name = tool.split()[0]
     shown = name if name == "tarshards" else f"{name} (tarshards)"
     assert run("--version") == f"{shown} {tarshards.__version__}\n"
