@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
@@ -33,7 +33,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 def bounded_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Yield ``function(item)`` for every item, with at most *window* of them under way or waiting.
 
     The results come in the order of the items, or with ``ordered=False`` as they are done. The first exception of the
@@ -72,7 +72,7 @@ def _take(pending: list[Future[Any]], ordered: bool) -> Any:
 
 def settled_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
-) -> Iterator[tuple[Any, Any, BaseException | None]]:
+) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
     """Yield every item with the result of *function*, or with what it raised; the rest is as in ``bounded_map``.
 
     Raises CancelledError for a call that someone else cancelled.
@@ -82,13 +82,12 @@ def settled_map(
 
 
 class _SettledCall(Future[Any]):
-    """The outcome of a call; cancelling it cancels the call."""
+    """The outcome of a call; cancelling it cancels the call, unless that runs."""
 
     call: Future[Any]
 
     def cancel(self) -> bool:
-        self.call.cancel()
-        return super().cancel()
+        return self.call.cancel()
 
 
 class _SettlingExecutor(Executor):

@@ -6,9 +6,9 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,9 +84,10 @@ def map_shards(
         executor = executor or stack.enter_context(_default_pool())
         todo = list(enumerate(zip(shards, names)))
         for left in range(retries, -1, -1):
-            outcomes = run_all(work, todo, executor)
+            calls = stack.enter_context(closing(run_all(work, todo, executor)))
+            outcomes: Iterable[Any] = calls
             if progress:
-                outcomes = show_progress(outcomes, total=len(todo), unit="shards")
+                outcomes = show_progress(calls, total=len(todo), unit="shards")
             todo = []
             for (number, (shard, name)), result, error in outcomes:
                 if error is None:
@@ -230,7 +231,7 @@ def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> Non
 
 def run_all(
     function: Callable[[Any], Any], items: Iterable[Any], executor: Executor
-) -> Iterator[tuple[Any, Any, BaseException | None]]:
+) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
     """Yield every item as it is done, with the result of *function* or the error."""
     return settled_map(function, items, executor=executor, window=AHEAD, ordered=False)
 

@@ -13,7 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -188,11 +188,11 @@ def _run(
 ) -> dict[Any, Any]:
     """Return the results of *work* by item; raise the first error, with the name of its item."""
     results = {}
-    outcomes = run_all(work, items, executor)
-    for item, result, error in ops.progress(outcomes, total=len(items), unit="shards") if progress else outcomes:
-        if error is not None:
-            raise at_shard(error, name(item)) from error
-        results[item] = result
+    with closing(run_all(work, items, executor)) as calls:
+        for item, result, error in ops.progress(calls, total=len(items), unit="shards") if progress else calls:
+            if error is not None:
+                raise at_shard(error, name(item)) from error
+            results[item] = result
     return results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -86,7 +87,7 @@ class TarWriter(_Writer):
         """Append the members of one sample, as returned by ``pack_sample``; *shard* is where it was read."""
         if key in self._keys:
             raise SampleError(_duplicate(self._keys[key], shard), url=self._stream.name, key=key)
-        self._keys[key] = shard
+        self._keys[key] = None if shard is None else sys.intern(shard)  # one text for all samples of a shard
         size = sum(map(len, packed))
         if size < LARGE or max(map(len, packed)) < LARGE:
             self._send(b"".join(packed))

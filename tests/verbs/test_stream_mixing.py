@@ -177,7 +177,6 @@ def test_until_is_no_negative_number(folder):
         ("http://host:80/a.tar:.5", "http://host:80/a.tar", ".5"),
         ("pipe:cat a.tar:1e-3", "pipe:cat a.tar", "1e-3"),
         ("http://host:80/a.tar", "http://host:80/a.tar", 1),
-        ("a.tar:-1", "a.tar:-1", 1),
         ("-:2", "-", "2"),
     ],
 )
