@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from with_torch import needs_torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
@@ -115,7 +114,7 @@ def test_a_section_takes_the_place_of_its_title(tmp_path):
     assert page.read_text() == "# Results\n\nMade by `make bench`.\n\n## C\n\nc\n\n## B\n\nd\n\n## A\n\ne\n"
 
 
-@needs_torch
+@pytest.mark.interop
 def test_a_small_run_of_the_whole_suite_delivers_what_is_right():
     command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "run.py"), "smoke"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
