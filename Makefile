@@ -48,7 +48,7 @@ bench: $(VENV)/.bench
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/asan.sh
 
-# The programs that the tests use, by apt, as root or with sudo; a compiler is of use to an installation made after it.
+# The programs that the tests use, with apt, as root or with sudo; kernels are compiled by the next command.
 programs:
 	$(PYTHON) tests/programs.py
 	rm -f $(addprefix $(VENV)/.,demo test interop bench)

@@ -66,7 +66,7 @@ def pytest_make_collect_report(collector):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Say in one line, after all else, how many tests were skipped for want of what, and how to get it."""
+    """Say in one line, after all else, how many tests were skipped because of what, and how to install it."""
     yield
     missing: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
@@ -77,9 +77,9 @@ def pytest_terminal_summary(terminalreporter):
         for program in (True, False)
     ]
     if parts[0]:
-        parts[0] += " - `make programs` installs them, by apt"
+        parts[0] += ": `make programs` installs programs with apt"
     if any(parts):
-        terminalreporter.write_line(f"Skipped for want of {'; '.join(filter(None, parts))}.", yellow=True)
+        terminalreporter.write_line(f"Tests were skipped that need {'; and '.join(filter(None, parts))}.", yellow=True)
 
 
 # In a background job SIGINT is ignored, and by nohup SIGHUP; the tools that tests interrupt would inherit that.

@@ -25,8 +25,8 @@ def run_without_programs(folder: Path, *options: str, **environment: str) -> sub
 def test_the_last_lines_say_what_is_missing_and_what_installs_it(tmp_path, options):
     done = run_without_programs(tmp_path, *options)
     assert done.returncode == 0, done.stdout
-    *_, want, summary = done.stdout.splitlines()
-    assert want == "Skipped for want of bsdtar (1) - `make programs` installs them, by apt."
+    *_, told, summary = done.stdout.splitlines()
+    assert told == "Tests were skipped that need bsdtar (1): `make programs` installs programs with apt."
     assert " 1 skipped in " in summary
 
 

@@ -185,7 +185,7 @@ def say(text: str) -> None:
 
 
 class Name(click.ParamType):
-    """The name of a file or folder, of which shells complete paths; it may also be a URL, or -."""
+    """The name of a file or folder, which shells complete; it may also be a URL, or -."""
 
     def __init__(self, name: Literal["file", "folder"]):
         self.name = name

@@ -15,7 +15,7 @@ BIN = Path(__file__).parents[2] / "bin"
 TOOLS = sorted(path.name for path in BIN.iterdir())
 SHELLS = ("bash", "zsh", "fish")
 
-#: A line of which the last word is completed, and what a bash offers for it; files are given by readline's default.
+#: A line whose last word is completed, and what bash offers for it; files are given by readline's default.
 LINES = {
     "tarcat --inter": "--interleave",
     "tarcat -": "--skip --shuffle --interleave --version -h",

@@ -65,7 +65,7 @@ def encode_npy(value: Any) -> bytes:
 
 
 def check_zip(data: bytes, packed: int) -> None:
-    """Raise ValueError for a zip file of which more comes out than out of gzip data of *packed* bytes.
+    """Raise ValueError for a zip file that expands to more than gzip data of *packed* bytes may.
 
     Members must be stored or deflated, as numpy and torch write them: zipfile bounds no other decompression.
     """
