@@ -25,16 +25,18 @@ class Guard:
         import subprocess
 
         try:
-            # No environment, so that no guard takes this one for a process of its run.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, variable, *([] if folder is None else [folder])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
+            # No environment, so that no guard takes this one for a process of its run. Python before 3.11.8 would leave
+            # the pipe open where it cannot open /dev/null after it.
+            with open(os.devnull, "wb") as null:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", __file__, variable, *([] if folder is None else [folder])],
+                    stdin=subprocess.PIPE,
+                    stdout=null,
+                    stderr=null,
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                )
         except OSError as error:
             from tarshards.errors import OpenError
 

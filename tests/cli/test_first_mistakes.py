@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 from range_server import serving
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, Stream, readers, write_samples
+from tarshards import ArrayLoader, IndexedShards, Stream, readers, write_samples
 from tarshards.errors import OpenError, TarshardsError, UrlError
 from tarshards.index.refresh import refresh_indexes, verify_indexes
 from tarshards.verbs.mix import Source, parse_sources

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import pytest
 from soak import SOAK
+from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, ShardDataset, World, readers
+from tarshards import ArrayLoader, World, readers
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.soak

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -130,6 +131,10 @@ def test_no_reader_is_forgotten(folder):
     assert opened == kinds_of() - {Reader}
 
 
+def is_compiled():
+    return find_spec("tarshards.storage._mapped") is not None
+
+
 ALL = [way for ways in WAYS.values() for way in ways]
 
 
@@ -158,5 +163,9 @@ def test_the_samples_that_are_gone_fail_and_the_process_lives(outcomes, number):
         assert lost, case
         assert len(delivered) < SAMPLES or "2 threads" in case, case  # which may have been quicker
         for kind, reason, url, _ in lost:
+            if not is_compiled() and kind == "ShardIndexError":  # no shard is mapped, and its length is looked at
+                assert url.endswith("/set-1.tar.index"), (case, url)
+                assert reason.startswith("stale: the shard has "), case
+                continue
             assert (kind, url.rpartition("/")[2]) == ("OpenError", "set-1.tar"), (case, kind, url, reason)
             assert "shrunk" in reason or "was written to" in reason, case
