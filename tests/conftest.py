@@ -91,6 +91,17 @@ BIN = Path(__file__).parents[1] / "bin"
 
 
 @pytest.fixture
+def memory():
+    """fsspec's store memory://, empty before and after."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    yield store
+    store.store.clear()
+
+
+@pytest.fixture
 def make_shards(tmp_path):
     """Return a function that writes *shards* shards of *samples* samples each, and returns their expression."""
 

@@ -7,7 +7,6 @@ import io
 import tarfile
 
 import click
-import fsspec
 import msgpack
 import pytest
 from range_server import serving
@@ -37,14 +36,6 @@ def tar_of(count: int = 3, size: int = 3) -> bytes:
             info.size = size
             tar.addfile(info, io.BytesIO(b"x" * size))
     return file.getvalue()
-
-
-@pytest.fixture
-def memory():
-    store = fsspec.filesystem("memory")
-    store.store.clear()
-    yield store
-    store.store.clear()
 
 
 def only(error: TarshardsError, name: str) -> None:

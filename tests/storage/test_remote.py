@@ -22,14 +22,6 @@ from tarshards.storage.opening import open_shard, open_url
 DATA = bytes(range(256)) * 1000
 
 
-@pytest.fixture
-def memory():
-    store = fsspec.filesystem("memory")
-    store.store.clear()
-    yield store
-    store.store.clear()
-
-
 def write(url: str, *pieces: bytes) -> None:
     with open_shard(url, "wb") as stream:
         for piece in pieces:

@@ -19,8 +19,10 @@ from tarshards.storage.markers import digest_of
 VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
 #: Our tools that replace a file only with --overwrite.
-TOOLS = """lines2tar tar2json tar2tsv tarcat tarcheck tarcreate tarfirst targrep tarmerge tarmix tarpcat tarproc
-tarreshard tarscat tarshow tarsort tarsplit"""
+TOOLS = {
+    *("lines2tar", "tar2json", "tar2tsv", "tarcat", "tarcheck", "tarcreate", "tarfirst", "targrep", "tarmerge"),
+    *("tarmix", "tarpcat", "tarproc", "tarreshard", "tarscat", "tarshow", "tarsort", "tarsplit"),
+}
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
@@ -67,7 +69,7 @@ class JobPlan(NamedTuple):
         commands = _commands(self.command[0]) if self._is_line else [list(self.command)]
         found: dict[str, bool] = {}
         for words in commands:
-            is_ours = any(os.path.basename(word) in TOOLS.split() for word in words)
+            is_ours = any(os.path.basename(word) in TOOLS for word in words)
             for word in filter(_is_one_file, _outputs_in(words)):
                 if not (self._is_line and EXPANDED.search(word)):
                     found[fill(word, item)] = is_ours
