@@ -85,6 +85,7 @@ class Training:
                 if self.is_preempted():
                     self.save()
                     distributed.barrier()  # no rank leaves, and has the others ended, before that is done
+                    distributed.destroy_process_group()  # a thread of it that outlives the interpreter aborts the rank
                     sys.exit(PREEMPTED)
                 if self.loader.state_dict()["batches"] % every == 0:  # at the last batch it is 0, of the next epoch
                     self.save()
