@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tarshards.samples.read import group_members, read_samples
     from tarshards.storage.expressions import expand_urls
     from tarshards.storage.opening import open_shard, open_url
+    from tarshards.storage.remote import Remote
     from tarshards.stream import ops
     from tarshards.stream.mix import mix
     from tarshards.stream.stream import Stream
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         "Mixture",
         "OpError",
         "OpenError",
+        "Remote",
         "SampleError",
         "ShardDataset",
         "ShardIndexError",
@@ -136,6 +138,7 @@ _MODULE_OF = {
     "expand_urls": "storage.expressions",
     "open_shard": "storage.opening",
     "open_url": "storage.opening",
+    "Remote": "storage.remote",
     "mix": "stream.mix",
     "Stream": "stream.stream",
     "Member": "tar.read",

@@ -38,6 +38,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard, open_url
+from tarshards.storage.remote import Remote
 
 NUMBERS = [-1, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**70), 1.5, float("inf"), float("nan")]
 VALUES = [*NUMBERS, None, True, "", "x", "\0", "\ud800", "9" * 50, [], [1], [[]], [None], ["a"], [[0, 1]], {}, {"a": 1}]
@@ -269,12 +270,12 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=map(ascii, ANSWERS))
 def test_answers(monkeypatch, answer):
     monkeypatch.setattr(http, "sleep", lambda seconds: None)
-    options = {"retries": 1}
+    remote = Remote(retries=1)
     with answering(answer) as url:
         actions: list[Callable[[], object]] = [
-            lambda: open_url(url, **options).read(),
-            lambda: http.HttpRanges(Location(url), **options).read(512, 1024),
-            lambda: http.HttpRanges(Location(url), **options).read(0, 10),
+            lambda: open_url(url, remote=remote).read(),
+            lambda: Location(url, remote).ranges().read(512, 1024),
+            lambda: Location(url, remote).ranges().read(0, 10),
             lambda: build_index(url) if b" 206 " in answer[:16] else None,
             lambda: Location(url).exists(),
         ]

@@ -3,6 +3,7 @@
 Read in this order:
 
 - ``location``: a URL or path, parsed once; it knows its printable name and opens itself
+- ``remote``: how remote files are read, as one value
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return

@@ -44,21 +44,19 @@ _T = TypeVar("_T")
 
 
 class Http(Transport):
-    def open(
-        self, location: Location, mode: str, *, timeout: float, retries: int, **_: Any
-    ) -> InputStream | OutputStream:
-        address = Address(location, timeout)
+    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+        address = Address(location)
         if mode == "rb":
-            return HttpInput(address, retries)
-        return spooled(address.name, lambda file: put(address, file, retries))
+            return HttpInput(address)
+        return spooled(address.name, lambda file: put(address, file))
 
     def ranges(self, location: Location) -> Ranges:
         return HttpRanges(location)
 
-    def remove(self, location: Location, *, timeout: float = 30.0, retries: int = 5) -> None:
-        address = Address(location, timeout)
+    def remove(self, location: Location) -> None:
+        address = Address(location)
         try:
-            Patience(location, retries).attempt(lambda: address.request({}, method="DELETE").close())
+            Patience(location).attempt(lambda: address.request({}, method="DELETE").close())
         except OpenError as error:
             if not is_missing(error):
                 raise
@@ -70,7 +68,7 @@ TRANSPORT = Http()
 class Address:
     """Where requests go: the URL and the credentials to send, and the location that messages show."""
 
-    def __init__(self, location: Location, timeout: float):
+    def __init__(self, location: Location):
         try:
             parts = urlsplit(location.url)
             known = bool(parts.hostname) and (parts.port or 0) >= 0
@@ -82,7 +80,7 @@ class Address:
             # A URL with a password is kept out of the message, because that may be what is malformed.
             name = None if "@" in location.url else location.name
             raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX", url=name)
-        self.location, self.name, self.timeout = location, location.name, timeout
+        self.location, self.name = location, location.name
         self._authorization = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
 
     def request(self, headers: dict[str, str], **options: Any) -> http.client.HTTPResponse:
@@ -98,7 +96,7 @@ class Address:
             if authorization:
                 request.add_unredirected_header("Authorization", authorization)
             try:
-                response: http.client.HTTPResponse = _opener().open(request, timeout=self.timeout)
+                response: http.client.HTTPResponse = _opener().open(request, timeout=self.location.remote.timeout)
                 return response
             except (OSError, http.client.HTTPException) as exc:
                 failure = exc
@@ -169,8 +167,8 @@ def _opener() -> urllib.request.OpenerDirector:
 class Patience:
     """Retries: pauses after each failure, raises after too many in a row without progress."""
 
-    def __init__(self, location: Location, retries: int):
-        self.location, self.retries, self.failures = location, retries, 0
+    def __init__(self, location: Location):
+        self.location, self.retries, self.failures = location, location.remote.retries, 0
 
     def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
         """Return what *action* returns once it succeeds; *offset* gives the offset of an error."""
@@ -220,9 +218,9 @@ def _retry_after(exc: BaseException) -> float:
 class HttpInput(InputStream):
     """The body of one response, read by as many requests as it takes."""
 
-    def __init__(self, address: Address, retries: int):
+    def __init__(self, address: Address):
         self.name = address.name
-        self._address, self._patience = address, Patience(address.location, retries)
+        self._address, self._patience = address, Patience(address.location)
         self._response: http.client.HTTPResponse | None = None
         self._position = 0
         self._length: int | None = None
@@ -311,8 +309,8 @@ class HttpInput(InputStream):
 class HttpRanges(Ranges):
     """A file of a web server, read by range requests, each retried until it is complete."""
 
-    def __init__(self, location: Location, *, timeout: float = 30.0, retries: int = 5):
-        self._address, self._retries = Address(location, timeout), retries
+    def __init__(self, location: Location):
+        self._address = Address(location)
         self.name = self._address.name
         self._version: tuple[str, ...] = ()
         self.size = -1
@@ -329,9 +327,7 @@ class HttpRanges(Ranges):
         return validator_of(self._version) is not None  # each response is compared with it
 
     def _ask(self, offset: int, size: int) -> bytes:
-        return Patience(self._address.location, self._retries).attempt(
-            lambda: self._answer(offset, size), lambda: offset
-        )
+        return Patience(self._address.location).attempt(lambda: self._answer(offset, size), lambda: offset)
 
     def _answer(self, offset: int, size: int) -> bytes:
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={offset}-{offset + size - 1}"}
@@ -362,7 +358,7 @@ def validator_of(version: tuple[str, ...]) -> str | None:
     return version[-1] or None if version else None
 
 
-def put(address: Address, file: Any, retries: int) -> None:
+def put(address: Address, file: Any) -> None:
     """Store all of *file* with one PUT."""
     size = file.tell()
 
@@ -371,4 +367,4 @@ def put(address: Address, file: Any, retries: int) -> None:
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         address.request(headers, data=file, method="PUT").close()
 
-    Patience(address.location, retries).attempt(action)
+    Patience(address.location).attempt(action)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
+from tarshards.storage.remote import DEFAULT, Remote
 from tarshards.storage.streams import errno_of, failure, is_missing, words
 
 if TYPE_CHECKING:
@@ -51,21 +52,26 @@ _HOST = r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)"
 class Location:
     """An immutable URL or path, parsed on demand and only once; no other code in the package parses URLs.
 
-    Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials.
+    Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials. The
+    locations derived from it are read as *remote* says, too.
     """
 
     url: str  #: as it was given
+    remote: Remote  #: how it is read, if it is remote
 
-    def __init__(self, url: str):
-        self.__dict__["url"] = url
+    def __init__(self, url: str, remote: Remote = DEFAULT):
+        self.__dict__.update(url=url, remote=remote)
 
     @classmethod
-    def of(cls, url: str | os.PathLike[str] | Location) -> Location:
-        """Return the location of a URL or path; a Location is returned as it is. Anything else is a TypeError."""
+    def of(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None) -> Location:
+        """Return the location of a URL or path, to be read as *remote* says; a Location keeps its own without it.
+
+        Anything else is a TypeError.
+        """
         if isinstance(url, Location):
-            return url
+            return url if remote is None or remote is url.remote else cls(url.url, remote)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
-            return cls(text)
+            return cls(text, remote or DEFAULT)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -134,7 +140,7 @@ class Location:
         number = next((i for i, link in enumerate(self.links) if link not in CHAINED), 0)
         before = "".join(f"{link}::" for link in self.links[:number])
         after = "".join(f"::{link}" for link in self.links[number + 1 :])
-        return before, Location(self.links[number]) if before or after else self, after
+        return before, Location(self.links[number], self.remote) if before or after else self, after
 
     @property
     def is_local(self) -> bool:
@@ -261,7 +267,7 @@ class Location:
 
     def with_base(self, base: str) -> Location:
         """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
-        return Location(self.folder + base + self.query)
+        return Location(self.folder + base + self.query, self.remote)
 
     def sibling(self, suffix: str) -> Location:
         """Return the location whose name is longer by *suffix*; OpenError for a stream.
@@ -313,7 +319,7 @@ class Location:
             return self
         prefix = self.url[: len(self._file_prefix)]
         try:
-            return Location(prefix + os.path.expanduser(self.url[len(prefix) :]))
+            return Location(prefix + os.path.expanduser(self.url[len(prefix) :]), self.remote)
         except ValueError as error:
             raise UrlError(str(error), url=self.name) from error
 
@@ -359,15 +365,12 @@ class Location:
         mode: str = "rb",
         *,
         allow_pipe: bool = False,
-        timeout: float = 30.0,
-        retries: int = 5,
         sync: bool = True,
     ) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options."""
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
-        options: Any = {"allow_pipe": allow_pipe, "timeout": timeout, "retries": retries, "sync": sync}
-        stream: BinaryIO = self._transport.open(self, mode, **options)
+        stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, sync=sync)
         return stream
 
     def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
@@ -414,7 +417,7 @@ class Location:
 class Transport:
     """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
 
-    def open(self, location: Location, mode: str, *, allow_pipe: bool, timeout: float, retries: int, sync: bool) -> Any:
+    def open(self, location: Location, mode: str, *, allow_pipe: bool, sync: bool) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
 

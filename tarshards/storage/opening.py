@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from tarshards.storage.beside import forget
 from tarshards.storage.compression import MAX_RATIO, compressed, decompressed
 from tarshards.storage.location import Location
+from tarshards.storage.remote import Remote
 
 
 def open_url(
@@ -16,8 +17,7 @@ def open_url(
     mode: str = "rb",
     *,
     allow_pipe: bool = False,
-    timeout: float = 30.0,
-    retries: int = 5,
+    remote: Remote | None = None,
     sync: bool = True,
 ) -> BinaryIO:
     """Open *url* for reading ("rb") or writing ("wb") bytes.
@@ -27,10 +27,10 @@ def open_url(
     file and its name are on the disk, so that they survive a power loss; with *sync* False it does not.
 
     URLs are paths, `file:`, `-` (stdin or stdout), `http:`, `https:`, every scheme of fsspec, and with
-    *allow_pipe* `pipe:command`. *timeout* (seconds without a byte) and *retries* (failures in a row without
-    progress) are for http. An unknown scheme is a UrlError, everything else that fails an OpenError.
+    *allow_pipe* `pipe:command`. *remote* says how servers and stores are read; see `Remote`. An unknown scheme is a
+    UrlError, everything else that fails an OpenError.
     """
-    return Location.of(url).open(mode, allow_pipe=allow_pipe, timeout=timeout, retries=retries, sync=sync)
+    return Location.of(url, remote).open(mode, allow_pipe=allow_pipe, sync=sync)
 
 
 def open_shard(

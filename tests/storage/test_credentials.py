@@ -23,6 +23,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard
 from tarshards.storage.redaction import redacted
+from tarshards.storage.remote import Remote
 
 SIGNATURE, PASSWORD, TOKEN = "s1gn/ture+4b=c5", "p4ss/w0rd%41", "t0k3n.4b5c6d7e8f"
 QUERY = f"X-Amz-Expires=60&X-Amz-Signature={quote(SIGNATURE, safe='')}"
@@ -60,7 +61,7 @@ def shows_nothing(action: Callable[[], object], reason: str | None = None) -> Ta
 
 
 def read(url: str) -> bytes:
-    with Location.of(url).open(timeout=0.2, retries=1) as stream:
+    with Location(url, Remote(timeout=0.2, retries=1)).open() as stream:
         return stream.read()
 
 

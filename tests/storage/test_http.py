@@ -14,6 +14,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import http
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
+from tarshards.storage.remote import Remote
 
 BODY = random.Random(0).randbytes(200_000)
 HEADERS = 200  # bytes of headers, at most
@@ -34,7 +35,7 @@ def _no_pauses():
 
 
 def fetch(url: str, **options) -> bytes:
-    with open_url(url, **({"timeout": 5} | options)) as stream:
+    with open_url(url, remote=Remote(**({"timeout": 5} | options))) as stream:
         return stream.read()
 
 

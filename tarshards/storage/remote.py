@@ -1,0 +1,84 @@
+"""How remote files are read: connections, memory, retries, and where blocks are cached, as one value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tarshards.errors import whole_number
+
+PIECE = 1 << 22  # bytes of one request where a file is read forwards
+LEAST_AHEAD = 1 << 24  # bytes, where the memory that is available is unknown or short
+PART = 4  # of the memory that is available, one in so many bytes is used for what is fetched ahead
+
+
+@dataclass(frozen=True)
+class Remote:
+    """How files of web servers and object stores are read.
+
+    - *connections*: requests under way at once in a process, each on a connection of its own that is kept alive
+    - *ahead*: bytes that are fetched before they are needed; None is a quarter of the memory that is available, shared
+      by the ranks and workers of the host
+    - *timeout*: seconds without a byte after which a request counts as failed
+    - *retries*: failures in a row without progress before a file is given up
+    - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
+    - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for
+      later epochs and runs
+    - *cache_bytes*: the most that the files in *cache_dir* hold; None is nine tenths of what is free on its disk
+
+    Raises ValueError or TypeError for other values.
+    """
+
+    connections: int = 32
+    ahead: int | None = None
+    timeout: float = 30.0
+    retries: int = 5
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # which may hold credentials
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("connections", self.connections, 1)
+        whole_number("retries", self.retries, 0)
+        for name in ("ahead", "cache_bytes"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
+        if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
+            raise TypeError(f"storage_options must be a dict, not {type(self.storage_options).__name__}")
+        if self.cache_dir is None and self.cache_bytes is not None:
+            raise ValueError("cache_bytes= requires cache_dir=")
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", os.fspath(self.cache_dir))
+
+    def __hash__(self) -> int:
+        return hash((self.connections, self.ahead, self.timeout, self.retries, self.cache_dir, self.cache_bytes))
+
+    def budget(self, processes: int = 1) -> int:
+        """Return the bytes that one of *processes* on this host may fetch ahead."""
+        if self.ahead is not None:
+            return self.ahead
+        return max(LEAST_AHEAD, available_memory() // PART // processes)
+
+
+DEFAULT = Remote()
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that this process may still use: the host's, or its control group's if less."""
+    found = []
+    for path, word in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
+        try:
+            with open(path) as file:
+                text = file.read()
+            if word:
+                found.append(int(text.partition(word)[2].split()[0]) << 10)
+            elif text.strip() != "max":
+                with open("/sys/fs/cgroup/memory.current") as file:
+                    found.append(max(0, int(text) - int(file.read())))
+        except (OSError, ValueError, IndexError):
+            continue
+    return min(found, default=0)
