@@ -1,9 +1,10 @@
 """Ordered, bounded work over any executor, and child processes that are ended reliably.
 
-``bounded_map`` keeps a window of calls running, and so does ``settled_map``, which yields failures too; ``EventLoop``
-runs coroutines; ``ProcessPool`` runs calls in processes, and a process that dies fails only its own call;
-``ChildGroup`` is a program and all that it starts, ended as one. The processes of ``run.samples`` import this module,
-so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a loop starts.
+``bounded_map`` keeps a window of calls running, and so does ``settled_map``, which yields failures too;
+``DaemonThreads`` wait for a network; ``EventLoop`` runs coroutines; ``ProcessPool`` runs calls in processes, and a
+process that dies fails only its own call; ``ChildGroup`` is a program and all that it starts, ended as one. The
+processes of ``run.samples`` import this module, so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a
+loop starts.
 """
 
 from __future__ import annotations
@@ -110,6 +111,43 @@ class _SettlingExecutor(Executor):
 
         outcome.call.add_done_callback(done)
         return outcome
+
+
+class DaemonThreads(Executor):
+    """An executor of at most *workers* threads that wait for a network, and do not keep the process from ending.
+
+    >>> list(DaemonThreads(2).map(abs, [-1, 2]))
+    [1, 2]
+    """
+
+    def __init__(self, workers: int, name: str = "tarshards-fetch"):
+        self._workers, self._name = workers, name
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._lock = Lock()
+        self._started = self._idle = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._workers:
+                self._started += 1
+                Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._calls.put((future, function, args, options))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, function, args, options = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args, **options))
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, function, args, options  # else they are held while there is nothing to do
+            with self._lock:
+                self._idle += self._calls.empty()  # fewer than wait, at times: then a thread more is started
 
 
 class EventLoop(Executor):

@@ -7,6 +7,8 @@ Read in this order:
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return
+- ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
+  and files whose pieces are fetched ahead
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file

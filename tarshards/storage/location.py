@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
@@ -16,6 +16,7 @@ from tarshards.storage.streams import errno_of, failure, is_missing, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
+    from tarshards.storage.transfer import Address
 
 #: The module that opens each scheme, imported at first use; "" is a plain path. fsspec knows further schemes.
 FAMILIES = {
@@ -355,6 +356,16 @@ class Location:
 
     # Access to the bytes.
 
+    def opened_by(self, opener: Callable[[], Any]) -> Location:
+        """Return this location, whose stream for reading comes from *opener*, which has begun to fetch it."""
+        location = Location(self.url, self.remote)
+        location.__dict__["_opener"] = opener
+        return location
+
+    def address(self) -> Address | None:
+        """Return where its bytes are asked for by HTTP; None where they are not. Raises OpenError or UrlError."""
+        return self._transport.address(self)
+
     @property
     def _transport(self) -> Transport:
         transport: Transport = import_module(f"tarshards.storage.{self.family}").TRANSPORT
@@ -370,6 +381,8 @@ class Location:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options."""
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
+        if mode == "rb" and (opener := self.__dict__.get("_opener")) is not None:
+            return cast(BinaryIO, opener())
         stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, sync=sync)
         return stream
 
@@ -420,6 +433,9 @@ class Transport:
     def open(self, location: Location, mode: str, *, allow_pipe: bool, sync: bool) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
+
+    def address(self, location: Location) -> Address | None:
+        return None
 
     def ranges(self, location: Location) -> Ranges:
         raise OpenError("a stream, which has no random access", url=location.name)

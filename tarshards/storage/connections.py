@@ -1,0 +1,226 @@
+"""Connections to web servers, kept alive between requests: one pool of idle ones a process."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import os
+import select
+import socket
+import threading
+from base64 import b64encode
+from contextlib import suppress
+from functools import cache
+from time import monotonic
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
+DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Origin(NamedTuple):
+    """What a connection belongs to, and credentials too: a scheme, host and port."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        """Return the origin of *url*; raise ValueError for one that is malformed, or neither http nor https."""
+        parts = urlsplit(url)
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+            raise ValueError("neither an http nor an https URL with a host")
+        return cls(parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
+
+
+class Response:
+    """The answer to a request; closing it gives the connection back if the body has been read, else closes it too."""
+
+    def __init__(self, key: Any, connection: http.client.HTTPConnection, response: http.client.HTTPResponse):
+        self.status, self.reason, self.headers = response.status, response.reason, response.headers
+        self._key, self._connection, self._response = key, connection, response
+
+    @property
+    def length(self) -> int | None:
+        """The bytes of the body that have not been read; None where the server does not say."""
+        return self._response.length
+
+    def peek(self) -> bytes:
+        """Return some bytes of the body without reading them; none at its end."""
+        return self._response.peek(1)
+
+    def read(self, size: int) -> bytes:
+        """Return at least one byte of the body and at most *size*, none at its end."""
+        return self._response.read1(size)
+
+    def close(self) -> None:
+        connection, response = self._connection, self._response
+        whole = response.isclosed() or response.length == 0
+        if not whole and response.length is not None and response.length <= DRAINED and self.status >= 300:
+            with suppress(OSError, http.client.HTTPException):
+                response.read()
+                whole = response.isclosed()
+        response.close()
+        if whole and not response.will_close and connection.sock is not None:
+            _pool(os.getpid()).put(self._key, connection)
+        else:
+            connection.close()
+
+    def abort(self) -> None:
+        """Let a thread that waits for this answer fail at once; it closes it."""
+        sock = self._connection.sock
+        with suppress(OSError):
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
+    """Send a request and return the answer, of any status; redirects are not followed.
+
+    *body* is a file, which is sent from its beginning; *headers* say how long it is. *timeout* is in seconds without a
+    byte. A kept connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or
+    ValueError for a malformed URL.
+    """
+    origin, proxy = Origin.of(url), _proxy_of(url)
+    key = origin, proxy
+    parts = urlsplit(url)
+    target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+    if not target.startswith("/"):
+        target = f"/{target}"
+    if proxy is not None and origin.scheme == "http":
+        target, headers = parts._replace(fragment="").geturl(), headers | proxy.headers
+    pool = _pool(os.getpid())
+    while True:
+        kept = pool.take(key)
+        connection = kept or _connect(origin, proxy, timeout)
+        connection.timeout = timeout
+        try:
+            if kept is not None:
+                kept.sock.settimeout(timeout)
+            if body is not None:
+                body.seek(0)
+            try:
+                connection.request(method, target, body, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                if body is None or kept is not None:
+                    raise
+                # The server answered before it had read the whole body; what it said may still be there.
+            return Response(key, connection, connection.getresponse())
+        except (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionError):
+            connection.close()
+            if kept is None:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+
+
+class Proxy(NamedTuple):
+    """A proxy, and the headers that it is sent."""
+
+    host: str
+    port: int
+    authorization: str | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Proxy-Authorization": self.authorization} if self.authorization else {}
+
+
+def _proxy_of(url: str) -> Proxy | None:
+    """Return the proxy that the environment names for *url*; raise ValueError for one that is malformed."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    proxies = getproxies()
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    if not found or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    where = urlsplit(found if "://" in found else f"http://{found}")
+    if not where.hostname:
+        raise ValueError("the proxy that the environment names has no host")
+    login = None
+    if where.username is not None:
+        login = b64encode(f"{unquote(where.username)}:{unquote(where.password or '')}".encode()).decode()
+    return Proxy(where.hostname, where.port or DEFAULT_PORTS.get(where.scheme, 80), login and f"Basic {login}")
+
+
+def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> http.client.HTTPConnection:
+    host, port = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
+    if origin.scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+    connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=_tls())
+    if proxy is not None:
+        connection.set_tunnel(origin.host, origin.port, proxy.headers)
+    return connection
+
+
+@cache
+def _tls() -> Any:
+    """The certificates that are trusted: the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
+    import ssl
+
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class _Pool:
+    """The idle connections of a process, by origin and proxy; the one that was used last is used first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
+
+    def take(self, key: Any) -> http.client.HTTPConnection | None:
+        """Return an idle connection on which nothing has come, None if there is none."""
+        while True:
+            with self._lock:
+                idle = self._idle.get(key)
+                if not idle:
+                    return None
+                since, connection = idle.pop()
+            if monotonic() - since < IDLE and connection.sock is not None and not _is_readable(connection.sock):
+                return connection
+            connection.close()
+
+    def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(key, [])
+            old = [pair for pair in idle if monotonic() - pair[0] >= IDLE]
+            del idle[: len(old)]
+            idle.append((monotonic(), connection))
+        for _, stale in old:
+            stale.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        with self._lock:
+            idle = [pair for pairs in self._idle.values() for pair in pairs]
+            self._idle.clear()
+        for _, connection in idle:
+            connection.close()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether an idle connection has something to read: its end, or an answer to no request."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+@cache
+def _pool(process: int) -> _Pool:
+    """The pool of one process; a forked process must not use its parent's connections."""
+    pool = _Pool()
+    atexit.register(pool.close)
+    return pool

@@ -1,0 +1,459 @@
+"""Requests to web servers, and bodies that are never silently short: what breaks off is resumed at the exact byte."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import random
+import re
+import socket
+import ssl
+import string
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from time import sleep, time
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.parallel import TICK
+from tarshards.storage import connections
+from tarshards.storage.connections import Origin, Response
+from tarshards.storage.location import Location
+from tarshards.storage.redaction import without_userinfo
+from tarshards.storage.streams import errno_of
+
+#: Seconds before the second attempt, doubled with every further one, and the longest wait.
+PAUSE, LONGEST_PAUSE = 0.5, 60.0
+
+REDIRECTS = 10  # at most, for one request
+AT_ONCE = 1 << 18  # bytes
+_ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
+_REDIRECTS = {301, 302, 303} | _ANY_METHOD
+
+# Statuses that may go away by themselves.
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+# What a host, a number or a chunk that cannot be raises.
+_MALFORMED = (ValueError, OverflowError)
+
+_NUMBER = r"(\d{1,18})"  # of bytes: what 64 bits hold
+_RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
+
+CHANGED = "changed while it was read"
+
+_T = TypeVar("_T")
+
+
+class StatusError(OSError):
+    """An answer whose status is not 2xx; *code* is that status."""
+
+    def __init__(self, response: Response):
+        super().__init__(f"{response.status} {response.reason}")
+        self.code, self.reason, self.headers = response.status, response.reason, response.headers
+
+
+class Version(NamedTuple):
+    """What identifies the bytes of a file: its size, a strong ETag or else a weak one, and its time of change."""
+
+    size: int
+    etag: str
+    modified: str
+
+    @classmethod
+    def of(cls, response: Response, size: int) -> Version:
+        etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+        return cls(size, etag, "" if etag and not etag.startswith("W/") else modified)
+
+    @property
+    def validator(self) -> str | None:
+        """What asks for equal bytes, as If-Range does; None where only a weak ETag, or nothing, tells of a change."""
+        strong = self.etag if not self.etag.startswith("W/") else ""
+        return strong or self.modified or None
+
+
+class Address:
+    """Where the requests for a location go: its URL and the credentials to send."""
+
+    def __init__(self, location: Location):
+        self.location, self.name = location, location.name
+        try:
+            parts = urlsplit(location.url)
+            known = bool(parts.hostname) and (parts.port or 0) >= 0
+            self._url = quote(without_userinfo(location.url), safe=string.punctuation)
+            user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+        except ValueError:
+            known = False
+        if not known:
+            # A URL with a password is kept out of the message, because that may be what is malformed.
+            name = None if "@" in location.url else location.name
+            raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX", url=name)
+        self._login = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
+
+    @property
+    def target(self) -> tuple[str, dict[str, str]]:
+        """The URL to ask, and the headers that only its origin gets."""
+        return self._url, {} if self._login is None else {"Authorization": self._login}
+
+    def renew(self) -> bool:
+        """Get new credentials for those that were refused; return whether there may be some."""
+        return False
+
+    def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
+        """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
+
+        Only 307 and 308 redirect other methods than GET; *body*, a file, is then sent again. Credentials stay with the
+        origin that they are for. What is raised at the target of a redirect has a note that names it. Raises OpenError
+        for a redirect to another scheme, and for too many.
+        """
+        url, secret = self.target
+        visited = [url]
+        timeout = self.location.remote.timeout
+        while True:
+            sent = {"User-Agent": "tarshards", **headers, **secret}
+            try:
+                response = connections.request(method, url, sent, body=body, timeout=timeout)
+                if 200 <= response.status < 300:
+                    return response
+                failure: Exception = StatusError(response)
+                response.close()
+            except (OSError, http.client.HTTPException, *_MALFORMED) as error:
+                failure = error
+            target = self._redirected(url, method, failure)
+            if target is None:
+                if len(visited) > 1:
+                    failure.add_note(f"redirected to {Location(url).name}")
+                raise failure
+            if target in visited or len(visited) > REDIRECTS:
+                reason = "a loop of redirects" if target in visited else f"more than {REDIRECTS} redirects"
+                status = status_of(failure, self.location)
+                raise OpenError(f"{status}: {reason}, the last to {Location(target).name[:200]}", url=self.name)
+            visited.append(target)
+            if Origin.of(target) != Origin.of(url):
+                secret = {}
+            url = target
+
+    def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
+        """Return the URL that an answer redirects to, if it does; OpenError for one that is not http or https."""
+        code = failure.code if isinstance(failure, StatusError) else None
+        if code not in (_REDIRECTS if method == "GET" else _ANY_METHOD):
+            return None
+        place = failure.headers.get("Location")  # type: ignore[attr-defined]
+        if not place:
+            return None
+        try:
+            target = urldefrag(urljoin(url, without_userinfo(place))).url
+            Origin.of(target)
+        except ValueError:
+            shown = self.location.redacted(place)[:200] if urlsplit_or_none(place) else "a malformed URL"
+            raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name) from None
+        # Headers come as Latin-1, whatever their bytes are.
+        return quote(target, encoding="iso-8859-1", safe=string.punctuation)
+
+
+def urlsplit_or_none(url: str) -> Any:
+    """Return the parts of *url*, None if it is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def status_of(error: Any, location: Location) -> str:
+    """Return the status and the reason of a StatusError, without credentials."""
+    return location.redacted(" ".join(f"{error.code} {error.reason}".split()))
+
+
+class Patience:
+    """Retries: pauses after each failure, raises after too many in a row without progress, or once it *is_over*."""
+
+    def __init__(self, address: Address, is_over: Callable[[], bool] | None = None):
+        self.address, self.location, self.failures = address, address.location, 0
+        self._renewed, self._is_over = False, is_over
+
+    def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
+        """Return what *action* returns once it succeeds; *offset* gives the offset of an error."""
+        while True:
+            try:
+                result = action()
+            except OpenError:  # which waiting does not help
+                raise
+            except (OSError, http.client.HTTPException, *_MALFORMED) as error:
+                if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renew():
+                    self._renewed = True
+                    continue
+                self.failures += 1
+                if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
+                    raise self._failure(error, offset()) from self.location.safe(error)
+                pause = PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
+                self._wait(min(max(pause, _retry_after(error)), LONGEST_PAUSE))
+            else:
+                self.failures = 0
+                return result
+
+    def _ends(self) -> bool:
+        return self._is_over is not None and self._is_over()
+
+    def _wait(self, seconds: float) -> None:
+        while self._is_over is not None and seconds > TICK and not self._is_over():
+            sleep(TICK)
+            seconds -= TICK
+        sleep(seconds)
+
+    def _failure(self, error: Exception, offset: int | None) -> OpenError:
+        reason = " ".join(self.location.words(error).split())
+        if isinstance(error, StatusError):
+            reason = status_of(error, self.location)
+        reason = ", ".join([reason, *getattr(error, "__notes__", [])])
+        tried = f" (attempt {self.failures})" if self.failures > 1 else ""
+        return OpenError(reason + tried, url=self.location.name, offset=offset, errno=errno_of(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, StatusError):
+        return error.code in _PASSING
+    if isinstance(error, (ssl.SSLCertVerificationError, http.client.InvalidURL, *_MALFORMED)):
+        return False
+    return not (isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME)
+
+
+def _retry_after(error: BaseException) -> float:
+    """Return the seconds that a server asks us to wait."""
+    value = error.headers.get("Retry-After", "") if isinstance(error, StatusError) else ""
+    try:
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+class Transfer:
+    """A body that is read forwards, by as many requests as it takes, up to *end* where that is known.
+
+    Kinds of it say what they ask for, and whether an answer continues what was read. Reading raises OpenError.
+    """
+
+    def __init__(self, address: Address, begin: int, end: int | None, response: Response | None = None):
+        self.address, self.name = address, address.name
+        self.position, self.end = begin, end
+        self.is_dropped = False
+        self._response = response
+        self._patience = Patience(address, lambda: self.is_dropped)
+
+    def open(self) -> None:
+        """Send the first request."""
+        self._patience.attempt(self._begin, self._offset)
+
+    def read(self, size: int) -> bytes:
+        """Return at least one byte and at most *size*, none at the end."""
+        size = size if self.end is None else min(size, self.end - self.position)
+        return self._patience.attempt(lambda: self._receive(size), self._offset) if size else b""
+
+    def fill(self, view: memoryview) -> None:
+        """Fill *view*, which is no longer than what is left."""
+        done = 0
+        while done < len(view):
+            data = self.read(min(len(view) - done, AT_ONCE))  # copied, for what was read before a failure is known
+            view[done : done + len(data)] = data
+            done += len(data)
+        if self.position == self.end:
+            self.close()
+
+    def _receive(self, size: int) -> bytes:
+        try:
+            data = (self._response or self._begin()).read(size)
+            if not data and self.end is not None:
+                raise ConnectionError(f"the answer ended before its {self.end} bytes")
+        except BaseException:
+            self.close()
+            raise
+        self.position += len(data)
+        return data
+
+    def _begin(self) -> Response:
+        self._response = self._connect()
+        return self._response
+
+    def _connect(self) -> Response:
+        """Return an answer that begins at *position*."""
+        raise NotImplementedError
+
+    def _offset(self) -> int | None:
+        return self.position or None
+
+    def close(self) -> None:
+        """Close the answer that is under way, if there is one."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def drop(self) -> None:
+        """Let a thread that waits for its bytes fail soon."""
+        self.is_dropped = True
+        response = self._response
+        if response is not None:
+            response.abort()
+
+    def error(self, reason: str) -> OpenError:
+        return OpenError(reason, url=self.name, offset=self._offset())
+
+
+class WholeTransfer(Transfer):
+    """A whole file, whose length may be unknown, of a server that may support no ranges."""
+
+    def __init__(self, address: Address, response: Response | None = None):
+        super().__init__(address, 0, None)
+        self._version: Version | None = None
+        if response is not None:
+            self._response = self._checked(response)
+
+    def _connect(self) -> Response:
+        headers = {"Accept-Encoding": "identity"}
+        if self.position:
+            validator = self._version and self._version.validator
+            if validator is None:
+                raise self.error("broke off, and cannot be resumed: the server sent no ETag and no Last-Modified")
+            headers |= {"Range": f"bytes={self.position}-", "If-Range": validator}
+        return self._checked(self.address.request(headers))
+
+    def _checked(self, response: Response) -> Response:
+        """Return *response*, advanced to where the last one broke off, if it is the same body."""
+        try:
+            check_body(response, self.name)
+            if self._version is None:
+                if response.status != 200:
+                    raise self.error(f"unexpected status {response.status}")
+                self.end = response.length
+                self._version = Version.of(response, -1 if self.end is None else self.end)
+            elif response.status == 206:
+                found = range_of(response, self.position)
+                if found is None or self.end not in (None, found.size):
+                    raise self.error(f"broke off, and cannot be resumed: {no_range(response)}")
+                if found[1:] != self._version[1:]:
+                    raise self.error(CHANGED)
+                self.end = found.size
+            elif Version.of(response, -1 if response.length is None else response.length) != self._version:
+                raise self.error(CHANGED)
+            else:
+                self._skip(response)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _skip(self, response: Response) -> None:
+        """Read what was read already: the server supports no ranges and sends the whole body again."""
+        skipped = 0
+        while skipped < self.position:
+            data = response.read(min(self.position - skipped, 1 << 16))
+            if not data:
+                raise ConnectionError("the answer ended again before what was read already")
+            skipped += len(data)
+
+
+class RangeTransfer(Transfer):
+    """The bytes of a file from *begin* to *end*, of this *version*; without one, of the version that answers."""
+
+    end: int
+
+    def __init__(
+        self, address: Address, begin: int, end: int, version: Version | None, response: Response | None = None
+    ):
+        super().__init__(address, begin, end, response)
+        self.version = version
+
+    def _connect(self) -> Response:
+        response = ask_for(self.address, self.position, self.end)
+        try:
+            check_body(response, self.name)
+            found = range_of(response, self.position)
+            if found is None:
+                is_other = self.version is not None and Version.of(response, self.version.size) != self.version
+                raise self.error(CHANGED if is_other else no_range(response))
+            if self.version is None:
+                self.version, self.end = found, min(self.end, found.size)
+            elif found != self.version:
+                raise self.error(CHANGED)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+
+def begin_transfer(
+    address: Address, size: int, is_over: Callable[[], bool] | None = None
+) -> WholeTransfer | RangeTransfer:
+    """Return the first *size* bytes of a file, or where its server supports no ranges the whole file; they are open.
+
+    The bytes are of a file that has a version with a validator, so that other ranges can be known to belong to it.
+    No more retries are made once it *is_over*.
+    """
+    patience = Patience(address, is_over)
+
+    def begin() -> WholeTransfer | RangeTransfer:
+        try:
+            response = ask_for(address, 0, size)
+        except StatusError as error:
+            if error.code not in (400, 416, 501):  # an empty file has no ranges
+                raise
+            response = address.request({"Accept-Encoding": "identity"})
+        if response.status == 206:
+            version = range_of(response, 0)
+            if version is not None and version.validator is not None:
+                try:
+                    check_body(response, address.name)
+                except BaseException:
+                    response.close()
+                    raise
+                return RangeTransfer(address, 0, min(size, version.size), version, response)
+            response.close()
+            response = address.request({"Accept-Encoding": "identity"})
+        return WholeTransfer(address, response)
+
+    return patience.attempt(begin)
+
+
+def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytes, Version]:
+    """Return the bytes from *begin* to *end*, or to the end of the file, and the version that they are of.
+
+    Raises OpenError if that is not *version*, or the server supports no ranges.
+    """
+    transfer = RangeTransfer(address, begin, end, version)
+    try:
+        transfer.open()
+        buffer = bytearray(transfer.end - begin)
+        transfer.fill(memoryview(buffer))
+    finally:
+        transfer.close()
+    assert transfer.version is not None
+    return bytes(buffer), transfer.version
+
+
+def ask_for(address: Address, begin: int, end: int) -> Response:
+    """Return the answer to a request for the bytes from *begin* to *end*."""
+    return address.request({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
+
+
+def range_of(response: Response, begin: int) -> Version | None:
+    """Return the version of the file in a range that begins at *begin*; None if *response* is no such range."""
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
+    if match is None or int(match[1]) != begin or not begin <= int(match[2]) < int(match[3]):
+        return None
+    return Version.of(response, int(match[3]))
+
+
+def no_range(response: Response) -> str:
+    """Say why *response* is not the range that was asked for."""
+    if response.status == 206:
+        return f"the server sent a wrong Content-Range {response.headers.get('Content-Range', '')[:80]!r}"
+    return "the server serves no ranges, which random access requires"
+
+
+def check_body(response: Response, name: str) -> None:
+    """Raise OpenError for a body whose bytes are not those of the file, ConnectionError for one that broke off."""
+    # http.client takes truncated headers for whole ones, but then nothing follows them.
+    if response.length != 0 and not response.peek():
+        raise ConnectionError("the answer broke off before its first byte")
+    for header, known in ("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked"):
+        for value in response.headers.get_all(header, []):
+            if value.strip().lower() not in ("", "identity", known):
+                raise OpenError(f"the server sent {header} {value}, which was not asked for", url=name)
