@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar, overload
@@ -85,6 +86,7 @@ class Part:
         self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
         self.taken = self.lost = self.members = 0
         self.left_out: Tally | None = None
+        self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -114,13 +116,16 @@ class Part:
 
     def cut(self, begin: int, end: int) -> Part:
         """Return the part of the positions from the *begin*-th to the *end*-th."""
-        return Part(self.plan, self.positions[begin:end], self.shards[begin:end], self.numbers[begin:end])
+        part = Part(self.plan, self.positions[begin:end], self.shards[begin:end], self.numbers[begin:end])
+        part.reader = self.reader
+        return part
 
     def read(self, reader: SampleReader, on_error: Callable[[Exception], Any]) -> Iterator[Sample]:
-        """Yield the samples; the error of one that cannot be read goes to *on_error*.
+        """Yield the samples, by the loop's reader or else by *reader*; errors of samples go to *on_error*.
 
         Raises AuditError, which names the shards, if *reader* yields fewer samples than it was asked for.
         """
+        reader = self.reader or reader
         names = reader.names
         due = [names[shard] for shard in self.shards.tolist()]
         came: list[str] = []
@@ -167,6 +172,7 @@ class EpochLoop:
     ):
         self.plan, self.reader, self.ledger, self.shares = plan, reader, ledger, shares
         self._begun: deque[Part] = deque()
+        self._world = world
         self._is_ahead = is_ahead
         self._counted = 0
         self._repeats = len(shares) > 0 and shares[-1][-1] >= plan.total  # no rank has more than one
@@ -212,19 +218,38 @@ class EpochLoop:
         """
         is_out = False
         try:
-            for result in read(self._begin(self.parts() if parts is None else parts)):
-                is_out = True
-                yield result
-                is_out = False
-                self._count(self._begun.popleft())
+            with self._ahead() as reader:
+                for result in read(self._begin(self.parts() if parts is None else parts, reader)):
+                    is_out = True
+                    yield result
+                    is_out = False
+                    self._count(self._begun.popleft())
             self._finish()
         finally:
             if self._begun:
                 self._count(self._begun.popleft(), is_out)
             self.ledger.add(self.tally)
 
-    def _begin(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def _ahead(self) -> AbstractContextManager[SampleReader]:
+        """Return a reader that fetches what the loop will read."""
+        block, reach = self.plan.block_and_reach
+        own = self.shares.total / max(1, len(self.plan))
+        return self.reader.ahead(
+            self._upcoming(), block=block, reach=max(1, round(reach * own)), processes=self._world.processes
+        )
+
+    def _upcoming(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        plan = self.plan.apart()
+        together = max(1, LOOKED_UP // self.shares.size)
+        for begin in range(0, len(self.shares), together):
+            shares = self.shares[begin : begin + together]
+            positions = shares.together() if together > 1 else shares[0]
+            for first in range(0, len(positions), LOOKED_UP):
+                yield plan[np.asarray(positions[first : first + LOOKED_UP], np.int64)]
+
+    def _begin(self, parts: Iterable[Part], reader: SampleReader) -> Iterator[Part]:
         for part in parts:
+            part.reader = reader
             self._begun.append(part)
             yield part
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 import threading
@@ -199,6 +200,15 @@ class PlannedEpoch(ABC):
         """The samples that are left out at the end."""
         return max(0, self.total - len(self))
 
+    @property
+    def block_and_reach(self) -> tuple[int | None, int]:
+        """The samples of a block, None for as many as one likes; and how many positions a block is used over, about."""
+        return MAX_BLOCK, POOL
+
+    def apart(self) -> PlannedEpoch:
+        """Return the same plan with caches of its own, for looking up positions far from those that others look up."""
+        return self
+
     @abstractmethod
     def __getitem__(self, positions: Any) -> Any:
         """Return the shards of the samples at *positions*, and their numbers in them."""
@@ -279,6 +289,17 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             cut = self._recuts[-1].new
         self.total = cut.total - self._begin
         self._windows = Windows(self._order, self.lanes)
+
+    @property
+    def block_and_reach(self) -> tuple[int | None, int]:
+        if not self.shuffle:
+            return None, CHUNK
+        return self.block, self.pool + 2 * self.lanes * self.block
+
+    def apart(self) -> EpochPlan:
+        other = copy.copy(self)
+        other._windows = Windows(self._order, self.lanes)
+        return other
 
     @overload
     def __getitem__(self, index: int) -> tuple[int, int]: ...

@@ -57,6 +57,13 @@ class World:
             return cls(rank, world_size)
         return cls(rank, world_size, info.id, info.num_workers, info.seed - info.id)
 
+    @property
+    def processes(self) -> int:
+        """The workers of all ranks on this host, as far as the launcher says how many ranks those are."""
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else self.world_size
+        return min(ranks, self.world_size) * self.num_workers
+
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """The items of this worker: every world_size-th is the rank's, and every num_workers-th of those the worker's.
 

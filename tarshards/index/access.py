@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import copy
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
-from typing import Any, overload
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Self, overload
 
 import numpy as np
 
 from tarshards.errors import TarshardsError
 from tarshards.index.column import Column
+from tarshards.index.fetch import BlockFetcher, Places, in_parts
 from tarshards.index.open import OpenShards
-from tarshards.parallel import bounded_map
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
+from tarshards.storage.remote import DEFAULT, Remote
 
-FETCHES = 16  # samples of remote shards that are read at once
+NEIGHBOURS = 16  # consecutive samples that are asked for together where several of them are
+LOOKED_UP = 1 << 12  # samples that are looked up at once
 
 
 class SampleReader:
@@ -51,26 +52,20 @@ class SampleReader:
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples as ``read`` returns them; in place of one that cannot be read, the error."""
-        pairs = zip(shards.tolist(), samples.tolist())
-        if not self._waits:
-            return map(self._try, pairs)
-        return bounded_map(self._try, pairs, executor=_threads(os.getpid()), window=4 * FETCHES)
+        for shard, sample in zip(shards.tolist(), samples.tolist()):
+            try:
+                result: Sample | TarshardsError = self.read(shard, sample)
+            except TarshardsError as error:
+                result = error
+            yield result
 
-    def _try(self, place: tuple[int, int]) -> Sample | TarshardsError:
-        try:
-            return self.read(*place)
-        except TarshardsError as error:
-            return error
+    @contextmanager
+    def ahead(self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int) -> Iterator[Self]:
+        """Give a reader of the same samples, which fetches remote ones ahead as *upcoming* says.
 
-    @cached_property
-    def _waits(self) -> bool:
-        return self.is_remote()
-
-
-@cache
-def _threads(process: int) -> ThreadPoolExecutor:
-    """The threads of this process that wait for remote shards; a forked process needs its own."""
-    return ThreadPoolExecutor(FETCHES, "tarshards-fetch")
+        *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it.
+        """
+        yield self
 
 
 class IndexedShards(SampleReader, Sequence[Sample]):
@@ -89,13 +84,14 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     which no sample has one of *fields* raises SampleError.
     """
 
-    def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None):
-        shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls)
-        self.shards = OpenShards(shards, FieldNames.of(fields))
+    def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None, remote: Remote = DEFAULT):
+        shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls, remote)
+        self.shards = OpenShards(shards, FieldNames.of(fields), remote)
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
         self.counts, self.sizes = self.shards.counts, self.shards.sizes
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._range = range(self._ends[-1])
+        self._fetcher: BlockFetcher | None = None
 
     def __len__(self) -> int:
         return len(self._range)
@@ -164,19 +160,35 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return Column(self.shards, field, self._range)
 
     def read(self, shard: int, sample: int) -> Sample:
+        if self._fetcher is not None:
+            return self._fetcher.read(shard, sample)
         return (self.shards.in_use.get(shard) or self.shards.use(shard)).read(sample)
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        return super().read_all(shards, samples) if self._waits else self._read_local(shards, samples)
+        if self._fetcher is not None or not self._is_remote:
+            yield from super().read_all(shards, samples)
+            return
+        with self.ahead(in_parts(shards, samples, LOOKED_UP), block=NEIGHBOURS, reach=len(shards)) as reader:
+            yield from reader.read_all(shards, samples)
 
-    def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        in_use, use = self.shards.in_use, self.shards.use
-        for shard, sample in zip(shards.tolist(), samples.tolist()):
-            try:
-                result: Sample | TarshardsError = (in_use.get(shard) or use(shard)).read(sample)
-            except TarshardsError as error:
-                result = error
-            yield result
+    @contextmanager
+    def ahead(
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int = 1
+    ) -> Iterator[IndexedShards]:
+        if not self._is_remote:
+            yield self
+            return
+        reader = copy.copy(self)
+        budget = self.shards.remote.budget(processes)
+        reader._fetcher = fetcher = BlockFetcher(self.shards, upcoming, block=block, reach=reach, budget=budget)
+        try:
+            yield reader
+        finally:
+            fetcher.close()
+
+    @cached_property
+    def _is_remote(self) -> bool:
+        return self.is_remote()
 
     def is_remote(self) -> bool:
         return not all(Location.of(url).is_local for url in self.urls)

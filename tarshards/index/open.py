@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import cache, cached_property, partial
+from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,17 @@ from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
+from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges
+from tarshards.storage.remote import DEFAULT, Remote
 
 HELD = 1 << 22  # members of the shards that are held at once
 KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
-GAP = 1 << 15  # bytes between two members of a remote shard that cost less than another request
+GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
 
 
@@ -35,11 +38,12 @@ class OpenShard:
     ShardIndexError where it differs.
     """
 
-    def __init__(self, url: str, index: Index, fields: FieldNames | None = None):
-        location = Location.of(url)
+    def __init__(self, url: str | Location, index: Index, fields: FieldNames | None = None):
+        self.location = location = Location.of(url)
         self.name, self.index, self.keys = location.name, index, index.keys
-        self.ranges = location.ranges()
-        index.check(self.ranges, url=index_location(url).name)
+        self.ranges = location.ranges(index.shard_size)
+        if location.is_local:
+            index.check(self.ranges, url=index_location(location).name)
         if fields is not None:
             fields.check(index.fields, self.name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
@@ -66,17 +70,20 @@ class OpenShard:
         columns = [arrays[name] for name in ("sample", "field", "offset", "size")]
         return kind(self.ranges.mapping, index.keys, index.fields, index.first, *columns)
 
-    def read(self, sample: int) -> Sample:
+    def read(self, sample: int, windows: Sequence[Window] | None = None) -> Sample:
         """Return the sample of this number; raise OpenError, which names it, where it cannot be read.
 
-        Raises SampleError for one at fault, as the index says.
+        Of a remote shard, it is taken from *windows*, which hold it, or else fetched. Raises SampleError for one at
+        fault, as the index says.
         """
-        if self._fill is None:  # a plain attribute because cached properties are slower to read
-            self._fill = self._fetch if self.members is None else self.members.fill
         if self._faults and sample in self._faults:
             raise self.index.fault(sample, self.name)
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
+            if self._fill is None:  # a plain attribute because cached properties are slower to read
+                if self.members is None:
+                    return self._take(result, sample, self.fetch([sample]) if windows is None else windows)
+                self._fill = self.members.fill
             undecided = self._fill(result, self._fields, sample, 0)
             while undecided >= 0:
                 self._decide(undecided)
@@ -87,10 +94,21 @@ class OpenShard:
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
         return result
 
+    def _take(self, result: Sample, sample: int, windows: Sequence[Window]) -> Sample:
+        begin, end = self.index.first[sample], self.index.first[sample + 1]
+        for window in windows:
+            if window.begin < end and window.end > begin:
+                window.fill(result, self._fields, sample)
+        return result
+
     def take(self, member: int) -> bytes:
         """Return the data of one member."""
         if self.members is None:
-            return self._fetch_members([member])[0]
+            low = first_byte(self.index, member)
+            stop = int(self.index.offset[member]) + int(self.index.size[member])
+            data = self.ranges.read(low, stop - low)
+            self._check_size()
+            return Window(self.name, self.index, member, member + 1, low, data, self._decide).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
         return self.ranges.read(int(self.index.offset[member]), int(self.index.size[member]))
@@ -119,40 +137,38 @@ class OpenShard:
     def _decide(self, member: int) -> None:
         check_header(self.ranges.read, self.index, member, url=self.name)
 
-    def _fetch(self, result: Sample, names: list[str | None], sample: int, settled: int) -> int:
-        """Fill *result* with the members of *sample* that have names; like ``MappedMembers.fill``, all are decided."""
-        members = range(self.index.first[sample], self.index.first[sample + 1])
-        fields = [names[field] for field in self.index.field[members.start : members.stop].tolist()]
-        wanted = [(name, member) for name, member in zip(fields, members) if name is not None]
-        data = self._fetch_members([member for _, member in wanted])
-        result.update((name, value) for (name, _), value in zip(wanted, data))
-        return -1
+    def fetch(self, samples: Sequence[int] | np.ndarray) -> list[Window]:
+        """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request."""
+        index = self.index
+        windows = []
+        for begin, end in self._stretches(np.asarray(samples, np.int64)):
+            low, stop = first_byte(index, begin), int(index.offset[end - 1]) + int(index.size[end - 1])
+            data = self.ranges.read(low, stop - low)
+            windows.append(Window(self.name, index, begin, end, low, data, self._decide))
+        self._check_size()
+        return windows
 
-    def _fetch_members(self, members: list[int]) -> list[bytes]:
-        """Return the data of members of a remote shard; those near each other, and their headers, share a request."""
-        places = [(int(self.index.offset[member]), int(self.index.size[member])) for member in members]
-        parts: list[tuple[int, int]] = []
-        for member, (offset, size) in zip(members, places):
-            start, stop = first_byte(self.index, member), offset + size
-            if parts and start - parts[-1][1] <= GAP:
-                parts[-1] = parts[-1][0], stop
-            else:
-                parts.append((start, stop))
-        windows = [(start, self.ranges.read(start, stop - start)) for start, stop in parts]
-        taken = []
-        for member, (offset, size) in zip(members, places):
-            low, window = next(pair for pair in reversed(windows) if pair[0] < offset)
-            try:
-                check_header(partial(_cut, window, low), self.index, member, url=self.name, low=low)
-            except ShardIndexError:  # extended headers may begin before the window
-                self._decide(member)
-            taken.append(_cut(window, low, offset, size))
-        return taken
+    def _stretches(self, samples: np.ndarray) -> list[tuple[int, int]]:
+        """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
+        first = self.index.first
+        is_whole = None not in self._fields
+        if is_whole and len(samples) and samples[-1] - samples[0] + 1 == len(samples):
+            return [(int(first[samples[0]]), int(first[samples[-1] + 1]))]
+        ranges = [np.arange(first[sample], first[sample + 1]) for sample in samples]
+        members = np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
+        if not is_whole:
+            members = members[np.array([name is not None for name in self._fields])[self.index.field[members]]]
+        if not len(members):
+            return []
+        begins = np.array([first_byte(self.index, member) for member in members.tolist()])
+        ends = (self.index.offset[members] + self.index.size[members]).astype(np.int64)
+        cuts = np.flatnonzero(begins[1:] - ends[:-1] > GAP) + 1
+        return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
-
-def _cut(window: bytes, low: int, offset: int, size: int) -> bytes:
-    """Return the *size* bytes at *offset* of a shard; *window* holds its bytes from *low* on."""
-    return window[offset - low : offset - low + size]
+    def _check_size(self) -> None:
+        """Raise ShardIndexError where the first answer says that a remote shard is not as long as it was."""
+        if self.ranges.size != self.index.shard_size:
+            self.index.check_size(self.ranges.size, url=index_location(self.location).name)
 
 
 class OpenShards:
@@ -165,10 +181,10 @@ class OpenShards:
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
     """
 
-    def __init__(self, shards: list[Shard], fields: FieldNames | None):
+    def __init__(self, shards: list[Shard], fields: FieldNames | None, remote: Remote = DEFAULT):
         self.urls = [shard.url for shard in shards]
         self.names = [Location.of(url).name for url in self.urls]
-        self.fields = fields
+        self.fields, self.remote = fields, remote
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -182,7 +198,8 @@ class OpenShards:
     def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
         known = [(shard.samples, shard.size) for shard in shards]
         unknown = [number for number, pair in enumerate(known) if None in pair]
-        for number, shard in zip(unknown, for_each_shard(self._load_and_open, [self.urls[i] for i in unknown])):
+        locations = [self.location(number) for number in unknown]
+        for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
             known[number] = len(shard.index), shard.index.shard_size
             self._hold(number, shard.index)
             if len(self._open) < KEPT:
@@ -190,15 +207,19 @@ class OpenShards:
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
-    def _load_and_open(self, url: str) -> OpenShard:
-        return OpenShard(url, load_index(url), self.fields)
+    def location(self, number: int) -> Location:
+        """Return the location of a shard, to be read as the dataset says."""
+        return Location.of(self.urls[number], self.remote)
+
+    def _load_and_open(self, location: Location) -> OpenShard:
+        return OpenShard(location, load_index(location), self.fields)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
         with self._lock(number):
             index = self._indexes.get(number)
             if index is None:
-                index = load_index(self.urls[number])
+                index = load_index(self.location(number))
                 found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
                 for mine, its, unit in zip(found, told, ("samples", "bytes")):
                     if mine != its:
@@ -215,7 +236,7 @@ class OpenShards:
         with self._lock(number):
             index, shard = self.index(number), self._open.get(number)
             if shard is None or not shard.ranges.is_current():
-                shard = OpenShard(self.urls[number], index, self.fields)
+                shard = OpenShard(self.location(number), index, self.fields)
                 if number in self._indexes:  # another thread may have released it
                     self._open[number] = shard
             return shard
@@ -272,7 +293,7 @@ class OpenShards:
                 self.in_use.pop(oldest, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("urls", "names", "fields", "counts", "sizes")}
+        return {name: self.__dict__[name] for name in ("urls", "names", "fields", "remote", "counts", "sizes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -285,14 +306,13 @@ def _locks(process: int) -> list[threading.RLock]:
     return [threading.RLock() for _ in range(LOCKS)]
 
 
-def load_index(url: str) -> Index:
+def load_index(location: Location) -> Index:
     """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
     try:
-        return Index.load(url, check=False)
+        return Index.load(location, check=False)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise
-        location = Location.of(url)
         with location.ranges() as ranges:
             refuse_compressed(ranges, location)
         raise

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from tarshards.errors import ShardIndexError, flag, visible
+from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.sidecar import check_there, has_index
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import OnDamage, check_reading, read_shard
+from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
+from tarshards.storage.remote import DEFAULT, Remote
 from tarshards.tar.read import ArchiveEnd
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
@@ -33,6 +35,7 @@ class Opening:
     - *on_error*: a function of the error, such as a ``Ledger``, which is called for a sample or a shard that cannot be
       read, and that is then left out; "skip" logs a warning of each, "raise" or None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
+    - *remote*: how shards of web servers and object stores are read; see ``Remote``
 
     The others are for shards that are read as streams; an index knows where the members lie:
 
@@ -57,6 +60,7 @@ class Opening:
     split: KeyRule = split_name
     end: ArchiveEnd = "required"
     concatenated: bool = False
+    remote: Remote = DEFAULT
 
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
@@ -65,6 +69,8 @@ class Opening:
             flag(name, getattr(self, name))
         if self.index and self.index != "auto" and self.split is not split_name:
             raise ValueError("split= requires index=False: indexes are made with split_name")
+        if not isinstance(self.remote, Remote):
+            raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         check_reading(self.on_error, self.on_damage, self.end, self.split)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
@@ -93,8 +99,14 @@ class Opening:
         )
         return False
 
-    def read(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
-        """Yield the samples of one shard, read as a stream; *ledger* receives the errors."""
+    def read(self, shards: Sequence[Shard], ledger: Ledger, processes: int = 1) -> Iterator[Sample]:
+        """Yield the samples of *shards*, read as streams; *ledger* receives the errors.
+
+        What is fetched ahead of remote ones shares the memory with as many *processes* on this host.
+        """
+        return read_in_turn(shards, partial(self._read, ledger), self.remote, processes)
+
+    def _read(self, ledger: Ledger, shard: Shard, location: Location) -> Iterator[Sample]:
         samples = read_shard(
             shard,
             ledger=ledger,
@@ -103,5 +115,6 @@ class Opening:
             split=self.split,
             end=self.end,
             concatenated=self.concatenated,
+            location=location,
         )
-        return samples if self.fields is None else self.fields.take(samples, Location.of(shard.url).name, ledger)
+        return samples if self.fields is None else self.fields.take(samples, location.name, ledger)

@@ -26,7 +26,6 @@ VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, only wh
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
-FETCHES = 16  # sidecars that are read at once
 FEW = 64  # local shards for which starting threads takes longer than reading their sidecars one by one
 MISSING = "no index found; create one with `tarindex`"
 
@@ -179,7 +178,7 @@ class Index:
         return index
 
     @classmethod
-    def load(cls, shard_url: str, *, check: bool = True) -> Index:
+    def load(cls, shard_url: str | Location, *, check: bool = True) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
         Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
@@ -233,11 +232,15 @@ class Index:
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
         """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
-        if ranges.size != self.shard_size:
-            reason = f"stale: the shard has {ranges.size} bytes, but had {self.shard_size} when it was indexed"
-            raise ShardIndexError(reason, url=url)
+        self.check_size(ranges.size, url=url)
         if fingerprint(ranges, self.arrays["offset"]) != self.fingerprint:
             raise ShardIndexError("stale: the shard's headers have changed since it was indexed", url=url)
+
+    def check_size(self, size: int, *, url: str | None = None) -> None:
+        """Raise ShardIndexError, which names *url*, unless the shard that was indexed had *size* bytes."""
+        if size != self.shard_size:
+            reason = f"stale: the shard has {size} bytes, but had {self.shard_size} when it was indexed"
+            raise ShardIndexError(reason, url=url)
 
 
 def fingerprint(ranges: Ranges, offset: bytes) -> int:
@@ -257,7 +260,7 @@ def refuse_compressed(ranges: Ranges, location: Location) -> None:
         raise ShardIndexError(f"{reason}; decompress it with `tarcat {name} -o {plain}`", url=name)
 
 
-def index_location(shard_url: str) -> Location:
+def index_location(shard_url: str | Location) -> Location:
     """Return the location of a shard's sidecar; raise ShardIndexError for a stream."""
     location = Location.of(shard_url)
     if location.is_stream:
@@ -265,19 +268,19 @@ def index_location(shard_url: str) -> Location:
     return location.sibling(INDEX)
 
 
-def check_there(url: str) -> None:
+def check_there(url: str | Location) -> None:
     """Raise OpenError if the shard *url* is missing, which then says more than that it has no index."""
     location = Location.of(url)
     if not (location.is_stream or location.exists()):
         raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
 
 
-def has_index(urls: Sequence[str]) -> list[bool]:
+def has_index(urls: Sequence[str | Location]) -> list[bool]:
     """Return for each shard whether it has a sidecar; remote ones are looked for several at once."""
     return list(for_each_shard(_has_index, urls))
 
 
-def _has_index(url: str) -> bool:
+def _has_index(url: str | Location) -> bool:
     return not Location.of(url).is_stream and index_location(url).exists()
 
 
@@ -306,17 +309,17 @@ def count_samples(shard_url: str) -> int | None:
     return None
 
 
-def for_each_shard(function: Callable[[str], Any], urls: Sequence[str]) -> Iterator[Any]:
+def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
     """Yield *function* of each URL, in order; threads call it for several at once, except for a few local shards."""
     if len(urls) <= FEW and all(Location.of(url).is_local for url in urls):
         yield from map(function, urls)
         return
-    from concurrent.futures import ThreadPoolExecutor
-
     from tarshards.parallel import bounded_map
+    from tarshards.storage.ahead import fetching_threads
 
-    with ThreadPoolExecutor(FETCHES) as executor:
-        yield from bounded_map(function, urls, executor=executor, window=4 * FETCHES)
+    connections = Location.of(urls[0]).remote.connections
+    threads = fetching_threads(connections)
+    yield from bounded_map(function, urls, executor=threads, window=2 * connections)
 
 
 def _what_is_wrong(packed: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,10 +19,12 @@ from tarshards.samples.keys import (
     split_name,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
+from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
 from tarshards.tar.read import ArchiveEnd, Member, read_members
 
@@ -39,6 +41,7 @@ def read_samples(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
+    remote: Remote | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
 
@@ -58,12 +61,26 @@ def read_samples(
         end=end,
         concatenated=concatenated,
     )
-    return _read_shards(urls, read)
+    return _read_all(urls, read, remote)
 
 
-def _read_shards(urls: Any, read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
-    for shard in expand_shards(urls):
-        yield from read(shard)
+def _read_all(urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None) -> Iterator[Sample]:
+    yield from read_in_turn(expand_shards(urls, remote), read, remote)
+
+
+def read_in_turn(
+    shards: Sequence[Shard],
+    read: Callable[..., Iterator[Sample]],
+    remote: Remote | None = None,
+    processes: int = 1,
+) -> Iterator[Sample]:
+    """Yield the samples of each shard, as ``read(shard, location=...)`` does; remote ones are fetched ahead.
+
+    The memory for that is shared with as many *processes* on this host.
+    """
+    locations = [Location.of(shard.url, remote) for shard in shards]
+    for shard, location in zip(shards, opened_ahead(locations, processes)):
+        yield from read(shard, location=location)
 
 
 def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule) -> None:
@@ -87,20 +104,22 @@ def read_shard(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
+    location: Location | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    The other options are those of ``Opening``. What a manifest says of *shard* applies: it may be concatenated, and a
-    shard with another number of samples is an error (if *split* is the default).
+    It is read at its URL, or at *location*. The other options are those of ``Opening``. What a manifest says of *shard*
+    applies: it may be concatenated, and another number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
+    location = location or Location.of(shard.url)
     concatenated = concatenated or shard.concatenated
     expected = shard.samples if split is split_name else None
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
         yield from read_resyncing(
-            shard.url,
+            location,
             ledger=ledger,
             allow_pipe=allow_pipe,
             split=split,
@@ -109,7 +128,7 @@ def read_shard(
             expected=expected,
         )
         return
-    url, name = shard.url, Location.of(shard.url).name
+    name = location.name
     refused = False  # a sample was, and the ledger has raised: no error of the shard
 
     def quarantine(error: SampleError) -> None:
@@ -119,7 +138,7 @@ def read_shard(
         refused = False
 
     try:
-        with open_shard(url, allow_pipe=allow_pipe) as stream:
+        with open_shard(location, allow_pipe=allow_pipe) as stream:
             members = read_members(stream, url=name, end=end, concatenated=concatenated, ledger=ledger)
             yield from group_members(
                 members, url=name, ledger=ledger, split=split, on_error=quarantine, expected=expected
@@ -129,7 +148,7 @@ def read_shard(
         if refused:
             raise
         if isinstance(error, TarError):
-            error.cost += _cost(error, Location.of(url), is_plain=not isinstance(stream, Decompressed))
+            error.cost += _cost(error, location, is_plain=not isinstance(stream, Decompressed))
         ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()

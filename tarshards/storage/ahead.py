@@ -93,15 +93,15 @@ class _File:
 
 
 class ReadAhead:
-    """Reads files one after the other; at most *budget* bytes of them are held or under way.
+    """Reads files one after the other; what is held of them or under way is within the budget of one of *processes*.
 
     While little has been read, little is fetched ahead.
     """
 
-    def __init__(self, locations: Sequence[Location], budget: int | None = None):
+    def __init__(self, locations: Sequence[Location], processes: int = 1):
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
-        self._most = min(remote.budget() if budget is None else budget, remote.connections * PIECE)
+        self._most = min(remote.budget(processes), remote.connections * PIECE)
         self._window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
         self._held = 0
         self._first = 0  # the first file of which there is more to ask for
@@ -238,12 +238,15 @@ class _AheadInput(InputStream):
         super().close()
 
 
-def opened_ahead(locations: Sequence[Location], budget: int | None = None) -> Iterator[Location]:
-    """Yield the locations in their order; while one is read, what follows of it and of those after it is fetched."""
+def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[Location]:
+    """Yield the locations in their order; while one is read, what follows of it and of those after it is fetched.
+
+    As many *processes* on this host share the memory for that.
+    """
     if not any(location.is_remote for location in locations):
         yield from locations
         return
-    reader = ReadAhead(locations, budget)
+    reader = ReadAhead(locations, processes)
     try:
         for number, location in enumerate(locations):
             yield location.opened_by(partial(reader.open, number)) if _has_address(location) else location

@@ -10,6 +10,7 @@ from tarshards.storage.beside import INDEX
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 from tarshards.storage.redaction import redacted
+from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
 
 #: A shard expression, a shard that one named, or any nesting of them.
@@ -44,13 +45,15 @@ def expand_urls(spec: Spec) -> list[str]:
     return [shard.url for shard in expand_shards(spec)]
 
 
-def expand_shards(spec: Spec) -> list[Shard]:
+def expand_shards(spec: Spec, remote: Remote | None = None) -> list[Shard]:
     """Return the shards that *spec* names as ``expand_urls`` does, with what a manifest says of them.
+
+    Remote manifests and folders are read as *remote* says.
 
     >>> [shard.url for shard in expand_shards("a-{0..1}.tar")]
     ['a-0.tar', 'a-1.tar']
     """
-    shards = list(_expand(spec, ()))
+    shards = list(_expand(spec, (), remote))
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
     return shards
@@ -69,7 +72,7 @@ def spec_name(spec: Spec) -> str:
     return ", ".join(map(spec_name, spec))
 
 
-def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
+def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shard]:
     """Yield the shards of *spec*, found inside the list files *lists*."""
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
@@ -80,16 +83,16 @@ def _expand(spec: Spec, lists: tuple[str, ...]) -> Iterator[Shard]:
         return
     if not isinstance(spec, str | os.PathLike):
         for each in spec:
-            yield from _expand(each, lists)
+            yield from _expand(each, lists, remote)
         return
     for part in _split(os.fspath(spec)):
         for url in _braces(part):
             if url.startswith("@"):
-                yield from _read_list(url[1:], lists)
+                yield from _read_list(url[1:], lists, remote)
             elif not url:
                 raise UrlError("an empty name in a shard expression")
             else:
-                yield from _shards_of(Location.of(url).expanduser())
+                yield from _shards_of(Location.of(url, remote).expanduser())
 
 
 def _split(spec: str) -> Iterator[str]:
@@ -122,7 +125,7 @@ def _braces(part: str) -> Iterator[str]:
         raise UrlError("unbalanced braces", url=Location(part).name) from Location(part).safe(exc)
 
 
-def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
+def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shard]:
     try:
         path = os.path.expanduser(path)
         real = os.path.realpath(path)
@@ -138,7 +141,7 @@ def _read_list(path: str, lists: tuple[str, ...]) -> Iterator[Shard]:
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
     for line in lines:
         if line and not line.startswith("#"):
-            yield from _expand(line, (*lists, real))
+            yield from _expand(line, (*lists, real), remote)
 
 
 def _shards_of(location: Location) -> Iterator[Shard]:

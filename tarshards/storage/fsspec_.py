@@ -57,7 +57,7 @@ class Store(Transport):
 
         return spooled(location.name, put)
 
-    def ranges(self, location: Location) -> Ranges:
+    def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return StoreRanges(location)
 
     def glob(self, location: Location) -> list[Location]:

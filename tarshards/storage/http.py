@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -9,7 +10,7 @@ from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import Address, Patience, read_range
+from tarshards.storage.transfer import CHANGED, Address, Patience, Version, read_range
 
 HEAD = 1024  # bytes of the beginning that come with the size
 
@@ -24,8 +25,8 @@ class Http(Transport):
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
 
-    def ranges(self, location: Location) -> Ranges:
-        return RemoteRanges(Address(location))
+    def ranges(self, location: Location, size: int | None = None) -> Ranges:
+        return RemoteRanges(Address(location), size)
 
     def remove(self, location: Location) -> None:
         address = Address(location)
@@ -40,23 +41,44 @@ TRANSPORT = Http()
 
 
 class RemoteRanges(Ranges):
-    """A file of a web server, read by range requests, each retried until it is complete."""
+    """A file of a web server, read by range requests, each retried until it is complete.
 
-    def __init__(self, address: Address):
+    *size* is what is known of its size before the server has said it.
+    """
+
+    def __init__(self, address: Address, size: int | None = None):
         self._address, self.name = address, address.name
-        self._head, self._version = read_range(address, 0, HEAD)
-        self.size = self._version.size
+        self._head = b""
+        self._lock = threading.Lock()
+        self._version: Version | None = None
+        self.size = self._open() if size is None else size
+
+    def _open(self) -> int:
+        self._head, version = read_range(self._address, 0, HEAD)
+        self._version = version
+        return version.size
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
-        data, _ = read_range(self._address, offset, offset + size, self._version)
+        known = self._version
+        data, version = read_range(self._address, offset, offset + size, known)
+        if known is None:
+            self._keep(version)
         return data
 
+    def _keep(self, version: Version) -> None:
+        """Let all that is read be of *version*, whose size may be another than was known."""
+        with self._lock:
+            if self._version is None:
+                self.size, self._version = version.size, version
+            elif version != self._version:
+                raise OpenError(CHANGED, url=self.name)
+
     def is_current(self) -> bool:
-        return self._version.validator is not None  # each answer is compared with it
+        return self._version is None or self._version.validator is not None  # each answer is compared with it
 
 
 def put(address: Address, file: Any) -> None:

@@ -34,7 +34,7 @@ class Local(Transport):
             error = failure(exc, location.name)
             raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc
 
-    def ranges(self, location: Location) -> LocalRanges:
+    def ranges(self, location: Location, size: int | None = None) -> LocalRanges:
         from tarshards.storage.ranges import LocalRanges
 
         return LocalRanges(str(location.path), location.name)

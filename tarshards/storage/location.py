@@ -397,13 +397,13 @@ class Location:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return b"".join(pieces)
 
-    def ranges(self) -> Ranges:
-        """Open it for reading in any order.
+    def ranges(self, size: int | None = None) -> Ranges:
+        """Open it for reading in any order; where its *size* is known, a server is not asked for it.
 
         A local file is mapped; if it shrinks, reading what is gone is an OpenError. If a remote one changes, reading on
         is an OpenError where the server tells. Raises OpenError for streams and for servers without ranges.
         """
-        return self._transport.ranges(self)
+        return self._transport.ranges(self, size)
 
     def exists(self) -> bool:
         """Return whether it exists; raise OpenError if that cannot be determined."""
@@ -437,7 +437,7 @@ class Transport:
     def address(self, location: Location) -> Address | None:
         return None
 
-    def ranges(self, location: Location) -> Ranges:
+    def ranges(self, location: Location, size: int | None = None) -> Ranges:
         raise OpenError("a stream, which has no random access", url=location.name)
 
     def glob(self, location: Location) -> list[Location]:

@@ -88,18 +88,15 @@ class ShardSource:
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard; raise SampleError where a lone worker finds none."""
-        samples = self._read(self.share(progress.epoch, progress.world))
+        world = progress.world
+        samples = self.opening.read(self.share(progress.epoch, world), self.ledger, world.processes)
         for sample in samples:
             yield sample
             yield from samples
             return
-        is_alone = progress.world.world_size * progress.world.num_workers == 1
+        is_alone = world.world_size * world.num_workers == 1
         if is_alone and not self.ledger.quarantined:  # what the ledger let pass is no surprise
             raise no_samples([shard.url for shard in self.shards])
-
-    def _read(self, shards: list[Shard]) -> Iterator[Sample]:
-        for shard in shards:
-            yield from self.opening.read(shard, self.ledger)
 
     def share(self, epoch: int, world: World) -> list[Shard]:
         """List the shards of one worker: all are permuted by (seed, epoch), then shared out.
@@ -129,7 +126,7 @@ class PlannedSource:
 
         self.shards, self.options, self.seed = shards, options, options.seed
         self.pool = POOL if options.pool is None else options.pool
-        self.block = block_size(shards.counts, shards.sizes)
+        self.block = options.block or block_size(shards.counts, shards.sizes)
         self.ledger = Ledger.of(on_error)
         self.digest = _digest(shards.urls, shards.counts.astype("<i8").tobytes())
         self.ledger.know(self.digest, shards.names, shards.counts)
@@ -247,15 +244,16 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     """
     if not read.COMPILED:
         _log_missing_kernels()
-    shards = expand_shards(urls)
+    shards = expand_shards(urls, opening.remote)
     if opening.uses_index(shards):
         from tarshards.index.access import IndexedShards
 
-        return PlannedSource(IndexedShards(shards, fields=opening.fields), options, opening.on_error)
+        indexed = IndexedShards(shards, fields=opening.fields, remote=opening.remote)
+        return PlannedSource(indexed, options, opening.on_error)
     if options.needs_index:
         check_there(shards[0].url)
         name = Location.of(shards[0].url).name
-        raise ShardIndexError("tail= and pool= require indexed shards; run `tarindex` first", url=name)
+        raise ShardIndexError("tail=, pool= and block= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)
 
 

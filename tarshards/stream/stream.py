@@ -18,6 +18,7 @@ from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage
 from tarshards.storage.redaction import redacted
+from tarshards.storage.remote import DEFAULT, Remote
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_part, is_followed
@@ -114,6 +115,7 @@ class Stream:
         seed: int = 0,
         tail: Tail | None = None,
         pool: int | None = None,
+        block: int | None = None,
         fields: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
@@ -121,22 +123,24 @@ class Stream:
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,
+        remote: Remote = DEFAULT,
         world: World | None = None,
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.
 
         ``Opening`` documents how shards are opened: *index*, *fields*, *on_error*, which is also for the ops that take
-        it, *on_damage*, *split*, *end*, *concatenated* and *allow_pipe*. Through indexes the epoch is planned: see
-        ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail* and *pool*. Without, shards are read one after
-        the other. *world* picks the part of one rank and worker. Without it the stream is whole on every rank, and a
-        loader over it, such as ``ArrayLoader``, delivers the part of its rank.
+        it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through indexes the epoch is
+        planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool* and *block*. Without,
+        shards are read one after the other. *world* picks the part of one rank and worker. Without it the stream is
+        whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
 
         Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
         that other shards have, is missing.
         """
         stream = Stream(())
-        opening = Opening(index, FieldNames.of(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
-        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
+        names = FieldNames.of(fields)
+        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
+        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block))
         stream._world = World.of(world)
         return stream
 

@@ -20,6 +20,7 @@ from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.errors import DecodeError, SampleError, flag, shortened, whole_number
+from tarshards.index.access import SampleReader
 from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
 from tarshards.loaders.arrays.readers.base import Reader
@@ -95,7 +96,7 @@ class ArrayBatchMaker(BatchMaker):
             numbers = self._starts[part.shards] + part.numbers
         else:  # a sample may come several times in a mixture's epoch, never alike
             numbers = part.plan.state(0)["position"] + part.positions
-        return self._locate(part.shards, part.numbers, numbers)
+        return self._locate(part.shards, part.numbers, numbers, part.reader)
 
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         self.open()
@@ -110,8 +111,10 @@ class ArrayBatchMaker(BatchMaker):
             error = assembled.failures[place]
             (self.stream.ledger.fail if has_failed(error) else self.stream.ledger)(error)
 
-    def _locate(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
-        reader, terms = self.stream.source.shards, self.assembler.terms
+    def _locate(
+        self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, reader: SampleReader | None = None
+    ) -> LocatedSamples:
+        reader, terms = reader or self.stream.source.shards, self.assembler.terms
         if self.places is not None:
             places = self.places.find(shards, samples)
         else:

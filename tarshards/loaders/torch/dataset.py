@@ -22,6 +22,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy
 from tarshards.samples.read import OnDamage
+from tarshards.storage.remote import DEFAULT, Remote
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
 from tarshards.stream.stream import EpochCounter, Stream
@@ -33,7 +34,8 @@ class ShardDataset(Stream, IterableDataset):
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
     together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error*,
-    *on_damage*, *split*, *end*, *concatenated* and *allow_pipe*, ``EpochOptions`` *shuffle*, *seed*, *tail* and *pool*.
+    *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*, *seed*, *tail*,
+    *pool* and *block*.
     Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
     Without, whole shards are shared out.
 
@@ -55,6 +57,7 @@ class ShardDataset(Stream, IterableDataset):
         seed: int = 0,
         tail: Tail | None = None,
         pool: int | None = None,
+        block: int | None = None,
         fields: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
@@ -62,10 +65,12 @@ class ShardDataset(Stream, IterableDataset):
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,
+        remote: Remote = DEFAULT,
         world: World | None = None,
     ):
-        opening = Opening(index, FieldNames.of(fields), on_error, allow_pipe, on_damage, split, end, concatenated)
-        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool))
+        names = FieldNames.of(fields)
+        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
+        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block))
         self.source.ledger.share()
         self.ops = ()
         self.epochs = SharedEpochCounter()

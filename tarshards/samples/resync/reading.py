@@ -13,12 +13,13 @@ from tarshards.samples.read import wrong_number
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros
+from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.tar.read import ArchiveEnd
 
 
 def read_resyncing(
-    url: str,
+    location: Location,
     *,
     ledger: Ledger,
     allow_pipe: bool = False,
@@ -34,7 +35,7 @@ def read_resyncing(
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open_plain(url, allow_pipe=allow_pipe))
+            file = stack.enter_context(open_plain(location, allow_pipe=allow_pipe))
         except TarshardsError as error:
             ledger(error)
             ledger.report()
