@@ -36,6 +36,8 @@ def serving(folder: Path) -> Iterator[Site]:
     site, lock = Site(folder), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections are kept alive
+
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
             path = site.folder / self.path.lstrip("/").partition("?")[0]

@@ -1,7 +1,7 @@
 """Every scheme of fsspec: object stores, archives, memory.
 
-What is read of a file belongs to one version of it. s3fs asks for that version with each range (If-Match); other
-stores are asked, after each range or block, whether the file is still the one that was opened.
+Objects of s3 are read over our own connections, by URLs that s3fs signs. What is read of any file belongs to one
+version of it: other stores are asked, after each range or block, whether the file is still the one that was opened.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import errno
 import io
 import os
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.storage.ahead import ReadAhead, WholeInput
+from tarshards.storage.connections import Origin
+from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
+from tarshards.storage.transfer import CHANGED, Address
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -27,21 +33,22 @@ BUCKETS = ("s3", "s3a", "gs", "gcs")
 #: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
 STREAMED = {"s3", "s3a", "gs", "gcs"}
 
-#: Stores whose open files ask for their own version with each range.
-PINNED = {"s3", "s3a"}
-
 #: What stores tell of a file that identifies its version, the best first. An ETag of gcs changes with its metadata.
 VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "CRC", "blob_id"]
 VALIDATORS += ["sha", "hex", "version_id", "LastModified", "Last-Modified", "last_modified", "updated", "modified"]
 VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 
-CHANGED = "changed while it was read"
+#: Stores whose objects are read by URLs that they sign, and for how many seconds such a URL is valid.
+SIGNING, EXPIRY = {"s3", "s3a"}, 3600
 
 
 class Store(Transport):
+    def address(self, location: Location) -> Address | None:
+        return SignedAddress.of(location)
+
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
         if mode == "rb":
-            return StoreInput(location)
+            return StoreInput(location) if self.address(location) is None else ReadAhead([location]).open(0)
         store, path = find_store(location)
         try:
             if location.scheme in STREAMED:
@@ -57,8 +64,13 @@ class Store(Transport):
 
         return spooled(location.name, put)
 
+    def open_whole(self, location: Location, **_: Any) -> InputStream:
+        address = self.address(location)
+        return StoreInput(location) if address is None else WholeInput(address)
+
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
-        return StoreRanges(location)
+        address = self.address(location)
+        return StoreRanges(location) if address is None else RemoteRanges(address, size)
 
     def glob(self, location: Location) -> list[Location]:
         store, path = find_store(location)
@@ -93,6 +105,49 @@ class Store(Transport):
 
 
 TRANSPORT = Store()
+
+
+class SignedAddress(Address):
+    """Where an object is asked for: a URL that its store has signed, and signs again before it expires."""
+
+    def __init__(self, location: Location):
+        self.location, self.name = location, location.name
+        self._lock = Lock()
+        self._signed, self._until = "", 0.0
+
+    @classmethod
+    def of(cls, location: Location) -> SignedAddress | None:
+        """Return the address of *location*; None if its store signs no URLs that a web client can read."""
+        if len(location.links) > 1 or location.scheme not in SIGNING:
+            return None
+        address = cls(location)
+        try:
+            is_known = Origin.of(address.target[0]) is not None
+        except (NotImplementedError, AttributeError, ImportError, ValueError):
+            return None
+        return address if is_known else None
+
+    @property
+    def target(self) -> tuple[str, dict[str, str]]:
+        with self._lock:
+            if monotonic() >= self._until:
+                self._sign()
+            return self._signed, {}
+
+    def renew(self) -> bool:
+        with self._lock:
+            self._sign()
+        return True
+
+    def _sign(self) -> None:
+        store, path = find_store(self.location)  # which a forked process makes anew
+        try:
+            self._signed = store.sign(path, expiration=EXPIRY)
+        except NotImplementedError:
+            raise
+        except Exception as exc:
+            raise failed(exc, self.location) from self.location.safe(exc)
+        self._until = monotonic() + EXPIRY / 2
 
 
 def find_store(location: Location) -> tuple[Any, str]:
@@ -154,15 +209,12 @@ class Opened:
         except Exception as exc:
             raise failed(exc, location) from location.safe(exc)
         self.size, self.version = info.get("size"), version_of(info)
-        self.is_pinned = location.scheme in PINNED and "ETag" in self.version
 
-    def open(self, **options: Any) -> Any:
+    def open(self) -> Any:
         """Return fsspec's file; reading it raises if a block comes of another version."""
-        file = self.store.open(self.path, "rb", **options)
-        if self.is_pinned and version_of(file.details) != self.version:
-            raise OpenError(CHANGED)
+        file = self.store.open(self.path, "rb")
         cache: Any = getattr(file, "cache", None)
-        if not self.is_pinned and hasattr(cache, "fetcher"):
+        if hasattr(cache, "fetcher"):
             fetcher = cache.fetcher
             cache.fetcher = lambda start, end: self.check(fetcher(start, end))
         return file
@@ -250,6 +302,7 @@ class StoreRanges(Ranges):
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
         self._version: tuple[Any, ...] | None = None
+        self._lock, self._is_begun = Lock(), False
         self._open()
 
     def _open(self) -> None:
@@ -259,7 +312,7 @@ class StoreRanges(Ranges):
                 raise OpenError("the store tells no size, which random access requires")
             if self._version not in (None, opened.version):
                 raise OpenError(CHANGED)
-            self._fetch = opened.open(cache_type="none")._fetch_range if opened.is_pinned else opened.fetch
+            self._fetch = opened.fetch
         except Exception as exc:
             raise failed(exc, self._location) from self._location.safe(exc)
         self.size, self._version, self._process = int(opened.size), opened.version, os.getpid()
@@ -270,7 +323,10 @@ class StoreRanges(Ranges):
         try:
             if self._process != os.getpid():  # stores have threads, which a fork does not copy
                 self._open()
-            data = self._fetch(offset, offset + size) if size else b""
+            # The first alone, for which a cache of fsspec may fetch the whole file; others would find a part of it.
+            with nullcontext() if self._is_begun else self._lock:
+                data = self._fetch(offset, offset + size) if size else b""
+                self._is_begun = True
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)
         if len(data) != size:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.storage.ahead import ReadAhead
+from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
@@ -24,6 +24,9 @@ class Http(Transport):
             return ReadAhead([location]).open(0)
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
+
+    def open_whole(self, location: Location, **_: Any) -> InputStream:
+        return WholeInput(Address(location))
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)

@@ -389,7 +389,7 @@ class Location:
     def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
         """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""
         pieces, left = [], limit + 1
-        with self.open(allow_pipe=allow_pipe) as stream:
+        with self._transport.open_whole(self, allow_pipe=allow_pipe) as stream:
             while left and (data := stream.read(min(left, 1 << 24))):
                 pieces.append(data)
                 left -= len(data)
@@ -433,6 +433,10 @@ class Transport:
     def open(self, location: Location, mode: str, *, allow_pipe: bool, sync: bool) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
+
+    def open_whole(self, location: Location, *, allow_pipe: bool) -> Any:
+        """Return a stream for reading a file that is small, and read to its end."""
+        return self.open(location, "rb", allow_pipe=allow_pipe, sync=True)
 
     def address(self, location: Location) -> Address | None:
         return None

@@ -204,6 +204,8 @@ class Patience:
         reason = " ".join(self.location.words(error).split())
         if isinstance(error, StatusError):
             reason = status_of(error, self.location)
+            if region := error.headers.get("x-amz-bucket-region"):
+                reason += f" (the bucket is in {region}: set AWS_DEFAULT_REGION)" if error.code in (301, 400) else ""
         reason = ", ".join([reason, *getattr(error, "__notes__", [])])
         tried = f" (attempt {self.failures})" if self.failures > 1 else ""
         return OpenError(reason + tried, url=self.location.name, offset=offset, errno=errno_of(error))

@@ -20,6 +20,8 @@ from tarshards.index import open as opening
 from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
+from tarshards.parallel import DaemonThreads
+from tarshards.storage import ahead
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -136,8 +138,7 @@ def test_pickled_copies_open_anew(write, tmp_path):
 
 def test_threads_are_started_only_for_many_files(make_uneven, monkeypatch):
     pools = []
-    pool = ThreadPoolExecutor
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", lambda size: pools.append(size) or pool(size))
+    monkeypatch.setattr(ahead, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (sidecar.has_index(urls), len(IndexedShards(urls)), pools) == ([True] * 3, 12, [])
     monkeypatch.setattr(sidecar, "FEW", 2)
@@ -162,7 +163,7 @@ def test_over_http_only_what_is_asked_for(write, site):
     assert site.requests == [("/set.shards.json", None)], "the manifest is enough to know how many there are"
     sample = found[7]
     assert {name: sample[name] for name in samples[7]} == samples[7]
-    assert (site.asked(".index"), site.asked("set-01.tar"), site.asked("set-00.tar")) == (1, 3, 0)
+    assert (site.asked(".index"), site.asked("set-01.tar"), site.asked("set-00.tar")) == (1, 1, 0)
     site.clear()
     assert found[8]["big"] == samples[8]["big"]
     assert len(site.requests) == 1, "one request for what stands together"
@@ -200,7 +201,7 @@ def test_http_without_ranges_or_that_changes(write, site):
         found[3]
     site.ranges = False
     with pytest.raises(OpenError, match="no ranges"):
-        IndexedShards(f"{site.url}/set-00.tar")
+        IndexedShards(f"{site.url}/set-00.tar")[0]
 
 
 def test_http_in_workers_after_the_parent_has_read(write, site):

@@ -1,0 +1,150 @@
+"""Planned samples of remote shards: the order of local ones, each block asked for once, and errors that name what is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from range_server import Site, serving
+
+from tarshards import ArrayLoader, IndexedShards, Ledger, Remote, Stream, TarWriter, World, build_index, readers
+from tarshards.errors import OpenError
+from tarshards.index.fetch import BlockFetcher
+from tarshards.storage import transfer
+
+SHARDS, SAMPLES, SIZE = 4, 150, 4000
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("shards"), random.Random(0)
+    for shard in range(SHARDS):
+        path = str(folder / f"{shard}.tar")
+        with TarWriter(path) as writer:
+            for i in range(SAMPLES):
+                writer.write({"__key__": f"{shard}-{i}", "bin": rng.randbytes(SIZE), "cls": shard * SAMPLES + i})
+        build_index(path).save(path)
+    return folder
+
+
+@pytest.fixture
+def site(folder):
+    with serving(folder) as site:
+        yield site
+
+
+def urls(site: Site) -> str:
+    return f"{site.url}/{{0..{SHARDS - 1}}}.tar"
+
+
+def keys(samples) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+@pytest.mark.parametrize("ahead", [1, 20_000, None])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "pool": 64, "block": 5}])
+def test_the_order_and_the_bytes_are_those_of_local_shards(site, folder, options, ahead):
+    local = list(Stream.from_shards(str(folder / "{0..3}.tar"), index=True, **options))
+    remote = list(Stream.from_shards(urls(site), index=True, remote=Remote(ahead=ahead), **options))
+    assert keys(remote) == keys(local)
+    assert [sample["bin"] for sample in remote] == [sample["bin"] for sample in local]
+
+
+@pytest.mark.parametrize("block", [4, 16])
+def test_each_block_is_asked_for_once(site, folder, block):
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, block=block)
+    site.clear()
+    assert len(list(stream)) == SHARDS * SAMPLES
+    asked = [path for path, _ in site.requests if path.endswith(".tar")]
+    assert len(asked) <= 1.05 * SHARDS * -(-SAMPLES // block) + 1
+    assert site.bytes <= 1.05 * sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_in_storage_order_requests_are_large(site):
+    stream = Stream.from_shards(urls(site), index=True)
+    site.clear()
+    assert len(list(stream)) == SHARDS * SAMPLES
+    assert len([path for path, _ in site.requests if path.endswith(".tar")]) == SHARDS
+
+
+def test_workers_fetch_only_what_they_use(site, folder):
+    found = []
+    site.clear()
+    for worker in range(4):
+        world = World(worker=worker, num_workers=4)
+        found += keys(Stream.from_shards(urls(site), index=True, shuffle=True, world=world))
+    assert Counter(found) == Counter(f"{shard}-{i}" for shard in range(SHARDS) for i in range(SAMPLES))
+    data = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    index = sum(path.stat().st_size for path in folder.glob("*.index"))
+    assert site.bytes <= 2.5 * data + 4 * index  # members of others that lie between near ones come along
+
+
+def test_fields_trim_what_is_fetched(site):
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, fields="cls")
+    site.clear()
+    assert sorted(int(sample["cls"]) for sample in stream) == list(range(SHARDS * SAMPLES))
+    stream = Stream.from_shards(urls(site), index=True, fields="cls", remote=Remote(ahead=1))
+    assert sorted(int(sample["cls"]) for sample in stream) == list(range(SHARDS * SAMPLES))
+
+
+def test_many_at_random_with_repeats(site, folder):
+    places = np.random.default_rng(0).integers(0, SHARDS * SAMPLES, 500).tolist()
+    local = IndexedShards(str(folder / "{0..3}.tar")).__getitems__(places)
+    remote = IndexedShards(urls(site)).__getitems__(places)
+    assert [(sample["__key__"], sample["bin"]) for sample in remote] == [
+        (sample["__key__"], sample["bin"]) for sample in local
+    ]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_array_loader(site, folder, threads):
+    def classes(where: str) -> list[int]:
+        dataset = Stream.from_shards(where, index=True, shuffle=True)
+        loader = ArrayLoader(dataset, 32, fields={"cls": readers.integer()}, threads=threads)
+        return [int(each) for batch in loader for each in batch["cls"]]
+
+    assert classes(urls(site)) == classes(str(folder / "{0..3}.tar"))
+
+
+def test_what_is_asked_for_without_notice_is_read_all_the_same(site):
+    shards = IndexedShards(urls(site))
+    fetcher = BlockFetcher(shards.shards, [], block=4, reach=10, budget=1 << 20)
+    assert fetcher.read(2, 17)["cls"] == b"%d" % (2 * SAMPLES + 17)
+    fetcher.close()
+
+
+def test_a_shard_that_is_gone_costs_its_samples(site, folder, monkeypatch):
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, on_error=(ledger := Ledger(max_errors=1000)))
+    hidden = folder / "1.tar"
+    hidden.rename(folder / "hidden")
+    try:
+        found = keys(stream)
+    finally:
+        (folder / "hidden").rename(hidden)
+    assert sorted(found) == sorted(f"{shard}-{i}" for shard in (0, 2, 3) for i in range(SAMPLES))
+    assert ledger.lost == SAMPLES
+    with pytest.raises(OpenError, match=r"1\.tar: .*404"):
+        hidden.rename(folder / "hidden")
+        try:
+            list(Stream.from_shards(urls(site), index=True, shuffle=True))
+        finally:
+            (folder / "hidden").rename(hidden)
+
+
+def test_a_loop_that_is_left_stops_fetching(site):
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2), block=4)
+    samples = iter(stream)
+    for _ in range(5):
+        next(samples)
+    samples.close()
+    before = len(site.requests)
+    assert before < SHARDS * SAMPLES / 4

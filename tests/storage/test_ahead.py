@@ -1,0 +1,177 @@
+"""Files read forwards over http: pieces come ahead, in order, within their budget, and never of two versions."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from faulty_server import Answer
+from faulty_server import serving as misbehaving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from range_server import Site, serving
+
+from tarshards.errors import OpenError
+from tarshards.storage import ahead, transfer
+from tarshards.storage.ahead import ReadAhead, opened_ahead
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_url
+from tarshards.storage.remote import Remote
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Pieces of some hundred bytes, and no pauses."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    for name, size in (("FIRST", 500), ("LEAST", 100), ("PIECE", 2000)):
+        monkeypatch.setattr(ahead, name, size)
+
+
+@pytest.fixture
+def site(tmp_path):
+    with serving(tmp_path) as site:
+        yield site
+
+
+def write(folder: Path, sizes: list[int]) -> list[bytes]:
+    datas = [random.Random(size).randbytes(size) for size in sizes]
+    for number, data in enumerate(datas):
+        (folder / f"{number}.bin").write_bytes(data)
+    return datas
+
+
+def locations(site: Site, count: int, **options: object) -> list[Location]:
+    return [Location(f"{site.url}/{number}.bin", Remote(**options)) for number in range(count)]
+
+
+SIZES = [0, 1, 499, 500, 501, 2000, 2001, 10_000, 33_333]
+
+
+def test_files_one_after_the_other_are_what_they_are(site, tmp_path):
+    datas = write(tmp_path, SIZES)
+    found = []
+    for location in opened_ahead(locations(site, len(SIZES))):
+        with location.open() as stream:
+            found.append(b"".join(iter(lambda stream=stream: stream.read(700), b"")))
+    assert found == datas
+    whole = [path for path, wanted in site.requests if wanted is None]
+    assert set(whole) <= {"/0.bin"}, "only the empty one has no range"
+    assert site.bytes == sum(SIZES)
+
+
+def test_a_file_alone(site, tmp_path):
+    for number, data in enumerate(write(tmp_path, SIZES)):
+        site.clear()
+        with open_url(f"{site.url}/{number}.bin") as stream:
+            assert stream.read() == data
+        assert site.bytes == len(data)
+
+
+def test_what_follows_is_asked_for_while_one_is_read(site, tmp_path):
+    write(tmp_path, [10_000] * 5)
+    shards = opened_ahead(locations(site, 5))
+    with next(shards).open() as stream:
+        while len(stream.read(100)) and not site.asked("/4.bin"):
+            pass
+    assert stream.closed
+    assert site.asked("/1.bin")
+    shards.close()
+
+
+@pytest.mark.parametrize("budget", [1, 1000, 5000, 1 << 20])
+def test_no_more_is_held_than_the_budget_allows(site, tmp_path, budget):
+    datas = write(tmp_path, [20_000] * 3)
+    reader = ReadAhead(locations(site, 3, ahead=budget))
+    for number, data in enumerate(datas):
+        with reader.open(number) as stream:
+            pieces = []
+            while piece := stream.read(300):
+                pieces.append(piece)
+                assert reader._held <= max(budget + ahead.PIECE, 2 * ahead.PIECE)
+            assert b"".join(pieces) == data
+    reader.close()
+    assert reader._held == 0
+
+
+def test_who_reads_a_beginning_fetches_little(site, tmp_path):
+    write(tmp_path, [1_000_000])
+    with open_url(f"{site.url}/0.bin") as stream:
+        assert len(stream.read(100)) == 100
+    assert site.bytes < 20_000
+
+
+def test_servers_without_ranges_are_asked_once_a_file(site, tmp_path):
+    site.ranges = False
+    datas = write(tmp_path, [10_000] * 4)
+    found = []
+    for location in opened_ahead(locations(site, 4)):
+        with location.open() as stream:
+            found.append(stream.read())
+    assert found == datas
+    assert len(site.requests) == 4
+
+
+def test_a_file_that_is_missing_is_an_error_of_its_own(site, tmp_path):
+    datas = write(tmp_path, [3000] * 4)
+    (tmp_path / "2.bin").unlink()
+    found = []
+    for location in opened_ahead(locations(site, 4)):
+        try:
+            with location.open() as stream:
+                found.append(stream.read())
+        except OpenError as error:
+            assert error.url == f"{site.url}/2.bin"
+            assert error.reason == "404 Not Found"
+            found.append(b"")
+    assert found == [datas[0], datas[1], b"", datas[3]]
+
+
+def test_a_file_that_changes_is_an_error(site, tmp_path):
+    write(tmp_path, [100_000])
+    with open_url(f"{site.url}/0.bin", remote=Remote(ahead=1000)) as stream:
+        stream.read(400)
+        site.etag = '"v2"'
+        with pytest.raises(OpenError, match="changed while it was read"):
+            stream.read()
+
+
+def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
+    write(tmp_path, [100_000] * 3)
+    reader = ReadAhead(locations(site, 3))
+    stream = reader.open(0)
+    stream.read(2000)
+    pieces = [piece for file in reader._files for piece in file.pieces]
+    stream.close()
+    reader.close()
+    for piece in pieces:
+        assert piece.future.cancelled() or piece.future.exception(10) is None or piece.is_dropped
+
+
+FAULTS = st.builds(
+    Answer,
+    cut=st.one_of(st.none(), st.integers(0, 3000)),
+    status=st.sampled_from(["200 OK"] * 4 + ["503 Busy", "429 Slow Down", "500 Oops"]),
+    end=st.sampled_from(["close", "reset"]),
+    etag=st.sampled_from(['"v1"'] * 5 + ['"v2"', None]),
+    shift=st.sampled_from([0] * 6 + [1]),
+    ranges=st.sampled_from([True] * 5 + [False]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(FAULTS, max_size=12), st.sampled_from([800, 4000, 1 << 20]))
+def test_the_right_bytes_or_an_error(answers, budget):
+    body = random.Random(0).randbytes(25_000)
+    with misbehaving() as server:
+        url = server.play(*answers, body=body)
+        found = b""
+        try:
+            with open_url(url, remote=Remote(ahead=budget, retries=4, connections=4, timeout=5)) as stream:
+                while data := stream.read(1000):
+                    found += data
+        except OpenError:
+            assert body.startswith(found)
+        else:
+            assert found == body
