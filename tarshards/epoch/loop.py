@@ -233,10 +233,9 @@ class EpochLoop:
     def _ahead(self) -> AbstractContextManager[SampleReader]:
         """Return a reader that fetches what the loop will read."""
         block, reach = self.plan.block_and_reach
-        own = self.shares.total / max(1, len(self.plan))
-        return self.reader.ahead(
-            self._upcoming(), block=block, reach=max(1, round(reach * own)), processes=self._world.processes
-        )
+        own = self.shares.total
+        reach = max(1, min(own, round(reach * own / max(1, len(self.plan)))))
+        return self.reader.ahead(self._upcoming(), block=block, reach=reach, processes=self._world.processes)
 
     def _upcoming(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         plan = self.plan.apart()

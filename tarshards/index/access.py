@@ -21,7 +21,6 @@ from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.remote import DEFAULT, Remote
 
-NEIGHBOURS = 16  # consecutive samples that are asked for together where several of them are
 LOOKED_UP = 1 << 12  # samples that are looked up at once
 
 
@@ -168,7 +167,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         if self._fetcher is not None or not self._is_remote:
             yield from super().read_all(shards, samples)
             return
-        with self.ahead(in_parts(shards, samples, LOOKED_UP), block=NEIGHBOURS, reach=len(shards)) as reader:
+        with self.ahead(in_parts(shards, samples, LOOKED_UP), block=None, reach=len(shards)) as reader:
             yield from reader.read_all(shards, samples)
 
     @contextmanager

@@ -7,6 +7,7 @@ only the bytes of those samples are fetched.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tarshards.errors import OpenError, TarshardsError
+from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.window import Window
 from tarshards.samples.keys import Sample
 from tarshards.storage.ahead import fetching_threads
@@ -23,7 +24,14 @@ from tarshards.storage.ahead import fetching_threads
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShards
 
+log = logging.getLogger("tarshards")
+
 REQUEST = 1 << 21  # bytes of a block where the samples come in storage order
+
+TOO_LITTLE = (
+    "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
+    "give a smaller pool= or block=, more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
+)
 
 Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
 
@@ -48,12 +56,18 @@ class BlockFetcher:
     """Reads samples whose blocks are fetched ahead, as *upcoming* says which will be read; threads may share it.
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
-    its first use. At most *budget* bytes are held or under way, more only where one block needs it.
+    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Where the blocks
+    that are used by turns need more, each sample is asked for by itself, which a warning says.
     """
 
     def __init__(self, shards: OpenShards, upcoming: Iterable[Places], *, block: int | None, reach: int, budget: int):
         self._shards, self._upcoming = shards, iter(upcoming)
         mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
+        if block is not None and block > 1:
+            by_turns = reach * float(np.average(mean, weights=np.maximum(shards.counts, 1)))
+            if by_turns > budget:
+                log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
+                block = 1
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         self._mean, self._unit = mean, np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
         self._reach, self._budget = reach, budget

@@ -83,8 +83,10 @@ class Opening:
             return self.index
         if self.split is not split_name:
             return False
+        if all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
+            return True  # as their manifest says
         probed = shards[:: -(-len(shards) // PROBED)]
-        found = has_index([shard.url for shard in probed])
+        found = has_index([Location.of(shard.url, self.remote) for shard in probed])
         if all(found):
             return True
         if any(found):

@@ -128,9 +128,9 @@ class Index:
         members = np.flatnonzero(self.field == (-1 if name is None else self.fields.index(name)))
         return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
-    def shard(self, url: str) -> Shard:
-        """Return what a manifest says of the shard, which is *url*."""
-        return Shard(url, len(self), self.shard_size, self.archives > 1)
+    def shard(self, url: str, *, indexed: bool = True) -> Shard:
+        """Return what a manifest says of the shard, which is *url*; *indexed* if this index lies beside it."""
+        return Shard(url, len(self), self.shard_size, self.archives > 1, indexed)
 
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""

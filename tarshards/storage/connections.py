@@ -17,6 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
 DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
+#: What names proxies.
+PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
+PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -90,8 +93,8 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
     byte. A kept connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or
     ValueError for a malformed URL.
     """
-    origin, proxy = Origin.of(url), _proxy_of(url)
-    key = origin, proxy
+    origin = Origin.of(url)
+    key = origin, (proxy := _proxy_of(origin))
     parts = urlsplit(url)
     target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
     if not target.startswith("/"):
@@ -136,14 +139,18 @@ class Proxy(NamedTuple):
         return {"Proxy-Authorization": self.authorization} if self.authorization else {}
 
 
-def _proxy_of(url: str) -> Proxy | None:
-    """Return the proxy that the environment names for *url*; raise ValueError for one that is malformed."""
+def _proxy_of(origin: Origin) -> Proxy | None:
+    """Return the proxy that the environment names for *origin*; raise ValueError for one that is malformed."""
+    return _find_proxy(origin, tuple(map(os.environ.get, PROXIES)))
+
+
+@cache
+def _find_proxy(origin: Origin, variables: tuple[str | None, ...]) -> Proxy | None:
     from urllib.request import getproxies, proxy_bypass
 
-    parts = urlsplit(url)
-    proxies = getproxies()
-    found = proxies.get(parts.scheme) or proxies.get("all")
-    if not found or proxy_bypass(parts.netloc.rpartition("@")[2]):
+    proxies = getproxies() if any(variables) else {}
+    found = proxies.get(origin.scheme) or proxies.get("all")
+    if not found or proxy_bypass(f"{origin.host}:{origin.port}"):
         return None
     where = urlsplit(found if "://" in found else f"http://{found}")
     if not where.hostname:

@@ -1,7 +1,8 @@
 """Dataset manifests: wids JSON version 1, the shards of a dataset with their samples and bytes.
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
-An entry of ours, ``"concatenated": true``, says that a shard may consist of several archives.
+Entries of ours, which others ignore: ``"concatenated": true`` says that a shard may consist of several archives, and
+``"indexed": true`` that its index lies beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from tarshards.errors import UrlError
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
-DESCRIPTION = ("nsamples", "filesize", "concatenated")  # what an entry says of its shard
+DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed")  # what an entry says of its shard
+MARKS = ("concatenated", "indexed")  # those that are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
 
@@ -21,13 +23,14 @@ MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: pla
 class Shard(NamedTuple):
     """The URL of a shard, and its samples and bytes where a manifest gives them.
 
-    *concatenated* says that it may consist of several archives.
+    *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it.
     """
 
     url: str
     samples: int | None = None
     size: int | None = None
     concatenated: bool = False
+    indexed: bool = False
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:
@@ -39,7 +42,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
-    [Shard(url='a.tar', samples=7, size=None, concatenated=False)]
+    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False)]
     """
     import json
 
@@ -68,8 +71,9 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
             entry["nsamples"] = shard.samples
         if shard.size is not None:
             entry["filesize"] = shard.size
-        if shard.concatenated:
-            entry["concatenated"] = True
+        for word in MARKS:
+            if getattr(shard, word):
+                entry[word] = True
         entries.append(entry)
     return _dump({"__kind__": "wids-shard-index-v1", "wids_version": 1}, entries)
 
@@ -116,6 +120,7 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
     for word, number in (("nsamples", samples), ("filesize", size)):
         if number is not None and (type(number) is not int or not 0 <= number <= MOST[word]):
             raise UrlError(f"{Location(name).name} has {word} {number!r} in the manifest", url=url)
-    if type(concatenated := entry.get("concatenated", False)) is not bool:
-        raise UrlError(f"{Location(name).name} has concatenated {concatenated!r} in the manifest", url=url)
-    return Shard(name, samples, size, concatenated)
+    for word in MARKS:
+        if type(mark := entry.get(word, False)) is not bool:
+            raise UrlError(f"{Location(name).name} has {word} {mark!r} in the manifest", url=url)
+    return Shard(name, samples, size, *(entry.get(word, False) for word in MARKS))

@@ -225,7 +225,8 @@ def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> Non
     for row in reports:
         output = Location.of(row.output)
         if not output.is_stream:
-            shards.append(Shard(row.output, row.samples_out, None if named_compression(output) else row.bytes))
+            size = None if named_compression(output) else row.bytes
+            shards.append(Shard(row.output, row.samples_out, size, indexed=size is not None))
     list(update_manifests(shards, sync=sync))
 
 

@@ -149,7 +149,9 @@ def reshard(
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
         remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
-    made = [Shard(*found[span]) for span in spans]
+    made = [
+        Shard(url, samples, size, indexed=size is not None) for url, samples, size in (found[span] for span in spans)
+    ]
     write_manifest(manifest, made, sync=sync)
     name_leftovers(output_pattern, len(made))
     os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from

@@ -221,9 +221,12 @@ class ShardWriter(_Writer):
             self._entries = self._earlier_entries()
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
+        indexed = False
         if self._members is not None and writer.target is not None:
+            indexed = True
             self._members.index(writer.size, writer.target).save(writer.target, sync=self._sync)
-        self._entries[name] = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
+        size = None if writer.is_compressed else writer.size
+        self._entries[name] = Shard(name, writer.samples, size, indexed=indexed)
         self.shards.append(name)
         self._number += 1
         if self._on_finish is not None:

@@ -1,4 +1,4 @@
-"""Planned samples of remote shards: the order of local ones, each block asked for once, and errors that name what is lost."""
+"""Planned samples of remote shards: in the order of local ones, each block asked for once, losses named."""
 
 from __future__ import annotations
 
@@ -57,6 +57,20 @@ def test_the_order_and_the_bytes_are_those_of_local_shards(site, folder, options
     remote = list(Stream.from_shards(urls(site), index=True, remote=Remote(ahead=ahead), **options))
     assert keys(remote) == keys(local)
     assert [sample["bin"] for sample in remote] == [sample["bin"] for sample in local]
+
+
+def test_a_pool_too_large_for_the_memory_says_what_cures_it(site, caplog):
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(ahead=100_000))
+    site.clear()
+    assert len(list(stream)) == SHARDS * SAMPLES
+    assert site.asked(".tar") == SHARDS * SAMPLES
+    assert site.bytes < 1.7 * SHARDS * SAMPLES * SIZE
+    (record,) = [record.getMessage() for record in caplog.records if "costs a request" in record.getMessage()]
+    assert "pool=" in record
+    assert "cache_dir=" in record
+    caplog.clear()
+    assert len(list(Stream.from_shards(urls(site), index=True, shuffle=True, pool=10, block=1))) == SHARDS * SAMPLES
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("block", [4, 16])
@@ -124,20 +138,17 @@ def test_what_is_asked_for_without_notice_is_read_all_the_same(site):
 
 def test_a_shard_that_is_gone_costs_its_samples(site, folder, monkeypatch):
     stream = Stream.from_shards(urls(site), index=True, shuffle=True, on_error=(ledger := Ledger(max_errors=1000)))
-    hidden = folder / "1.tar"
-    hidden.rename(folder / "hidden")
+    gone = folder / "1.tar"
+    strict = Stream.from_shards(urls(site), index=True, shuffle=True)
+    gone.rename(folder / "hidden")
     try:
         found = keys(stream)
+        with pytest.raises(OpenError, match=r"1\.tar: .*404"):
+            list(strict)
     finally:
-        (folder / "hidden").rename(hidden)
+        (folder / "hidden").rename(gone)
     assert sorted(found) == sorted(f"{shard}-{i}" for shard in (0, 2, 3) for i in range(SAMPLES))
-    assert ledger.lost == SAMPLES
-    with pytest.raises(OpenError, match=r"1\.tar: .*404"):
-        hidden.rename(folder / "hidden")
-        try:
-            list(Stream.from_shards(urls(site), index=True, shuffle=True))
-        finally:
-            (folder / "hidden").rename(hidden)
+    assert len(ledger.quarantined) == SAMPLES
 
 
 def test_a_loop_that_is_left_stops_fetching(site):
