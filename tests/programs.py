@@ -16,16 +16,20 @@ from pathlib import Path
 from types import ModuleType
 
 COMPILER = "a C compiler"
+TUN = "root with /dev/net/tun"  # which no package gives
 PACKAGES = {
     COMPILER: ["gcc", "libc6-dev", "python3-dev"],
     "bsdtar": ["libarchive-tools"],
     "bzip2": ["bzip2"],
+    "curl": ["curl"],
     "git": ["git"],
     "gm": ["graphicsmagick"],
     "GNU tar": ["tar"],
     "gzip": ["gzip"],
     "mariadbd": ["mariadb-server"],
     "munged": ["munge"],
+    "nginx": ["nginx-light"],
+    "openssl": ["openssl"],
     "slurmctld": ["slurm-wlm"],
     "slurmdbd": ["slurmdbd"],
     "unshare": ["util-linux"],
@@ -41,9 +45,11 @@ def find(program: str) -> str | None:
 
 @cache
 def is_installed(name: str) -> bool:
-    """Tell whether the key *name* of PACKAGES is here."""
+    """Tell whether the key *name* of PACKAGES is here, or TUN."""
     if name == COMPILER:
         return find("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+    if name == TUN:
+        return os.geteuid() == 0 and os.access("/dev/net/tun", os.R_OK | os.W_OK)
     if name == "GNU tar":
         tar = find("tar")
         return tar is not None and b"GNU tar" in subprocess.run([tar, "--version"], capture_output=True).stdout
@@ -51,7 +57,7 @@ def is_installed(name: str) -> bool:
 
 
 def need(*names: str) -> None:
-    """Skip the test unless all *names*, keys of PACKAGES, are installed."""
+    """Skip the test unless all *names*, keys of PACKAGES or TUN, are here."""
     import pytest
 
     if missing := [name for name in names if not is_installed(name)]:
