@@ -171,16 +171,16 @@ class BlockFetcher:
         block.samples.clear()
         self._bytes += block.size
         self._under_way += 1
+        # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
         block.future = self._threads.submit(self._fetch, block.shard, samples)
-        block.future.add_done_callback(self._came)
-
-    def _came(self, _: object) -> None:
-        with self._lock:
-            self._under_way -= 1
-            self._fill()
 
     def _fetch(self, shard: int, samples: np.ndarray) -> list[Window]:
-        return [] if self._is_closed else self._shards.use(shard).fetch(samples)
+        try:
+            return [] if self._is_closed else self._shards.use(shard).fetch(samples)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._fill()
 
     def _release(self, block: _Block) -> None:
         blocks = self._blocks[block.key]
@@ -195,7 +195,7 @@ class BlockFetcher:
         with self._lock:
             self._is_closed = True
             futures = [block.future for blocks in self._blocks.values() for block in blocks if block.future is not None]
-        for future in futures:  # without the lock, which a cancelled one takes
+        for future in futures:
             future.cancel()
 
 

@@ -7,7 +7,7 @@ import socketserver
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from socket import SO_LINGER, SOL_SOCKET
 
@@ -24,24 +24,32 @@ class Answer:
     framing: str = "length"  # or "chunked", "none"
     ranges: bool = True
     shift: int = 0  # added to the start that Content-Range claims
+    total: int = 0  # added to the size that it claims
+    most: int | None = None  # bytes of a range
+    length: int = 0  # added to Content-Length
+    pace: int = 1 << 30  # bytes sent at once
     cut: int | None = None
-    end: str = "close"  # or "reset", "stall"
+    end: str = "close"  # or "reset", "stall"; "keep" goes on with the connection, "drop" closes it without a word
     raw: bytes | None = None  # sent as it is, in place of an answer
 
     def build(self, body: bytes, start: int | None, stop: int | None = None) -> bytes:
         if self.raw is not None:
             return self.raw
         body = body if self.body is None else self.body
-        headers = [*self.headers, ("Connection", "close")]
+        headers = [*self.headers]
+        headers += [] if self.end in ("keep", "drop") else [("Connection", "close")]
         headers += [("ETag", self.etag)] if self.etag else []
         headers += [("Last-Modified", self.modified)] if self.modified else []
         status, part = self.status, body
-        if start is not None and self.ranges and status.startswith("200"):
-            status, part = "206 Partial Content", body[start:stop]
+        if start is not None and self.ranges and status.startswith("200") and start >= len(body):
+            status, part = "416 Range Not Satisfiable", b""
+            headers += [("Content-Range", f"bytes */{len(body)}")]
+        elif start is not None and self.ranges and status.startswith("200"):
+            status, part = "206 Partial Content", body[start:stop][: self.most]
             end = start + len(part) - 1
-            headers += [("Content-Range", f"bytes {start + self.shift}-{end}/{len(body)}")]
+            headers += [("Content-Range", f"bytes {start + self.shift}-{end}/{len(body) + self.total}")]
         if self.framing == "length":
-            headers += [("Content-Length", str(len(part)))]
+            headers += [("Content-Length", str(len(part) + self.length))]
         elif self.framing == "chunked":
             headers += [("Transfer-Encoding", "chunked")]
             chunks = [part[at : at + 1000] for at in range(0, len(part), 1000)]
@@ -67,15 +75,25 @@ class Server:
         self.requests.clear()
         return f"{self.url}/shard.tar"
 
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+        """Return the answer to a request, and the body of what it names."""
+        return self.answers.pop(0) if self.answers else self.default, self.body
+
 
 class _Handler(socketserver.StreamRequestHandler):
     server: _Listener
 
     def handle(self) -> None:
+        with suppress(ConnectionError):
+            while self._answer():
+                pass
+
+    def _answer(self) -> bool:
+        """Answer one request; return whether the connection goes on."""
         script = self.server.script
         line = self.rfile.readline().decode()
         if not line:
-            return
+            return False
         method, path, _ = line.split()
         headers: dict[str, str] = {}
         while (line := self.rfile.readline().decode().strip()) != "":
@@ -83,12 +101,16 @@ class _Handler(socketserver.StreamRequestHandler):
             headers[name.lower()] = value
         body = self.rfile.read(int(headers.get("content-length", 0)))
         script.requests.append((method, path, headers, body))
-        answer = script.answers.pop(0) if script.answers else script.default
+        answer, known = script.choose(method, path, headers, body)
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         valid = headers.get("if-range") in (None, answer.etag, answer.modified)
         start = int(match[1]) if match and valid else None
-        raw = answer.build(script.body, start, int(match[2]) + 1 if match and match[2] else None)
-        self.request.sendall(raw if answer.cut is None else raw[: answer.cut])
+        raw = answer.build(known, start, int(match[2]) + 1 if match and match[2] else None)
+        if method == "HEAD":
+            raw = raw[: raw.index(b"\r\n\r\n") + 4]
+        raw = raw if answer.cut is None else raw[: answer.cut]
+        for at in range(0, len(raw), answer.pace):
+            self.request.sendall(raw[at : at + answer.pace])
         if answer.end == "stall":
             script.stopped.wait(5)
         elif answer.end == "reset":
@@ -97,6 +119,7 @@ class _Handler(socketserver.StreamRequestHandler):
             self.rfile.close()
             self.wfile.close()
             self.request.close()
+        return answer.end == "keep"
 
 
 class _Listener(socketserver.ThreadingTCPServer):
@@ -109,9 +132,10 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(script: Server | None = None) -> Iterator[Server]:
     with _Listener(("127.0.0.1", 0), _Handler) as listener:
-        listener.script = Server(url=f"http://127.0.0.1:{listener.server_address[1]}")
+        listener.script = script or Server()
+        listener.script.url = f"http://127.0.0.1:{listener.server_address[1]}"
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
