@@ -144,8 +144,8 @@ class OpenShard:
         for begin, end in self._stretches(np.asarray(samples, np.int64)):
             low, stop = first_byte(index, begin), int(index.offset[end - 1]) + int(index.size[end - 1])
             data = self.ranges.read(low, stop - low)
+            self._check_size()
             windows.append(Window(self.name, index, begin, end, low, data, self._decide))
-        self._check_size()
         return windows
 
     def _stretches(self, samples: np.ndarray) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -77,28 +77,30 @@ def shard_of(key: str) -> str:
 
 
 def streamed(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
-    yield from Stream.from_shards(urls, index=False, remote=REMOTE, **options)
+    yield from Stream.from_shards(urls, index=False, **options)
 
 
 def planned(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
-    yield from Stream.from_shards(urls, index=True, remote=REMOTE, **options)
+    yield from Stream.from_shards(urls, index=True, **options)
 
 
 def shuffled(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
-    yield from Stream.from_shards(urls, index=True, shuffle=True, seed=3, block=4, remote=REMOTE, **options)
+    yield from Stream.from_shards(urls, index=True, shuffle=True, seed=3, block=4, **options)
 
 
 def arrays(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
-    stream = Stream.from_shards(urls, index=True, shuffle=True, block=4, remote=REMOTE, **options)
+    stream = Stream.from_shards(urls, index=True, shuffle=True, block=4, **options)
     loader = ArrayLoader(stream, 7, fields={"bin": readers.bytes_(), "txt": readers.bytes_()}, threads=2)
     for batch in loader:
         for key, data, text in zip(batch["__key__"], batch["bin"], batch["txt"]):
             yield {"__key__": key, "bin": bytes(data), "txt": bytes(text)}
 
 
-def at_random(urls: str, on_error: Callable[[Exception], None] | None = None) -> Iterator[dict[str, Any]]:
+def at_random(
+    urls: str, remote: Remote, on_error: Callable[[Exception], None] | None = None
+) -> Iterator[dict[str, Any]]:
     """The samples of IndexedShards in any order; those that fail go to *on_error*."""
-    shards = IndexedShards(urls, remote=REMOTE)
+    shards = IndexedShards(urls, remote=remote)
     for place in random.Random(0).sample(range(len(shards)), len(shards)):
         try:
             yield shards[place]
@@ -161,28 +163,51 @@ def check(delivered: Delivered, ledger: Ledger | None, site: UnreliableSite, *, 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(25 * SOAK))
-def test_a_schedule_of_faults(files, seed):
+def test_a_schedule_of_faults(files, tmp_path, seed):
     rng = random.Random(f"faults/{seed}")
     reader = READERS[seed % len(READERS)]
-    wrong, goes_on = rng.random() < 0.5, rng.random() < 0.5
     site = UnreliableSite(files=files, seed=seed, rate=rng.choice([0.05, 0.2, 0.5]))
-    site.kinds = PASSING + WRONG if wrong else PASSING
-    ledger = Ledger(max_errors=float("inf")) if goes_on else None
-    delivered = Delivered()
+    site.kinds = rng.choice([PASSING, PASSING + WRONG])
+    goes_on, is_cached = rng.random() < 0.5, rng.random() < 0.5
     names = rng.choice(["set.shards.json", f"set-{{00..{SHARDS - 1:02d}}}.tar"])
+    remote = replace(REMOTE, cache_dir=tmp_path) if is_cached else REMOTE
 
     def work() -> None:
-        try:
-            for sample in reader(f"{site.url}/{names}", on_error=ledger):
-                delivered.take(sample)
-        except TarshardsError as error:
-            delivered.errors.append(error)
+        for _ in range(1 + is_cached):
+            ledger = Ledger(max_errors=float("inf")) if goes_on else None
+            delivered = Delivered()
+            try:
+                for sample in reader(f"{site.url}/{names}", on_error=ledger, remote=remote):
+                    delivered.take(sample)
+            except TarshardsError as error:
+                delivered.errors.append(error)
+            check(delivered, ledger, site, is_planned=reader not in (streamed, at_random))
 
     with serving(site):
         watched(work)
-    print(reader.__name__, names, "goes on" if goes_on else "raises", "wrong" if wrong else "passing", site.faults)
-    is_planned = reader not in (streamed, at_random)
-    check(delivered, ledger, site, is_planned=is_planned)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10 * SOAK))
+def test_a_schedule_of_faults_where_shards_are_written(files, seed):
+    """What is stored is whole; a shard that the writer gave no error for is there."""
+    site = UnreliableSite(seed=seed, rate=(0.1, 0.3, 0.6)[seed % 3], kinds=tuple({*PASSING} - {"stall"}))
+    failures: list[TarshardsError] = []
+
+    def work() -> None:
+        try:
+            with ShardWriter(f"{site.url}/set-%02d.tar", max_samples=SAMPLES) as writer:
+                for number in range(SHARDS * SAMPLES):
+                    data, text = content(0, number)
+                    writer.write({"__key__": f"{number:06d}", "bin": data, "txt": text})
+        except TarshardsError as error:
+            failures.append(error)
+
+    with serving(site):
+        watched(work)
+    assert not failures
+    assert {name for name in site.stored if name.endswith(".tar")} == {n for n in files if n.endswith(".tar")}
+    assert all(data == files[name][0] for name, data in site.stored.items() if name.endswith(".tar"))
 
 
 def test_blocks_that_come_at_once(files, monkeypatch):
@@ -199,9 +224,26 @@ def test_blocks_that_come_at_once(files, monkeypatch):
     site = UnreliableSite(files=files)
 
     def work() -> None:
-        for sample in shuffled(f"{site.url}/set.shards.json"):
+        for sample in shuffled(f"{site.url}/set.shards.json", remote=REMOTE):
             delivered.take(sample)
 
     with serving(site):
         watched(work)
     check(delivered, None, site, is_planned=True)
+
+
+@pytest.mark.parametrize("reader", [planned, shuffled, arrays, at_random])
+def test_a_shard_that_is_shorter_than_its_index_says(files, reader):
+    name = "/set-01.tar"
+    cut = files[name][0][:-20_000]
+    delivered, ledger = Delivered(), Ledger(max_errors=float("inf"))
+    site = UnreliableSite(files={**files, name: (cut, cut, cut)}, kinds=WRONG)
+
+    def work() -> None:
+        for sample in reader(f"{site.url}/set.shards.json", on_error=ledger, remote=REMOTE):
+            delivered.take(sample)
+
+    with serving(site):
+        watched(work)
+    check(delivered, ledger, site, is_planned=reader is not at_random)
+    assert {shard_of(key) for key, _ in delivered.samples} == {"set-00.tar", "set-02.tar"}
