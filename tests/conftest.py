@@ -101,6 +101,26 @@ def memory():
     store.store.clear()
 
 
+@pytest.fixture(scope="session")
+def s3_server():
+    from object_store import serving
+
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """moto's S3 with one bucket, `s3://bucket`, empty; fsspec's own configuration names it."""
+    import fsspec
+
+    monkeypatch.setitem(fsspec.config.conf, "s3", s3_server.options)
+    s3_server.reset()
+    yield s3_server
+    s3_server.look = None
+
+
 @pytest.fixture
 def make_shards(tmp_path):
     """Return a function that writes *shards* shards of *samples* samples each, and returns their expression."""

@@ -10,10 +10,11 @@ import errno
 import io
 import os
 import re
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.ahead import ReadAhead, WholeInput
@@ -22,16 +23,13 @@ from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
-from tarshards.storage.transfer import CHANGED, Address
+from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 #: Stores whose files lie in buckets, which the URL begins with.
 BUCKETS = ("s3", "s3a", "gs", "gcs")
-
-#: Stores whose files can be uploaded piece by piece and committed or discarded at the end; others get whole files.
-STREAMED = {"s3", "s3a", "gs", "gcs"}
 
 #: What stores tell of a file that identifies its version, the best first. An ETag of gcs changes with its metadata.
 VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "CRC", "blob_id"]
@@ -41,6 +39,14 @@ VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 #: Stores whose objects are read by URLs that they sign, and for how many seconds such a URL is valid.
 SIGNING, EXPIRY = {"s3", "s3a"}, 3600
 
+#: What the errors of stores are called, or are subclasses of, where no whole answer came.
+UNANSWERED = {"ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError"}
+
+#: The errors of S3 that say that a body came incomplete or altered.
+TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+
+T = TypeVar("T")
+
 
 class Store(Transport):
     def address(self, location: Location) -> Address | None:
@@ -49,20 +55,12 @@ class Store(Transport):
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
         if mode == "rb":
             return StoreInput(location) if self.address(location) is None else ReadAhead([location]).open(0)
+        if location.scheme in BUCKETS:
+            from tarshards.storage.uploads import upload
+
+            return upload(location)
         store, path = find_store(location)
-        try:
-            if location.scheme in STREAMED:
-                return _streamed(store.open(path, "wb", autocommit=False), location)
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
-
-        def put(file: Any) -> None:
-            try:
-                store.put_file(file.name, path)
-            except Exception as exc:
-                raise failed(exc, location) from location.safe(exc)
-
-        return spooled(location.name, put)
+        return spooled(location.name, lambda file: Requests(location).attempt(lambda: store.put_file(file.name, path)))
 
     def open_whole(self, location: Location, **_: Any) -> InputStream:
         address = self.address(location)
@@ -81,7 +79,8 @@ class Store(Transport):
         except Exception as exc:
             raise failed(exc, location) from location.safe(exc)
         first, stem, rest = location.url.partition(path.lstrip("/"))
-        return [Location(first + match.lstrip("/") + rest) for match in found] if stem else [location]
+        urls = [first + match.lstrip("/") + rest for match in found]
+        return [Location(url, location.remote) for url in urls] if stem else [location]
 
     def probe(self, location: Location) -> None:
         self.size(location)
@@ -151,7 +150,10 @@ class SignedAddress(Address):
 
 
 def find_store(location: Location) -> tuple[Any, str]:
-    """Return fsspec's file system of *location*, and the path that it has there."""
+    """Return fsspec's file system of *location*, and the path that it has there.
+
+    The store that its last link names is made with the `storage_options` of its `Remote`; others get another store.
+    """
     links = [Location(link) for link in location.links]
     bucket, _, key = links[-1].url.partition(":")[2].removeprefix("//").partition("/")
     if links[-1].scheme in BUCKETS and not (bucket and key):
@@ -163,7 +165,8 @@ def find_store(location: Location) -> tuple[Any, str]:
     try:
         import fsspec
 
-        store, path = fsspec.core.url_to_fs("::".join(map(_address, links)))
+        options = {links[-1].scheme or "file": dict(location.remote.storage_options or {})}
+        store, path = fsspec.core.url_to_fs("::".join(map(_address, links)), **options)
     except ImportError as exc:
         scheme, extra = next(((link.scheme, EXTRAS[link.scheme]) for link in links if link.scheme in EXTRAS), ("", ""))
         need = f"pip install 'tarshards[{extra}]'" if extra else str(exc)
@@ -251,6 +254,46 @@ def failed(exc: Exception, location: Location, offset: int | None = None) -> Ope
     return OpenError(reason, url=location.name, offset=offset, errno=errno_of(exc))
 
 
+class Requests:
+    """The requests of a store, which renews its credentials itself."""
+
+    def __init__(self, location: Location, is_over: Callable[[], bool] | None = None):
+        self.location, self._is_over = location, is_over
+
+    def renew(self) -> bool:
+        return False
+
+    def attempt(self, action: Callable[[], T]) -> T:
+        """Return what *action* returns once it succeeds; failures that may pass are retried until it *is_over*."""
+
+        def once() -> T:
+            if self._is_over is not None and self._is_over():
+                raise OpenError("given up", url=self.location.name)
+            try:
+                return action()
+            except Exception as exc:
+                if may_pass(exc):
+                    raise ConnectionError(self.location.words(exc)) from self.location.safe(exc)
+                raise failed(exc, self.location) from self.location.safe(exc)
+
+        return Patience(self, self._is_over).attempt(once)
+
+
+def may_pass(exc: Exception) -> bool:
+    """Return whether what a store raised may go away by itself.
+
+    >>> may_pass(ConnectionResetError()), may_pass(PermissionError())
+    (True, False)
+    """
+    response = getattr(exc.__cause__ or exc, "response", None)  # of botocore
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status in PASSING or response.get("Error", {}).get("Code") in TORN:
+            return True
+    # Those of Python, botocore, aiohttp and requests; and what gcsfs raises has a status.
+    return not UNANSWERED.isdisjoint(kind.__name__ for kind in type(exc).__mro__) or getattr(exc, "code", 0) in PASSING
+
+
 class StoreInput(InputStream):
     """A file of a store, whose size and version are checked."""
 
@@ -332,32 +375,3 @@ class StoreRanges(Ranges):
         if len(data) != size:
             raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
         return bytes(data)
-
-
-def _streamed(file: Any, location: Location) -> OutputStream:
-    """Return an OutputStream through fsspec's *file*, which was opened with autocommit=False."""
-
-    def write(data: Any) -> None:
-        try:
-            file.write(data)
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
-
-    def finish() -> None:
-        try:
-            file.close()
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
-
-    def commit() -> None:
-        try:
-            file.commit()
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
-
-    def discard() -> None:
-        # Marked as closed first: closing it later would upload what is left.
-        file.closed = True
-        file.discard()
-
-    return OutputStream(location.name, write, finish=finish, commit=commit, discard=discard)

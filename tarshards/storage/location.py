@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
-from tarshards.storage.redaction import redacted, secrets_of, without_userinfo, without_values
+from tarshards.storage.redaction import redacted, secrets_in, secrets_of, without_userinfo, without_values
 from tarshards.storage.remote import DEFAULT, Remote
 from tarshards.storage.streams import errno_of, failure, is_missing, words
 
@@ -203,7 +203,8 @@ class Location:
 
     @cached_property
     def _secrets(self) -> set[str]:
-        return secrets_of(self.url) if "@" in self.url or "?" in self.url else set()
+        found = secrets_of(self.url) if "@" in self.url or "?" in self.url else set()
+        return found | secrets_in(self.remote.storage_options) if self.remote.storage_options else found
 
     def words(self, exc: BaseException) -> str:
         """Return what *exc* says, without credentials."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _USERINFO = r"(?<=://)[^/?#]*@"
 _USERINFO_IN_TEXT = r"(?<=://)[^\s/?#]*@"
 _QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
 # A token has a character that words lack: "basic authentication" is none.
 _TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
+_SECRET_OPTION = r"(?i)key|secret|token|pass|sas|credential|connection_string"
 _SHORTEST = 6  # characters of a secret that is hidden wherever it stands: shorter ones are parts of words
 
 
@@ -53,6 +55,21 @@ def secrets_of(url: str) -> set[str]:
     for query in url.split("?")[1:]:
         found |= {part.partition("=")[2] or part for part in re.split("[&#]|::", query)}
     return {form for secret in found for form in (secret, unquote(secret)) if len(form) >= _SHORTEST}
+
+
+def secrets_in(options: Mapping[str, Any]) -> set[str]:
+    """Return the credentials in the options of a store, at any depth.
+
+    >>> sorted(secrets_in({"key": "public-key", "endpoint_url": "http://host", "token": {"private_key": "pr1vate"}}))
+    ['pr1vate', 'public-key']
+    """
+    found = set()
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found |= secrets_in(value)
+        elif isinstance(value, str) and len(value) >= _SHORTEST and re.search(_SECRET_OPTION, str(name)):
+            found.add(value)
+    return found
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:

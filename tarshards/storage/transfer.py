@@ -12,7 +12,7 @@ import string
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from time import sleep, time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
@@ -31,8 +31,8 @@ AT_ONCE = 1 << 18  # bytes
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
-# Statuses that may go away by themselves.
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
+#: Statuses that may go away by themselves.
+PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 # What a host, a number or a chunk that cannot be raises.
 _MALFORMED = (ValueError, OverflowError)
@@ -164,10 +164,18 @@ def status_of(error: Any, location: Location) -> str:
     return location.redacted(" ".join(f"{error.code} {error.reason}".split()))
 
 
+class Renewable(Protocol):
+    """What requests are sent for, and with which credentials: an Address, or a store of fsspec."""
+
+    location: Location
+
+    def renew(self) -> bool: ...
+
+
 class Patience:
     """Retries: pauses after each failure, raises after too many in a row without progress, or once it *is_over*."""
 
-    def __init__(self, address: Address, is_over: Callable[[], bool] | None = None):
+    def __init__(self, address: Renewable, is_over: Callable[[], bool] | None = None):
         self.address, self.location, self.failures = address, address.location, 0
         self._renewed, self._is_over = False, is_over
 
@@ -195,7 +203,9 @@ class Patience:
         return self._is_over is not None and self._is_over()
 
     def _wait(self, seconds: float) -> None:
-        while self._is_over is not None and seconds > TICK and not self._is_over():
+        while self._is_over is not None and seconds > TICK:
+            if self._is_over():
+                return
             sleep(TICK)
             seconds -= TICK
         sleep(seconds)
@@ -213,7 +223,7 @@ class Patience:
 
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, StatusError):
-        return error.code in _PASSING
+        return error.code in PASSING
     if isinstance(error, (ssl.SSLCertVerificationError, http.client.InvalidURL, *_MALFORMED)):
         return False
     return not (isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME)

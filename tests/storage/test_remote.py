@@ -14,10 +14,11 @@ from range_server import serving
 from tarshards import ShardWriter, Stream, TarWriter
 from tarshards.errors import OpenError, UrlError
 from tarshards.index.build import build_index
-from tarshards.storage import fsspec_ as remote
+from tarshards.storage import transfer
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
+from tarshards.storage.remote import Remote
 
 DATA = bytes(range(256)) * 1000
 
@@ -103,6 +104,7 @@ def test_a_missing_file(memory):
 )
 def test_a_missing_extra_names_its_installation(monkeypatch, scheme, extra, package):
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
     for mode in "rb", "wb":
         with pytest.raises(OpenError) as caught:
             open_url(f"{scheme}://bucket/a.tar", mode)
@@ -183,13 +185,12 @@ def test_a_chain_runs_no_command(url):
 
 
 class Bucket(AbstractFileSystem):
-    """A store whose files are uploaded piece by piece, as s3's and gcs's are; *lost* bytes are never sent back."""
+    """A store of whole files; *lost* bytes are never sent back."""
 
     protocol = "bucket"
     cachable = False
     objects: dict[str, bytes] = {}  # noqa: RUF012
     versions: dict[str, dict] = {}  # noqa: RUF012
-    discarded: list[str] = []  # noqa: RUF012
     lost = 0
 
     def info(self, path, **options):
@@ -216,9 +217,6 @@ class BucketFile(AbstractBufferedFile):
     def commit(self):
         self.fs.objects[self.path] = b"".join(self.parts)
 
-    def discard(self):
-        self.fs.discarded.append(self.path)
-
     def _fetch_range(self, start, end):
         whole = self.fs.objects[self.path]
         return whole[: len(whole) - self.fs.lost][start:end]
@@ -227,39 +225,10 @@ class BucketFile(AbstractBufferedFile):
 @pytest.fixture
 def bucket(monkeypatch):
     fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(remote, "STREAMED", {"bucket"})
+    monkeypatch.setattr(transfer, "PAUSE", 0.001)
     monkeypatch.setattr(Bucket, "objects", {})
     monkeypatch.setattr(Bucket, "versions", defaultdict(dict))
-    monkeypatch.setattr(Bucket, "discarded", [])
     return Bucket
-
-
-def test_uploads_piece_by_piece_are_committed_at_the_end(bucket):
-    stream = open_url("bucket://a.tar", "wb")
-    stream.write(DATA)
-    assert bucket.objects == {}
-    stream.close()
-    assert bucket.objects == {"a.tar": DATA}
-    assert read("bucket://a.tar") == DATA
-
-
-def test_uploads_are_discarded(bucket):
-    with pytest.raises(KeyError):
-        write_and_fail("bucket://a.tar")
-    assert bucket.objects == {}
-    assert bucket.discarded == ["a.tar"]
-
-
-def test_a_store_that_fails(bucket):
-    stream = open_url("bucket://broken", "wb")
-    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
-        stream.write(DATA)
-    stream.abort()
-    stream = open_url("bucket://broken", "wb")
-    stream.write(b"small")
-    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
-        stream.close()
-    assert bucket.objects == {}
 
 
 def test_a_store_that_sends_too_little(bucket, monkeypatch):
@@ -269,17 +238,21 @@ def test_a_store_that_sends_too_little(bucket, monkeypatch):
         read("bucket://a.tar")
 
 
-def test_a_store_without_commit_gets_whole_files(bucket, monkeypatch):
-    monkeypatch.setattr(remote, "STREAMED", set())
+def test_a_store_gets_whole_files(bucket):
     with pytest.raises(KeyError):
         write_and_fail("bucket://a.tar")
-    assert (bucket.objects, bucket.discarded) == ({}, [])
-    write("bucket://a.tar", DATA)
-    assert bucket.objects == {"a.tar": DATA}
-    stream = open_url("bucket://broken", "wb")
+    assert bucket.objects == {}
+    stream = open_url("bucket://a.tar", "wb")
     stream.write(DATA)
-    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone"):
+    assert bucket.objects == {}
+    stream.close()
+    assert bucket.objects == {"a.tar": DATA}
+    assert read("bucket://a.tar") == DATA
+    stream = open_url("bucket://broken", "wb", remote=Remote(retries=2))
+    stream.write(DATA)
+    with pytest.raises(OpenError, match=r"bucket://broken: the store is gone \(attempt 3\)"):
         stream.close()
+    assert list(bucket.objects) == ["a.tar"]
 
 
 def test_a_password_is_not_shown(bucket):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import fsspec
 import pytest
 
 from tarshards import Remote, Stream, TarWriter
@@ -134,3 +135,37 @@ def test_patterns_list_a_bucket(store):
         with open_shard(f"s3://bucket/d/{name}", "wb") as stream:
             stream.write(DATA)
     assert expand_urls("s3://bucket/d/x-*.tar") == ["s3://bucket/d/x-0.tar", "s3://bucket/d/x-1.tar"]
+
+
+def test_patterns_list_more_than_a_page(s3):
+    for i in range(1005):
+        s3.put(f"d/x-{i:04d}.tar", b"")
+    assert expand_urls("s3://bucket/d/x-*.tar") == [f"s3://bucket/d/x-{i:04d}.tar" for i in range(1005)]
+    s3.put("d/x-9999.tar", b"")
+    assert len(expand_urls("s3://bucket/d/x-*.tar")) == 1006, "a listing from before does not count"
+    assert len(expand_urls("s3://bucket/*/x-1*.tar")) == 5
+    assert expand_urls("s3://bucket/d/x-000[1-3].tar") == [f"s3://bucket/d/x-000{i}.tar" for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("prefix", ["", "simplecache::"])
+def test_storage_options_make_the_store(s3, monkeypatch, prefix):
+    """They are for reading, listing, writing and removing; and other options are another store."""
+    monkeypatch.delitem(fsspec.config.conf, "s3")
+    remote = Remote(storage_options=s3.options)
+    location = Location.of(f"{prefix}s3://bucket/d/a.tar", remote)
+    with location.open("wb") as stream:
+        stream.write(DATA)
+    assert location.read() == DATA
+    assert location.size() == len(DATA)
+    assert Location.of(f"{prefix}s3://bucket/d/*.tar", remote).glob() == [location]
+    (found,) = Location.of(f"{prefix}s3://bucket/d/*.tar", remote).glob()
+    with found.ranges() as ranges:
+        assert ranges.read(5, 10) == DATA[5:15]
+    once = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    elsewhere = Remote(storage_options=s3.options | once, retries=0)
+    with pytest.raises(OpenError, match="connect"):
+        Location.of(location, elsewhere).size()
+    assert location.size() == len(DATA)
+    if not prefix:
+        found.remove()
+        assert s3.objects() == {}
