@@ -239,6 +239,21 @@ def test_an_abort_waits_for_parts_under_way(s3):
     assert (s3.objects(), s3.uploads()) == ({}, [])
 
 
+def test_an_abort_ends_retries(s3, once, monkeypatch):
+    """Nobody waits out the pauses of an upload that was given up."""
+    monkeypatch.setattr(transfer, "PAUSE", 60)
+    fail(s3, 99, FAULTS["broken"])
+    stream = open_url(URL, "wb", remote=once(9))
+    stream.write(data_of(3 * PART))
+    while not s3.asked("PUT", "partNumber=2"):
+        threading.Event().wait(0.01)
+    thread = threading.Thread(target=stream.abort, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert (s3.objects(), s3.uploads()) == ({}, [])
+
+
 def test_a_failed_part_is_not_forgotten(s3, once):
     """Who goes on after an error of write() cannot complete an object without what was lost."""
     fail(s3, 99, DENIED)
