@@ -29,8 +29,12 @@ class Answer:
     length: int = 0  # added to Content-Length
     pace: int = 1 << 30  # bytes sent at once
     cut: int | None = None
-    end: str = "close"  # or "reset", "stall"; "keep" goes on with the connection, "drop" closes it without a word
+    # or "reset", "stall"; "keep" goes on with the connection, "drop" closes it without a word, and "drain" reads what the
+    # request still sends, and forgets it
+    end: str = "close"
     raw: bytes | None = None  # sent as it is, in place of an answer
+    interim: bytes = b""  # sent before the request's body is read
+    taken: int | None = None  # how many bytes of the request's body are read before the answer; None: all
 
     def build(self, body: bytes, start: int | None, stop: int | None = None) -> bytes:
         if self.raw is not None:
@@ -75,7 +79,7 @@ class Server:
         self.requests.clear()
         return f"{self.url}/shard.tar"
 
-    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+    def choose(self, method: str, path: str, headers: dict[str, str]) -> tuple[Answer, bytes]:
         """Return the answer to a request, and the body of what it names."""
         return self.answers.pop(0) if self.answers else self.default, self.body
 
@@ -99,9 +103,11 @@ class _Handler(socketserver.StreamRequestHandler):
         while (line := self.rfile.readline().decode().strip()) != "":
             name, _, value = line.partition(": ")
             headers[name.lower()] = value
-        body = self.rfile.read(int(headers.get("content-length", 0)))
+        answer, known = script.choose(method, path, headers)
+        self.request.sendall(answer.interim)
+        length = int(headers.get("content-length", 0))
+        body = self.rfile.read(length if answer.taken is None else min(length, answer.taken))
         script.requests.append((method, path, headers, body))
-        answer, known = script.choose(method, path, headers, body)
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         valid = headers.get("if-range") in (None, answer.etag, answer.modified)
         start = int(match[1]) if match and valid else None
@@ -113,6 +119,9 @@ class _Handler(socketserver.StreamRequestHandler):
             self.request.sendall(raw[at : at + answer.pace])
         if answer.end == "stall":
             script.stopped.wait(5)
+        elif answer.end == "drain":
+            while self.rfile.read1(1 << 16):
+                pass
         elif answer.end == "reset":
             self.request.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             # Without the shutdown that the server would do first, closing sends a reset.

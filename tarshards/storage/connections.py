@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import http.client
 import os
+import re
 import select
 import socket
 import threading
 from base64 import b64encode
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from time import monotonic
@@ -20,6 +22,7 @@ DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection ca
 #: What names proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
+BLOCK = 1 << 18  # bytes of a body that are sent at a time
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -89,9 +92,9 @@ class Response:
 def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
     """Send a request and return the answer, of any status; redirects are not followed.
 
-    *body* is a file, which is sent from its beginning; *headers* say how long it is. *timeout* is in seconds without a
-    byte. A kept connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or
-    ValueError for a malformed URL.
+    *body* is a file, which is sent from its beginning; *headers* say how long it is. An answer may come before its end,
+    but success is then a ConnectionError. *timeout* is in seconds without a byte. A kept connection that turns out to
+    be closed is replaced by a new one. Raises OSError, HTTPException, or ValueError for a malformed URL.
     """
     origin = Origin.of(url)
     key = origin, (proxy := _proxy_of(origin))
@@ -106,18 +109,23 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         kept = pool.take(key)
         connection = kept or _connect(origin, proxy, timeout)
         connection.timeout = timeout
+        is_whole = True
         try:
             if kept is not None:
                 kept.sock.settimeout(timeout)
-            if body is not None:
-                body.seek(0)
             try:
-                connection.request(method, target, body, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                if body is None or kept is not None:
+                connection.request(method, target, _blocks(body, connection) if body else None, headers)
+            except (_AnsweredEarly, OSError) as error:
+                if body is None or connection.sock is None or isinstance(error, TimeoutError):
                     raise
-                # The server answered before it had read the whole body; what it said may still be there.
-            return Response(key, connection, connection.getresponse())
+                is_whole = False  # and what the server says of it may be there
+            response = connection.getresponse()
+            if not is_whole:
+                response.will_close = True
+                if response.status < 300:
+                    response.close()
+                    raise ConnectionError(f"{response.status} {response.reason} came before the whole body was sent")
+            return Response(key, connection, response)
         except (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionError):
             connection.close()
             if kept is None:
@@ -125,6 +133,26 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         except BaseException:
             connection.close()
             raise
+
+
+class _AnsweredEarly(Exception):
+    """A server need not read a whole body to refuse it, or to redirect it."""
+
+
+def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
+    """Yield a file from its beginning; raise _AnsweredEarly where an answer, or the end, has come before its end."""
+    body.seek(0)
+    while data := body.read(BLOCK):
+        if _is_answered(connection.sock):
+            raise _AnsweredEarly
+        yield data
+
+
+def _is_answered(sock: Any) -> bool:
+    """Whether what has come is more than a status 1xx, which only asks to go on. Under TLS, what comes is no answer."""
+    if not isinstance(sock, socket.socket) or hasattr(sock, "pending") or not _is_readable(sock):
+        return False
+    return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
 
 class Proxy(NamedTuple):

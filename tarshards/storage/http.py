@@ -87,4 +87,10 @@ class RemoteRanges(Ranges):
 def put(address: Address, file: Any) -> None:
     """Store all of *file* with one PUT."""
     headers = {"Content-Length": str(file.tell()), "Content-Type": "application/octet-stream"}
-    Patience(address).attempt(lambda: address.request(headers, method="PUT", body=file).close())
+
+    def action() -> None:
+        with address.request(headers, method="PUT", body=file) as response:
+            if response.status not in (200, 201, 204):
+                raise OpenError(f"unexpected status {response.status}", url=address.name)
+
+    Patience(address).attempt(action)

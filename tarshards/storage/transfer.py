@@ -136,10 +136,11 @@ class Address:
     def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
         """Return the URL that an answer redirects to, if it does; OpenError for one that is not http or https."""
         code = failure.code if isinstance(failure, StatusError) else None
-        if code not in (_REDIRECTS if method == "GET" else _ANY_METHOD):
-            return None
-        place = failure.headers.get("Location")  # type: ignore[attr-defined]
+        place = failure.headers.get("Location") if code in _REDIRECTS else None  # type: ignore[attr-defined]
         if not place:
+            return None
+        if method != "GET" and code not in _ANY_METHOD:
+            failure.add_note(f"which redirects no {method}; only 307 and 308 do")
             return None
         try:
             target = urldefrag(urljoin(url, without_userinfo(place))).url
