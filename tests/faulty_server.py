@@ -79,7 +79,7 @@ class Server:
         self.requests.clear()
         return f"{self.url}/shard.tar"
 
-    def choose(self, method: str, path: str, headers: dict[str, str]) -> tuple[Answer, bytes]:
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
         """Return the answer to a request, and the body of what it names."""
         return self.answers.pop(0) if self.answers else self.default, self.body
 
@@ -103,11 +103,12 @@ class _Handler(socketserver.StreamRequestHandler):
         while (line := self.rfile.readline().decode().strip()) != "":
             name, _, value = line.partition(": ")
             headers[name.lower()] = value
-        answer, known = script.choose(method, path, headers)
-        self.request.sendall(answer.interim)
+        next_answer = script.answers[0] if script.answers else script.default
+        self.request.sendall(next_answer.interim)
         length = int(headers.get("content-length", 0))
-        body = self.rfile.read(length if answer.taken is None else min(length, answer.taken))
+        body = self.rfile.read(length if next_answer.taken is None else min(length, next_answer.taken))
         script.requests.append((method, path, headers, body))
+        answer, known = script.choose(method, path, headers, body)
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         valid = headers.get("if-range") in (None, answer.etag, answer.modified)
         start = int(match[1]) if match and valid else None

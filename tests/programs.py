@@ -17,6 +17,8 @@ from types import ModuleType
 
 COMPILER = "a C compiler"
 TUN = "root with /dev/net/tun"  # which no package gives
+WEBDAV = "nginx with WebDAV"
+WEBDAV_MODULE = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 PACKAGES = {
     COMPILER: ["gcc", "libc6-dev", "python3-dev"],
     "bsdtar": ["libarchive-tools"],
@@ -33,6 +35,7 @@ PACKAGES = {
     "slurmctld": ["slurm-wlm"],
     "slurmdbd": ["slurmdbd"],
     "unshare": ["util-linux"],
+    WEBDAV: ["nginx-light", "libnginx-mod-http-dav-ext"],
     "xz": ["xz-utils"],
     "zstd": ["zstd"],
 }
@@ -50,6 +53,8 @@ def is_installed(name: str) -> bool:
         return find("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
     if name == TUN:
         return os.geteuid() == 0 and os.access("/dev/net/tun", os.R_OK | os.W_OK)
+    if name == WEBDAV:
+        return find("nginx") is not None and WEBDAV_MODULE.exists()
     if name == "GNU tar":
         tar = find("tar")
         return tar is not None and b"GNU tar" in subprocess.run([tar, "--version"], capture_output=True).stdout

@@ -48,7 +48,7 @@ class UnreliableSite(Server):
     _asked: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def choose(self, method: str, path: str, headers: dict[str, str]) -> tuple[Answer, bytes]:
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
         with self._lock:
             return self._choose(method, path.partition("?")[0], headers, body)
 

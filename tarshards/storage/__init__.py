@@ -10,7 +10,7 @@ Read in this order:
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
   and files whose pieces are fetched ahead
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
-- ``uploads``: objects that are written in parts, several at once
+- ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``manifest``: wids JSON; ``beside``: the index and the counts of a shard that is replaced

@@ -35,7 +35,8 @@ def expand_urls(spec: Spec) -> list[str]:
       what follows its caches and archives belongs to it.
     - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
-      name takes precedence. `*` and `[..]` list an object store too (`s3://bucket/x-*.tar`); web servers list nothing.
+      name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
+      a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.

@@ -31,6 +31,11 @@ class Http(Transport):
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)
 
+    def glob(self, location: Location) -> list[Location]:
+        from tarshards.storage.webdav import matching
+
+        return list(matching(location))
+
     def remove(self, location: Location) -> None:
         address = Address(location)
         try:

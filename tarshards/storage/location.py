@@ -328,7 +328,8 @@ class Location:
     def glob(self) -> list[Location]:
         """Return the files that match a path with `*`, `[..]` or, locally, `?`, sorted; else just this location.
 
-        A name that exists is not a pattern. Raises UrlError for a web server, which lists no files.
+        A name that exists is not a pattern, except on a web server. Raises UrlError for a server that lists no files:
+        only WebDAV does.
         """
         if not any(mark in self.url for mark in "*?["):
             return [self]
@@ -340,8 +341,8 @@ class Location:
                 return self._transport.glob(self)
             if "*" not in named.folder + named.base:
                 return [self]  # brackets of an IPv6 address, or written as they are
-            cure = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
-            raise UrlError(f"a web server does not list the files that match a pattern: {cure}", url=self.name)
+            before, _, after = self._around
+            return [Location(before + found.url + after, self.remote) for found in named._transport.glob(named)]
         path = self.path
         if path is None or os.path.lexists(path):
             return [self]

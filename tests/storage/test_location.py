@@ -228,9 +228,8 @@ def test_globs(tmp_path, monkeypatch):
     assert Location.of("none*").glob() == []
     for url in "a[1].tar", "none.tar", "http://h/a.tar?x=*", "pipe:cat *.tar", "http://[::1]:80/[1].tar":
         assert Location.of(url).glob() == [Location(url)]
-    for url, words in {"http://h/*.tar": "does not list", "unknown:*.tar": "unknown scheme"}.items():
-        with pytest.raises(UrlError, match=words):
-            Location.of(url).glob()
+    with pytest.raises(UrlError, match="unknown scheme"):
+        Location.of("unknown:*.tar").glob()
 
 
 def test_sizes_and_what_exists(tmp_path):

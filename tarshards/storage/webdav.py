@@ -1,0 +1,139 @@
+"""Patterns on web servers: folders are listed by WebDAV's PROPFIND (RFC 4918), which nginx and Apache can answer."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from fnmatch import translate
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from xml.parsers import expat
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage.connections import Origin, Response
+from tarshards.storage.location import Location
+from tarshards.storage.redaction import without_userinfo
+from tarshards.storage.transfer import PASSING, Address, Patience, StatusError, check_body, status_of
+
+QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
+HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
+HEADERS |= {"Accept-Encoding": "identity"}
+
+MOST_LISTED = 1 << 28  # bytes of the list of one folder, about a million names
+BLOCK = 1 << 16
+
+CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
+
+
+def matching(location: Location) -> Iterator[Location]:
+    """Yield the files that match *location*, an http URL with a `*` in its path, in the order of their names.
+
+    Each part of the path that has a `*` is a pattern; `[..]` is one there, too. Raises UrlError for a server that lists
+    nothing, OpenError for one that cannot be reached, or whose list is no list of that folder.
+    """
+    Address(location)  # raises UrlError for one that is malformed
+    scheme, _, path = (location.folder + location.base).partition("://")
+    host, *parts = path.split("/")
+    for url in _expanded(f"{scheme}://{host}", parts, location):
+        yield Location(url + location.query, location.remote)
+
+
+def _expanded(head: str, parts: list[str], location: Location) -> Iterator[str]:
+    """Yield the URLs, without their query, that *head* and the patterns in *parts* after it lead to."""
+    number = next((i for i, part in enumerate(parts) if "*" in part), None)
+    if number is None:
+        yield "/".join([head, *parts])
+        return
+    folder = "/".join([head, *parts[:number], ""])
+    escaped = re.sub("(?i)%(2A|3F|5B)", lambda mark: f"[{unquote(mark[0])}]", parts[number])
+    is_match = re.compile(translate(unquote(escaped))).match
+    rest = parts[number + 1 :]
+    for name, is_folder in sorted(_list(Location(folder + location.query, location.remote), location)):
+        is_hidden = name.startswith(".") and not escaped.startswith(".")
+        if is_folder == bool(rest) and is_match(name) and not is_hidden:
+            yield from _expanded(folder + quote(name, safe="!$&'(),;=@+"), rest, location)
+
+
+def _list(folder: Location, pattern: Location) -> set[tuple[str, bool]]:
+    """Return the names in *folder*, and which are folders."""
+    address = Address(folder)
+
+    def ask() -> set[tuple[str, bool]] | str:
+        try:
+            response = address.request(HEADERS, method="PROPFIND", body=io.BytesIO(QUESTION))
+        except StatusError as error:
+            if error.code in (401, *PASSING):
+                raise
+            return status_of(error, folder)
+        with response:
+            if response.status != 207:
+                return f"{response.status} {response.reason}"
+            check_body(response, folder.name)
+            return set(_names(_entries(response, folder), folder))
+
+    found = Patience(address).attempt(ask)
+    if isinstance(found, str):
+        said = f"it answered PROPFIND by {found}"
+        raise UrlError(f"a web server does not list the files that match a pattern ({said}): {CURE}", url=pattern.name)
+    return found
+
+
+def _names(entries: Iterator[tuple[str, bool]], folder: Location) -> Iterator[tuple[str, bool]]:
+    """Yield the names of the *entries* of a list, which may be URLs or paths; OpenError for those of other folders."""
+    url = without_userinfo(folder.folder)
+    here = [unquote(part) for part in urlsplit(url).path.split("/")[:-1]]
+    for href, is_folder in entries:
+        try:
+            target = urljoin(url, href.strip())
+            is_ours = Origin.of(target) == Origin.of(url)
+        except ValueError:
+            is_ours = False
+        path = [unquote(part) for part in urlsplit(target).path.rstrip("/").split("/")] if is_ours else []
+        if path[: len(here)] != here:
+            raise OpenError(f"the server listed {Location(href).name[:200]}, which is elsewhere", url=folder.name)
+        if len(path) == len(here) + 1 and path[-1] not in (".", ".."):
+            yield path[-1], is_folder
+
+
+def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]:
+    """Yield the address of every entry of a list, and whether it is a folder, as its XML is read.
+
+    The XML may have no document type, and so no entities.
+    """
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parents: list[str] = []
+    entries: list[tuple[str, bool]] = []
+
+    def start(name: str, _: dict[str, str]) -> None:
+        if name == "DAV: response":
+            entries.append(("", False))
+        elif name == "DAV: collection" and parents[-1:] == ["DAV: resourcetype"] and entries:
+            entries[-1] = entries[-1][0], True
+        parents.append(name)
+
+    def text(data: str) -> None:
+        if parents[-2:] == ["DAV: response", "DAV: href"]:
+            entries[-1] = entries[-1][0] + data, entries[-1][1]
+
+    def refuse(*_: Any) -> None:
+        raise OpenError("the server's list has a document type, which is refused", url=folder.name)
+
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda name: parents.pop()
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = text, refuse
+    size = 0
+    while data := response.read(BLOCK):
+        size += len(data)
+        if size > MOST_LISTED:
+            raise OpenError(f"more than {MOST_LISTED:,} bytes, the limit for a list", url=folder.name)
+        try:
+            parser.Parse(data, False)
+        except expat.ExpatError as error:
+            raise OpenError(f"the server's list is no XML: {error}", url=folder.name) from error
+        while len(entries) > 1:  # the last may go on
+            yield entries.pop(0)
+    try:
+        parser.Parse(b"", True)
+    except expat.ExpatError as error:
+        raise ConnectionError("the server's list broke off") from error
+    yield from entries
