@@ -116,6 +116,8 @@ def s3(s3_server, monkeypatch):
     import fsspec
 
     monkeypatch.setitem(fsspec.config.conf, "s3", s3_server.options)
+    for name, value in s3_server.options.items():  # for new processes
+        monkeypatch.setenv(f"FSSPEC_S3_{name.upper()}", value)
     s3_server.reset()
     yield s3_server
     s3_server.look = None

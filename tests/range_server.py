@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 of the files of one folder, with ranges; it counts what is asked of it."""
+"""A web server on 127.0.0.1 of the files of one folder, with ranges; it counts what is asked of it, and takes files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 
 @dataclass
 class Site:
-    """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent."""
+    """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent.
+
+    What is PUT is stored, unless *refusal*, a status, says no.
+    """
 
     folder: Path
     url: str = ""
     ranges: bool = True
     etag: str = '"v1"'
+    refusal: int | None = None
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     bytes: int = 0
 
@@ -40,8 +45,7 @@ def serving(folder: Path) -> Iterator[Site]:
 
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
-            path = site.folder / self.path.lstrip("/").partition("?")[0]
-            data = path.read_bytes() if path.is_file() else None
+            data = self._file.read_bytes() if self._file.is_file() else None
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
             status, part = 404 if data is None else 200, data or b""
             backwards = match and match[2] and int(match[2]) < int(match[1])  # RFC 9110 14.1.1: then it is no range
@@ -58,6 +62,27 @@ def serving(folder: Path) -> Iterator[Site]:
                 self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
             self.end_headers()
             self.wfile.write(part)
+
+        def do_PUT(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            if site.refusal is None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.write_bytes(data)
+            self._answer(site.refusal or 201)
+
+        def do_DELETE(self) -> None:
+            is_there = self._file.is_file()
+            self._file.unlink(missing_ok=True)
+            self._answer(204 if is_there else 404)
+
+        @property
+        def _file(self) -> Path:
+            return site.folder / unquote(self.path.lstrip("/").partition("?")[0])
+
+        def _answer(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
             """stderr is for failures."""

@@ -629,13 +629,13 @@ def refuse_terminal(reads_stdin: bool) -> None:
 
 
 def check_output(target: str, overwrite: bool) -> None:
-    """Refuse a tar onto a terminal, a folder, and an existing regular file."""
+    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote."""
     from tarshards.storage.location import Location
 
     refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
-    path = Location.of(target).path
-    exists = path is not None and os.path.isfile(path)
-    refuse(exists and not overwrite, f"{target} exists; --overwrite replaces it")
+    location = Location.of(target)
+    refuse(not overwrite and location.is_taken(), f"{location.name} exists; --overwrite replaces it")
+    path = location.path
     refuse(path is not None and os.path.isdir(path), f"{target} is a folder; name a file in it")
 
 

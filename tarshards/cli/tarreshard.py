@@ -81,7 +81,7 @@ def main(
     ledger = Ledger()
     with usage_errors():
         resumes = os.path.exists(work_folder(output, tmpdir))
-        if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).exists():
+        if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).is_taken():
             raise OpenError("the file exists; --overwrite replaces it", url=first.name)
         with ProcessPool(parallel) as pool:
             made = reshard(

@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
-from typing import Any
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import SUFFIX, without_counts
-from tarshards.storage.streams import failure, is_missing
+from tarshards.storage.streams import failure, is_answer, is_missing
 
 INDEX = ".index"  # how much longer the name of a shard's index is
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
@@ -43,17 +42,11 @@ def _remove_index(location: Location) -> None:
         with BufferedReader(sidecar.open()) as stream:  # type: ignore[type-var]
             head = stream.read(1 + len(_HEAD))
     except OpenError as error:
-        if is_missing(error) or (location.is_remote and _is_answer(error)):
+        if is_missing(error) or (location.is_remote and is_answer(error)):
             return
         raise
     if head[1:] == _HEAD:
         sidecar.remove()
-
-
-def _is_answer(error: OpenError) -> bool:
-    """Whether a server was reached and shows us no index: what it answers to a right to write, or a signed URL."""
-    cause: Any = error.__cause__
-    return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
 
 
 def _forget_counts(path: str, sync: bool) -> None:

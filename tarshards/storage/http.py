@@ -10,7 +10,7 @@ from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, Address, Patience, Version, read_range
+from tarshards.storage.transfer import CHANGED, Address, Patience, Version, begin_transfer, read_range
 
 HEAD = 1024  # bytes of the beginning that come with the size
 
@@ -30,6 +30,9 @@ class Http(Transport):
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)
+
+    def probe(self, location: Location) -> None:
+        begin_transfer(Address(location), 1).close()
 
     def glob(self, location: Location) -> list[Location]:
         from tarshards.storage.webdav import matching

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_in, secrets_of, without_userinfo, without_values
 from tarshards.storage.remote import DEFAULT, Remote
-from tarshards.storage.streams import errno_of, failure, is_missing, words
+from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -410,6 +410,22 @@ class Location:
     def exists(self) -> bool:
         """Return whether it exists; raise OpenError if that cannot be determined."""
         return self._transport.exists(self)
+
+    def is_taken(self) -> bool:
+        """Return whether writing would replace a file there; that of a server which shows none is not known of.
+
+        Raises OpenError if a server cannot be reached.
+        """
+        if self.is_stream:
+            return False
+        if self.path is not None:
+            return os.path.isfile(self.path)
+        try:
+            return self.exists()
+        except OpenError as error:
+            if is_answer(error):
+                return False
+            raise
 
     def size(self) -> int | None:
         """Return its size in bytes, None if its scheme does not tell; raise OpenError if it does not exist."""

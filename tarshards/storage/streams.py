@@ -158,6 +158,12 @@ def is_missing(error: OpenError) -> bool:
     return error.errno == errno.ENOENT
 
 
+def is_answer(error: OpenError) -> bool:
+    """Say whether a server was reached and shows nothing: what it answers to a right to write, or to a signed URL."""
+    cause: Any = error.__cause__
+    return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
+
+
 def errno_of(exc: BaseException) -> int | None:
     """Return the errno of *exc*, None if it has none; that of a web server's answer that nothing is there is ENOENT."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):

@@ -68,10 +68,9 @@ def split_samples(
         if len(begun) >= max_shards:
             raise _EnoughError
         if name in begun:
-            raise OpenError("two series would write this shard", url=name)
-        path = Location.of(name).path
-        if not overwrite and path is not None and os.path.isfile(path):
-            raise OpenError("the file exists; --overwrite replaces it", url=name)
+            raise OpenError("two series would write this shard", url=Location.of(name).name)
+        if not overwrite and (location := Location.of(name)).is_taken():
+            raise OpenError("the file exists; --overwrite replaces it", url=location.name)
         begun.add(name)
         return TarWriter(os.devnull if dry_run else name, allow_pipe=True, sync=sync)
 

@@ -93,13 +93,13 @@ class Attempt:
             if found is not None and found.get("digest") == self._digest:
                 made.update(found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:
-            location, path = Location(url), str(Location(url).path)
-            if url in made and (os.path.isfile(path) or os.path.islink(path)):
-                with suppress(OpenError):  # then the command says what is wrong with it
+            location = Location(url)
+            with suppress(OpenError):  # then the command says what is wrong with it
+                if url in made and (location.is_taken() or os.path.islink(str(location.path))):
                     forget(location)
                     location.remove()
-            if not os.path.lexists(path):
-                self.absent.append(url)
+                if not (location.is_taken() if location.path is None else os.path.lexists(location.path)):
+                    self.absent.append(url)
         self._write({**record, "absent": self.absent})
 
     def end(self) -> None:

@@ -62,9 +62,9 @@ class JobPlan(NamedTuple):
         return None if self.output is None else fill(self.output, item)
 
     def files_of(self, item: Item) -> dict[str, bool]:
-        """Return the local files that the command is known to write for *item*, and whether a tool of ours writes each.
+        """Return the files that the command is known to write for *item*, and whether a tool of ours writes each.
 
-        They are its output, and what follows any -o or --output.
+        They are its output, and what follows any -o or --output; remote ones only of our tools.
         """
         commands = _commands(self.command[0]) if self._is_line else [list(self.command)]
         found: dict[str, bool] = {}
@@ -77,7 +77,8 @@ class JobPlan(NamedTuple):
                 found.setdefault(fill(self.output, item), is_ours)
         if self.output is not None:
             found.setdefault(fill(self.output, item), False)
-        return {url: is_ours for url, is_ours in found.items() if Location(url).scheme in ("", "file")}
+        kept = {url: Location(url).scheme in ("", "file") for url in found if not Location(url).is_stream}
+        return {url: found[url] for url, is_local in kept.items() if is_local or found[url]}
 
     @property
     def _is_line(self) -> bool:

@@ -162,7 +162,9 @@ def test_groups_of_a_size_need_sizes():
         (["cat {} | tarsort -o {}.sorted && mine -o {}.mine"], {"a.sorted": True, "a.mine": False}),
         (["tarsplit -o out-{}-%06d.tar in-{}.tar"], {}),
         (["tarcat in-{}.tar -o $HOME/out-{}.tar"], {}),
-        (["tarcat in-{}.tar -o s3://b/out-{}.tar"], {}),
+        (["tarcat in-{}.tar -o s3://b/out-{}.tar"], {"s3://b/out-a.tar": True}),
+        (["mine in-{}.tar -o s3://b/out-{}.tar"], {}),
+        (["tarcat in-{}.tar -o 'pipe:ssh host cat'"], {}),
         (["echo {} -o 'not closed"], {}),
     ],
 )
