@@ -13,6 +13,7 @@ Read in this order:
 - ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
+- ``cache``: blocks of remote files on a local disk, shared by the processes of the host
 - ``manifest``: wids JSON; ``beside``: the index and the counts of a shard that is replaced
 - ``markers``: records of what was made
 """

@@ -11,6 +11,7 @@ from tarshards.errors import whole_number
 
 PIECE = 1 << 22  # bytes of one request where a file is read forwards
 LEAST_AHEAD = 1 << 24  # bytes, where the memory that is available is unknown or short
+LEAST_CACHE = 1 << 24  # bytes: less holds too few blocks to be of use
 PART = 4  # of the memory that is available, one in so many bytes is used for what is fetched ahead
 
 
@@ -26,7 +27,8 @@ class Remote:
     - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
     - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for
       later epochs and runs
-    - *cache_bytes*: the most that the files in *cache_dir* hold; None is nine tenths of what is free on its disk
+    - *cache_bytes*: the most that the files in *cache_dir* take, at least 16 MiB; None is nine tenths of what is free
+      on its disk and of what they take already
 
     Raises ValueError or TypeError for other values.
     """
@@ -42,9 +44,9 @@ class Remote:
     def __post_init__(self) -> None:
         whole_number("connections", self.connections, 1)
         whole_number("retries", self.retries, 0)
-        for name in ("ahead", "cache_bytes"):
+        for name, least in (("ahead", 1), ("cache_bytes", LEAST_CACHE)):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1)
+                whole_number(name, getattr(self, name), least)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
