@@ -32,8 +32,8 @@ WRITING = {
     "tarsort": "{0}in-0.tar -o out.tar",
     "tarsplit": "{0}in-{{0..2}}.tar -n 4 --index -o out-%d.tar",
 }
-#: The tools that write no files but markers, plans and logs.
-OTHERS = {"kujob", "tarjob"}
+#: The tools that write no files but markers, plans, logs and blocks of a cache.
+OTHERS = {"kujob", "tarcache", "tarjob"}
 
 
 def make_inputs(folder: Path, *, size: int = 4) -> None:

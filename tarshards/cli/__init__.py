@@ -6,4 +6,5 @@
 - files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``
 - looking into shards: ``tarshow``, ``tarcheck``, ``tarindex``
 - commands over many shards: ``tarjob``, also as ``kujob``
+- the cache of blocks of remote shards: ``tarcache``
 """

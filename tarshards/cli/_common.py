@@ -14,7 +14,7 @@ from functools import cached_property, wraps
 from inspect import signature
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import click
 
@@ -143,6 +143,29 @@ class Program(click.Command):
             from click.shell_completion import shell_complete
 
             sys.exit(shell_complete(self, {}, program_name(), variable, instruction))
+
+
+class Verbs(Program):
+    """A program whose first word may be one of other commands, its *verbs*."""
+
+    verbs: ClassVar[dict[str, click.Command]] = {}
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        verb = self.verbs.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    @classmethod
+    def complete(cls, incomplete: str) -> list[CompletionItem]:
+        """Return the verbs that begin like *incomplete*."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name, verb in cls.verbs.items() if name.startswith(incomplete) and not verb.hidden]
+        return [CompletionItem(name, help=cls.verbs[name].get_short_help_str()) for name in names]
 
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,8 +15,8 @@ from tarshards.cli._common import (
     COUNT,
     FILE,
     UNITS,
-    Program,
     Size,
+    Verbs,
     options,
     quiet_option,
     refuse,
@@ -69,16 +69,8 @@ name_argument = click.argument("name", required=False, shell_complete=_complete_
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 
 
-class Verbs(Program):
-    """A command whose first word may be one of other commands."""
-
-    verbs: ClassVar[dict[str, click.Command]] = {}
-
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        verb = self.verbs.get(args[0]) if args else None
-        if verb is None:
-            return super().make_context(info_name, args, parent, **extra)
-        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+class JobVerbs(Verbs):
+    """The command that submits a job, and those that look after jobs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" not in args or ctx.resilient_parsing:
@@ -94,18 +86,12 @@ class Verbs(Program):
         ctx.params["command"] = tuple(args[place + 1 :])
         return rest
 
-    def invoke(self, ctx: click.Context) -> Any:
-        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
-
 
 def _complete_command(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the first word as a verb, others as files."""
-    from click.shell_completion import CompletionItem
-
     is_first = all(context.get_parameter_source(name) != ParameterSource.COMMANDLINE for name in context.params)
-    verbs = [name for name, verb in Verbs.verbs.items() if name.startswith(incomplete) and not verb.hidden]
-    if is_first and verbs:
-        return [CompletionItem(name, help=Verbs.verbs[name].get_short_help_str()) for name in verbs]
+    if is_first and (verbs := JobVerbs.complete(incomplete)):
+        return verbs
     return FILE.shell_complete(context, parameter, incomplete)
 
 
@@ -182,7 +168,9 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
     )
     name = "kujob" if default == "kubernetes" else "tarjob"
     example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
-    return click.command(cls=Verbs, epilog=epilog, headings=HEADINGS, example=example)(options(*decorators)(function))
+    return click.command(cls=JobVerbs, epilog=epilog, headings=HEADINGS, example=example)(
+        options(*decorators)(function)
+    )
 
 
 def _run(**options: Any) -> None:
@@ -424,6 +412,6 @@ def worker(plan: str, index: int | None) -> None:
     sys.exit(run_task(plan, index=index))
 
 
-Verbs.verbs = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
+JobVerbs.verbs = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
 main = submits("local")(_run)
 kujob = submits("kubernetes")(_run)

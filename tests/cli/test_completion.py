@@ -26,6 +26,9 @@ LINES = {
     "tarmix --until ": "first last",
     "tarindex --format d": "dali",
     "tarsort --unique la": "last",
+    "tarcache ": "list verify warm purge",
+    "tarcache ve": "verify",
+    "tarcache purge --u": "--url",
     "tarjob st": "status",
     "tarjob ": "status retry logs cancel",
     "tarjob status --w": "--wait",
@@ -43,7 +46,7 @@ FILES = (
     "tarcreate --jsonl a",
     "targrep x a.tar ",
 )
-FOLDERS = ("tarcreate --dir ", "tarproc --tmpdir s")
+FOLDERS = ("tarcache list ", "tarcreate --dir ", "tarproc --tmpdir s")
 
 COMPLETE = """
 compopt() { echo "compopt $1 $2"; }  # needs a completion of readline's; it tells that bash lists files, or folders

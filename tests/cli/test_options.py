@@ -18,7 +18,7 @@ import click
 import pytest
 
 import tarshards
-from tarshards.cli.tarjob import Verbs
+from tarshards.cli._common import Verbs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tools/index.md"
@@ -90,7 +90,7 @@ WORDS = {
 
 
 def tools() -> dict[str, click.Command]:
-    """Return the commands of all programs, and of the verbs of tarjob, by their names on a command line."""
+    """Return the commands of all programs, and of their verbs, by their names on a command line."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     found: dict[str, click.Command] = {}
@@ -98,8 +98,8 @@ def tools() -> dict[str, click.Command]:
         name, module, function = re.split(" = |:", line)
         if name not in OTHER_NAMES:
             found[name] = getattr(import_module(module), function)
-    found |= {f"tarjob {name}": verb for name, verb in Verbs.verbs.items() if not verb.hidden}
-    return found
+    verbs = [(tool, command.verbs) for tool, command in found.items() if isinstance(command, Verbs)]
+    return found | {f"{tool} {name}": verb for tool, each in verbs for name, verb in each.items() if not verb.hidden}
 
 
 def options() -> Iterator[tuple[str, click.Option]]:
@@ -157,7 +157,8 @@ def test_values_are_named_by_the_same_words():
 def test_every_tool_has_help_and_version(tool):
     command = [sys.executable, "-m", "tarshards"] if tool == "tarshards" else [sys.executable, ROOT / "bin" / tool]
     if " " in tool:
-        command = [sys.executable, ROOT / "bin/tarjob", tool.split()[1]]
+        program, verb = tool.split()
+        command = [sys.executable, ROOT / "bin" / program, verb]
 
     def run(*arguments: str) -> str:
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)

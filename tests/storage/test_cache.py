@@ -368,9 +368,9 @@ def test_processes_are_killed_at_any_moment(tmp_path, workers, fetches):
     rng, folder, blocks = random.Random(0), tmp_path / "cache", 2 * HELD
     options = {"blocks": blocks, "epochs": 50, "again": 0.5, "reserve": LEAST_CACHE // 10}
     running = [workers.start(seed, **options) for seed in range(4)]
-    for seed in range(4, 4 + 6 * SOAK):
+    for seed in range(4, 4 + 4 * SOAK):
         victim = rng.randrange(4)
-        running[victim].stdout.read(rng.randrange(1, 600))  # of the numbers of the blocks that it has taken
+        running[victim].stdout.read(rng.randrange(1, 400))  # of the numbers of the blocks that it has taken
         running[victim].kill()
         running[victim] = workers.start(seed, **options)
     for process in running:
@@ -525,8 +525,8 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
 def test_two_processes_with_different_budgets(tmp_path, workers, fetches):
     """Each stores within its own budget, so that the larger one holds for both."""
     folder = tmp_path / "cache"
-    workers.start(0, blocks=3 * HELD)
-    workers.start(1, blocks=3 * HELD, budget=2 * LEAST_CACHE)
+    workers.start(0, blocks=3 * HELD, threads=1)
+    workers.start(1, blocks=3 * HELD, threads=2, budget=2 * LEAST_CACHE)
     assert workers.finish() == ""
     check_counts(folder, 2 * LEAST_CACHE)
     assert len(files(folder)) == 2 * HELD
@@ -540,7 +540,7 @@ def test_two_processes_with_different_budgets(tmp_path, workers, fetches):
 @pytest.mark.soak
 def test_purges_at_the_same_time(tmp_path, workers):
     folder = tmp_path / "cache"
-    processes = [workers.start(seed, blocks=HELD, epochs=4 * SOAK, again=0.5) for seed in range(2)]
+    processes = [workers.start(seed, blocks=HELD, epochs=2 * SOAK, again=0.5) for seed in range(2)]
     processes[0].stdout.readline()
     while any(process.poll() is None for process in processes):
         CacheFolder.existing(str(folder)).purge()
@@ -591,7 +591,7 @@ def test_any_flipped_bit_and_truncation_is_noticed(tmp_path, fetches, caplog, op
 @pytest.mark.soak
 def test_files_are_damaged_while_processes_read(tmp_path, workers):
     folder, rng = tmp_path / "cache", random.Random(0)
-    processes = [workers.start(seed, blocks=HELD // 2, epochs=8 * SOAK) for seed in range(2)]
+    processes = [workers.start(seed, blocks=HELD // 2, epochs=6 * SOAK) for seed in range(2)]
     processes[0].stdout.readline()
     damaged = 0
     while any(process.poll() is None for process in processes):

@@ -1,0 +1,156 @@
+"""Look after a cache of blocks of remote shards."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tarshards.cli._common import (
+    FOLDER,
+    Size,
+    Verbs,
+    all_specs,
+    list_option,
+    named_shards,
+    quiet_option,
+    refuse,
+    say,
+    shard_progress,
+    shards_argument,
+    tool,
+    usage_errors,
+)
+from tarshards.errors import visible
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from tarshards.storage.cache import CacheFolder
+
+PIECE = 1 << 20  # bytes that are read at once
+
+folder_argument = click.argument("folder", type=FOLDER)
+
+
+class CacheVerbs(Verbs):
+    """The commands of tarcache."""
+
+
+def _complete_verb(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return CacheVerbs.complete(incomplete)
+
+
+@click.command(
+    cls=CacheVerbs,
+    epilog="FOLDER is that of Remote(cache_dir=FOLDER). Programs may use it meanwhile. Each VERB has its own --help.",
+    example="tarcache warm /scratch/cache 'https://host/train-{000..146}.tar'",
+)
+@click.argument("words", nargs=-1, metavar="list|verify|warm|purge FOLDER...", shell_complete=_complete_verb)
+def main(words: tuple[str, ...]) -> None:
+    """Look after a cache of blocks of remote shards.
+
+    list FOLDER prints what is in it; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches what is not yet in
+    it; purge FOLDER removes blocks.
+    """
+    *others, last = CacheVerbs.verbs
+    known = f"{', '.join(others)} or {last}"
+    raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+
+
+def _opened(folder: str) -> CacheFolder:
+    from tarshards.storage.cache import CacheFolder
+
+    return CacheFolder.existing(folder)
+
+
+def _say_foreign(cache: CacheFolder) -> None:
+    if names := sorted(cache.foreign):
+        also = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        say(f"{names[0]}{also}: not of this cache, so left as it is")
+
+
+@tool()
+@folder_argument
+def list_blocks(folder: str) -> None:
+    """Print the number of blocks of each URL, the bytes that they take on the disk, and their sums.
+
+    The columns are separated by tabs.
+    """
+    cache = _opened(folder)
+    budget = cache.read_counts()["budget"]
+    found: dict[str, tuple[int, int]] = {}
+    for stored in cache.entries():
+        url = "damaged" if stored.block is None else stored.block.url
+        blocks, size = found.get(url, (0, 0))
+        found[url] = blocks + 1, size + stored.bytes
+    for url, (blocks, size) in sorted(found.items()):
+        click.echo(f"{blocks}\t{size}\t{visible(url)}")
+    blocks, size = (sum(column) for column in zip((0, 0), *found.values()))
+    click.echo(f"{blocks}\t{size}\ttotal, of a budget of {budget}" if budget else f"{blocks}\t{size}\ttotal")
+    _say_foreign(cache)
+
+
+@tool()
+@folder_argument
+def verify(folder: str) -> None:
+    """Check the checksums of all blocks, and remove those that are damaged; when needed, they are fetched again.
+
+    Exit code: 0 all are whole; 1 some were damaged.
+    """
+    cache = _opened(folder)
+    blocks = damaged = 0
+    for stored, is_whole in cache.verify():
+        blocks += 1
+        if not is_whole:
+            damaged += 1
+            of = "" if stored.block is None else f" of {stored.block.url}, offset {stored.block.offset}"
+            say(f"{stored.path}: removed a damaged block{of}")
+    _say_foreign(cache)
+    click.echo(f"{blocks} blocks, {damaged} damaged")
+    sys.exit(1 if damaged else 0)
+
+
+@tool()
+@folder_argument
+@shards_argument
+@list_option
+@click.option(
+    "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
+)
+@quiet_option
+def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_bytes: int | None, quiet: bool) -> None:
+    """Fetch all blocks of remote SHARDS that are not yet in the cache; make FOLDER if it does not exist."""
+    from tarshards.storage.cache import BlockCache
+    from tarshards.storage.location import Location
+    from tarshards.storage.opening import open_shard
+    from tarshards.storage.remote import Remote
+
+    specs = all_specs(shards, lists)
+    refuse(not specs, "name SHARDS, or a list of them with -T")
+    with usage_errors("--cache-bytes"):
+        remote = Remote(cache_dir=folder, cache_bytes=cache_bytes)
+    locations = [Location.of(shard.url, remote) for shard in named_shards(specs, ignore_zeros=False)]
+    for location in locations:
+        refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
+    BlockCache.of(remote)  # or an error, before anything is fetched
+    for location in shard_progress(locations, len(locations), quiet):
+        with open_shard(location) as stream:
+            while stream.read(PIECE):
+                pass
+
+
+@tool()
+@folder_argument
+@click.option("--url", metavar="PATTERN", help="Only blocks of these URLs, such as 'https://host/train-*.tar'.")
+def purge(folder: str, url: str | None) -> None:
+    """Remove the blocks of a cache, all or those of some URLs; other files in FOLDER stay."""
+    cache = _opened(folder)
+    blocks, size = cache.purge(url)
+    _say_foreign(cache)
+    click.echo(f"removed {blocks} blocks, {size} bytes")
+
+
+verbs: dict[str, Any] = {"list": list_blocks, "verify": verify, "warm": warm, "purge": purge}
+CacheVerbs.verbs = verbs
