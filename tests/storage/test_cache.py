@@ -313,6 +313,27 @@ def test_another_thread_goes_on_where_a_fetch_fails(tmp_path, fetches):
     check_counts(tmp_path, LEAST_CACHE)
 
 
+def test_nobody_waits_for_a_block_that_will_not_be_stored(tmp_path, fetches):
+    cache, block = open_cache(tmp_path), make_block(1000)
+    for i in range(HELD):
+        fetches.take(cache, make_block(i))
+    other = BlockCache(str(tmp_path), LEAST_CACHE)  # as one of another process
+    begun, fetching = threading.Event(), threading.Event()
+
+    def fetch() -> bytes:
+        begun.set()
+        assert fetching.wait(60)
+        return data_of(block)
+
+    with ThreadPoolExecutor(2) as executor:
+        first = executor.submit(cache.take, block, fetch)
+        assert begun.wait(60)
+        assert executor.submit(fetches.take, other, block).result(60)
+        fetching.set()
+        assert first.result(60).data == data_of(block)
+    other._leave()
+
+
 # Several processes.
 
 
