@@ -29,8 +29,8 @@ class Answer:
     length: int = 0  # added to Content-Length
     pace: int = 1 << 30  # bytes sent at once
     cut: int | None = None
-    # or "reset", "stall"; "keep" goes on with the connection, "drop" closes it without a word, and "drain" reads what the
-    # request still sends, and forgets it
+    # "reset", "stall", "keep" to go on with the connection, "drop" to close it without a word, and "drain" to read what
+    # the request still sends, and forget it
     end: str = "close"
     raw: bytes | None = None  # sent as it is, in place of an answer
     interim: bytes = b""  # sent before the request's body is read
