@@ -42,6 +42,7 @@ def serving(folder: Path) -> Iterator[Site]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections are kept alive
+        disable_nagle_algorithm = True  # else what is sent after the headers waits until those are acknowledged
 
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")

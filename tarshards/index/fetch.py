@@ -20,6 +20,7 @@ from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.window import Window
 from tarshards.samples.keys import Sample
 from tarshards.storage.ahead import fetching_threads
+from tarshards.storage.cache import BlockCache
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShards
@@ -57,19 +58,26 @@ class BlockFetcher:
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
     its first use. At most *budget* bytes are held or under way, more only where one block needs it. Where the blocks
-    that are used by turns need more, each sample is asked for by itself, which a warning says.
+    that are used by turns need more, they are held in the cache; without one, each sample is asked for by itself, which
+    a warning says.
     """
 
     def __init__(self, shards: OpenShards, upcoming: Iterable[Places], *, block: int | None, reach: int, budget: int):
         self._shards, self._upcoming = shards, iter(upcoming)
         mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
+        cache = BlockCache.of(shards.remote)
+        units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
+        units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
+        self._stored = units if cache is not None else None  # what a request brings, whatever is used of it
         if block is not None and block > 1:
             by_turns = reach * float(np.average(mean, weights=np.maximum(shards.counts, 1)))
             if by_turns > budget:
-                log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
-                block = 1
-        units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
-        self._mean, self._unit = mean, np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
+                units = np.ones_like(units)
+                if cache is not None:
+                    cache.reserve(int(by_turns))
+                else:
+                    log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
+        self._mean, self._unit = mean, units
         self._reach, self._budget = reach, budget
         remote = shards.remote
         self._most = 2 * remote.connections  # blocks under way: one to come for each that is there
@@ -162,7 +170,9 @@ class BlockFetcher:
             self._queue.popleft()
 
     def _size(self, block: _Block) -> int:
-        return int(min(block.left, self._unit[block.shard]) * self._mean[block.shard])
+        shard = block.shard
+        samples = min(block.left, self._unit[shard]) if self._stored is None else self._stored[shard]
+        return int(samples * self._mean[shard])
 
     def _submit(self, block: _Block) -> None:
         block.size = self._size(block)
@@ -176,7 +186,13 @@ class BlockFetcher:
 
     def _fetch(self, shard: int, samples: np.ndarray) -> list[Window]:
         try:
-            return [] if self._is_closed else self._shards.use(shard).fetch(samples)
+            if self._is_closed:
+                return []
+            if self._stored is not None:
+                unit = int(self._stored[shard])
+                begin = int(samples[0]) // unit * unit
+                samples = np.arange(begin, min(begin + unit, int(self._shards.counts[shard])))
+            return self._shards.use(shard).fetch(samples)
         finally:
             with self._lock:
                 self._under_way -= 1

@@ -7,13 +7,22 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import cache, cached_property, partial
+from typing import Any
 
 from tarshards.errors import TarshardsError
 from tarshards.parallel import DaemonThreads
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
 from tarshards.storage.streams import InputStream
-from tarshards.storage.transfer import Address, RangeTransfer, Transfer, Version, WholeTransfer, begin_transfer
+from tarshards.storage.transfer import (
+    Address,
+    RangeTransfer,
+    Transfer,
+    Version,
+    WholeTransfer,
+    begin_transfer,
+    through_cache,
+)
 
 FIRST = 1 << 18  # bytes of the first piece: who reads only a beginning has it soon, and little is fetched in vain
 LEAST = 1 << 16  # bytes of a piece where little memory may be used
@@ -35,12 +44,25 @@ class _Piece:
 
     def __init__(self, begin: int, end: int):
         self.begin, self.end, self.size = begin, end, end - begin
-        self.future: Future[bytearray]
+        self.future: Future[Any]
         self.is_dropped = False
         self._transfer: Transfer | None = None
 
-    def fetch(self, file: _File, address: Address) -> bytearray:
+    def fetch(self, file: _File, address: Address) -> Any:
         """Return its bytes; raise _NoRangesError if the server sends whole files only."""
+        if file.version is None and file.is_cached:
+            found = begin_transfer(address, 1, lambda: self.is_dropped)
+            found.close()
+            if isinstance(found, WholeTransfer):
+                raise _NoRangesError
+            file.version = found.version
+            assert file.version is not None
+            self.end = min(self.end, file.version.size)
+        if file.version is not None and file.is_cached:
+            return through_cache(address, self.begin, self.end, file.version, lambda: self._download(file, address))
+        return self._download(file, address)
+
+    def _download(self, file: _File, address: Address) -> bytearray:
         if file.version is None:
             transfer = begin_transfer(address, self.end, lambda: self.is_dropped)
             if isinstance(transfer, WholeTransfer):
@@ -79,6 +101,7 @@ class _File:
         self.asked = 0
         self.pieces: deque[_Piece] = deque()
         self.is_piecewise = True
+        self.is_cached = location.remote.cache_dir is not None  # then its pieces are of one size
 
     @cached_property
     def address(self) -> Address | None:
@@ -117,6 +140,8 @@ class ReadAhead:
         address = file.address
         assert address is not None
         transfer: Transfer | None = None
+        if file.is_cached and not file.pieces and file.is_piecewise:
+            self._ask(file)
         if file.pieces:
             try:
                 file.pieces[0].future.result()
@@ -136,7 +161,7 @@ class ReadAhead:
         self._extend()
         return _AheadInput(self, file, transfer)
 
-    def take(self, file: _File) -> tuple[bytearray, int] | None:
+    def take(self, file: _File) -> tuple[Any, int] | None:
         """Return the next piece of *file*, and how many bytes it counts as until ``release``; None at the end."""
         if not file.pieces:
             if file.is_asked:
@@ -184,7 +209,7 @@ class ReadAhead:
         if address is None:
             file.is_piecewise = False
             return
-        end = file.asked + max(LEAST, min(PIECE, self._window // 4))
+        end = file.asked + (PIECE if file.is_cached else max(LEAST, min(PIECE, self._window // 4)))
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))
         file.asked = piece.end
         self._held += piece.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -10,7 +11,7 @@ from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, Address, Patience, Version, begin_transfer, read_range
+from tarshards.storage.transfer import CHANGED, Address, Patience, Version, begin_transfer, read_range, through_cache
 
 HEAD = 1024  # bytes of the beginning that come with the size
 
@@ -60,7 +61,7 @@ class RemoteRanges(Ranges):
     def __init__(self, address: Address, size: int | None = None):
         self._address, self.name = address, address.name
         self._head = b""
-        self._lock = threading.Lock()
+        self._lock, self._asking = threading.Lock(), threading.Lock()
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 
@@ -74,10 +75,16 @@ class RemoteRanges(Ranges):
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
+        if self._address.location.remote.cache_dir is not None:
+            with self._asking:
+                if self._version is None:
+                    self._keep(read_range(self._address, 0, 1)[1])  # a block of the cache is of a version
         known = self._version
-        data, version = read_range(self._address, offset, offset + size, known)
-        if known is None:
-            self._keep(version)
+        if known is not None:
+            fetch = partial(read_range, self._address, offset, offset + size, known)
+            return bytes(through_cache(self._address, offset, offset + size, known, lambda: fetch()[0]))
+        data, version = read_range(self._address, offset, offset + size)
+        self._keep(version)
         return data
 
     def _keep(self, version: Version) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import TICK
 from tarshards.storage import connections
+from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
@@ -439,6 +440,20 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
         transfer.close()
     assert transfer.version is not None
     return bytes(buffer), transfer.version
+
+
+def through_cache(
+    address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytes | bytearray]
+) -> Any:
+    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them."""
+    cache = BlockCache.of(address.location.remote)
+    url = without_userinfo(address.location.url)
+    path, _, query = url.partition("?")
+    validator = version.validator
+    if cache is None or validator is None or (query and validator != version.etag):  # of whichever file it is
+        return fetch()
+    block = Block(path, validator, version.size, begin, end - begin)
+    return cache.take(block, lambda: memoryview(fetch())).data
 
 
 def ask_for(address: Address, begin: int, end: int) -> Response:

@@ -159,3 +159,36 @@ def test_a_loop_that_is_left_stops_fetching(site):
     samples.close()
     before = len(site.requests)
     assert before < SHARDS * SAMPLES / 4
+
+
+@pytest.mark.parametrize("ahead", [None, 200_000])
+@pytest.mark.parametrize("index", [True, False])
+def test_with_a_cache_nothing_is_fetched_twice(site, folder, tmp_path, index, ahead):
+    remote = Remote(cache_dir=tmp_path / "cache", ahead=ahead)
+    local = list(Stream.from_shards(str(folder / "{0..3}.tar"), index=index, shuffle=True))
+    data = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    for epoch in range(3):
+        stream = Stream.from_shards(urls(site), index=index, shuffle=True, remote=remote)
+        stream.set_epoch(epoch)
+        site.clear()
+        samples = list(stream)
+        if epoch == 0:
+            assert [(each["__key__"], each["bin"]) for each in samples] == [
+                (each["__key__"], each["bin"]) for each in local
+            ]
+        assert len({each["__key__"] for each in samples}) == SHARDS * SAMPLES
+        sent = site.bytes - 4 * (folder / "0.tar.index").stat().st_size * index
+        assert (0.95 * data <= sent <= 1.1 * data) if epoch == 0 else sent < 20_000
+
+
+def test_workers_with_a_cache_fetch_each_block_once(site, folder, tmp_path):
+    remote = Remote(cache_dir=tmp_path / "cache")
+    found, sent = [], 0
+    for worker in range(4):
+        world = World(worker=worker, num_workers=4)
+        stream = Stream.from_shards(urls(site), index=True, shuffle=True, world=world, remote=remote)
+        site.clear()
+        found += keys(stream)
+        sent += sum(1 for path, wanted in site.requests if path.endswith(".tar"))
+    assert Counter(found) == Counter(f"{shard}-{i}" for shard in range(SHARDS) for i in range(SAMPLES))
+    assert sent <= 1.05 * SHARDS * -(-SAMPLES // 16) + 4 * SHARDS
