@@ -43,6 +43,7 @@ HEADINGS = {
         *("--list", "--count", "--slice", "--fields", "--ignore-zeros"),
         *("--on-error", "--max-errors", "--allow-empty"),
     ),
+    "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),
     "Output": ("--output", "--overwrite", "--no-sync", "--dry-run"),
     "Other": ("--quiet", "--verbose", "--version", "--help"),
 }
@@ -294,6 +295,10 @@ class Input:
         allow_empty: bool | None,
         quiet: bool,
         verbose: bool,
+        connections: int | None,
+        ahead: int | None,
+        cache_dir: str | None,
+        cache_bytes: int | None,
     ):
         from tarshards.samples.fields import parse_selection
         from tarshards.samples.ledger import Ledger
@@ -304,6 +309,13 @@ class Input:
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         self.may_be_empty = allow_empty
         self.concatenated = ignore_zeros
+        said = {"connections": connections, "ahead": ahead, "cache_dir": cache_dir, "cache_bytes": cache_bytes}
+        given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        if given:
+            from tarshards.storage.remote import Remote, set_default
+
+            with usage_errors():
+                set_default(Remote(**given))
         if verbose:
             import logging
 
@@ -610,6 +622,10 @@ def reads_samples(
             help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
         ),
         click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."),
+        click.option("--connections", type=click.IntRange(1), metavar="N", help="Requests at once.  [default: 32]"),
+        click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for what is fetched ahead."),
+        click.option("--cache-dir", type=FOLDER, metavar="DIR", help="Keep remote shards that were read in DIR."),
+        click.option("--cache-bytes", type=Size(), metavar="SIZE", help="Most that DIR holds."),
         *([allow_empty_option] if may_be_empty else []),
         quiet_option,
         click.option("--verbose", is_flag=True, help="Say more on stderr."),

@@ -19,7 +19,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote
 
 LOOKED_UP = 1 << 12  # samples that are looked up at once
 
@@ -83,7 +83,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     which no sample has one of *fields* raises SampleError.
     """
 
-    def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None, remote: Remote = DEFAULT):
+    def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None, remote: Remote | None = None):
         shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls, remote)
         self.shards = OpenShards(shards, FieldNames.of(fields), remote)
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields

@@ -21,7 +21,7 @@ from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote, default
 
 HELD = 1 << 22  # members of the shards that are held at once
 KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
@@ -181,10 +181,10 @@ class OpenShards:
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
     """
 
-    def __init__(self, shards: list[Shard], fields: FieldNames | None, remote: Remote = DEFAULT):
+    def __init__(self, shards: list[Shard], fields: FieldNames | None, remote: Remote | None = None):
         self.urls = [shard.url for shard in shards]
         self.names = [Location.of(url).name for url in self.urls]
-        self.fields, self.remote = fields, remote
+        self.fields, self.remote = fields, remote or default()
         self._reset()
         self.counts, self.sizes = self._count(shards)
 

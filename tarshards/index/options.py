@@ -16,7 +16,7 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote
 from tarshards.tar.read import ArchiveEnd
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
@@ -60,7 +60,7 @@ class Opening:
     split: KeyRule = split_name
     end: ArchiveEnd = "required"
     concatenated: bool = False
-    remote: Remote = DEFAULT
+    remote: Remote | None = None
 
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
@@ -69,7 +69,7 @@ class Opening:
             flag(name, getattr(self, name))
         if self.index and self.index != "auto" and self.split is not split_name:
             raise ValueError("split= requires index=False: indexes are made with split_name")
-        if not isinstance(self.remote, Remote):
+        if self.remote is not None and not isinstance(self.remote, Remote):
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         check_reading(self.on_error, self.on_damage, self.end, self.split)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_in, secrets_of, without_userinfo, without_values
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, words
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Location:
     url: str  #: as it was given
     remote: Remote  #: how it is read, if it is remote
 
-    def __init__(self, url: str, remote: Remote = DEFAULT):
-        self.__dict__.update(url=url, remote=remote)
+    def __init__(self, url: str, remote: Remote | None = None):
+        self.__dict__.update(url=url, remote=remote or default())
 
     @classmethod
     def of(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None) -> Location:
@@ -72,7 +72,7 @@ class Location:
         if isinstance(url, Location):
             return url if remote is None or remote is url.remote else cls(url.url, remote)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
-            return cls(text, remote or DEFAULT)
+            return cls(text, remote)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -66,7 +66,18 @@ class Remote:
         return max(LEAST_AHEAD, available_memory() // PART // processes)
 
 
-DEFAULT = Remote()
+_default = Remote()
+
+
+def default() -> Remote:
+    """Return how remote files are read where nothing else is said."""
+    return _default
+
+
+def set_default(remote: Remote) -> None:
+    """Let remote files be read as *remote* says where nothing else is said, in this process: for programs."""
+    global _default
+    _default = remote
 
 
 def available_memory() -> int:

@@ -18,7 +18,7 @@ from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage
 from tarshards.storage.redaction import redacted
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_part, is_followed
@@ -123,7 +123,7 @@ class Stream:
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,
-        remote: Remote = DEFAULT,
+        remote: Remote | None = None,
         world: World | None = None,
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.

@@ -22,7 +22,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy
 from tarshards.samples.read import OnDamage
-from tarshards.storage.remote import DEFAULT, Remote
+from tarshards.storage.remote import Remote
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
 from tarshards.stream.stream import EpochCounter, Stream
@@ -65,7 +65,7 @@ class ShardDataset(Stream, IterableDataset):
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,
-        remote: Remote = DEFAULT,
+        remote: Remote | None = None,
         world: World | None = None,
     ):
         names = FieldNames.of(fields)

@@ -1,0 +1,59 @@
+"""Remote shards in the tools: what is read, by how many connections, and the cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from range_server import serving
+
+from tarshards import TarWriter
+from tarshards.index.build import build_index
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def site(tmp_path):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for shard in range(3):
+        path = str(folder / f"{shard}.tar")
+        with TarWriter(path) as writer:
+            for i in range(20):
+                writer.write({"__key__": f"{shard}-{i:02d}", "txt": "x" * 5000})
+        build_index(path).save(path)
+    with serving(folder) as site:
+        yield site
+
+
+def run(*line: object) -> subprocess.CompletedProcess[bytes]:
+    tool, *words = map(str, line)
+    return subprocess.run([sys.executable, ROOT / "bin" / tool, *words], capture_output=True, timeout=100)
+
+
+def test_with_a_cache_the_second_run_fetches_nothing(site, tmp_path):
+    line = ["tarcat", f"{site.url}/{{0..2}}.tar", "--connections", 2, "--cache-dir", tmp_path / "cache"]
+    first = run(*line)
+    assert (first.returncode, first.stderr) == (0, b"")
+    site.clear()
+    assert run(*line).stdout == first.stdout
+    assert site.bytes < 100
+    assert first.stdout == run("tarcat", *[path for path in sorted((tmp_path / "site").glob("*.tar"))]).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--connections", 0], "--connections"),
+        (["--ahead", "much"], "--ahead"),
+        (["--cache-bytes", "1G"], "cache_bytes= requires cache_dir="),
+        (["--cache-bytes", "1k", "--cache-dir", "x"], "cache_bytes must be at least"),
+    ],
+)
+def test_wrong_options_are_refused(words, reason):
+    done = run("tarcat", "a.tar", *words)
+    assert done.returncode == 2
+    assert reason in done.stderr.decode()
