@@ -134,11 +134,14 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     locations = [Location.of(shard.url, remote) for shard in named_shards(specs, ignore_zeros=False)]
     for location in locations:
         refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
-    BlockCache.of(remote)  # or an error, before anything is fetched
+    cache = BlockCache.of(remote)  # or an error, before anything is fetched
+    assert cache is not None
     for location in shard_progress(locations, len(locations), quiet):
         with open_shard(location) as stream:
             while stream.read(PIECE):
                 pass
+    if cache.refused:
+        say(f"not all blocks are stored: the budget of {cache.budget} bytes is used up; --cache-bytes sets it")
 
 
 @tool()

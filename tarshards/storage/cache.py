@@ -432,7 +432,10 @@ class _Flight:
 
 
 class BlockCache:
-    """The cache of a folder, as this process uses it; `of` makes it, and all threads share it."""
+    """The cache of a folder, as this process uses it; `of` makes it, and all threads share it.
+
+    *refused* counts the bytes of what this process has fetched and the budget did not allow to store.
+    """
 
     def __init__(self, path: str, budget: int | None):
         """Open the folder *path*, and make it if it does not exist; *budget* None is nine tenths of what is free.
@@ -521,6 +524,7 @@ class BlockCache:
         self._flights: dict[str, _Flight] = {}
         self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
         self._stores = True
+        self.refused = 0
         self._verified: set[int] = set()
 
     def _is_storing(self) -> bool:
@@ -704,6 +708,8 @@ class BlockCache:
                 if kind is not None:
                     counts[kind] += size
                     self._mine(counts)[kind] += size
+                elif again:
+                    self.refused += size
                 return kind
         except OSError as error:
             self._stop(error)

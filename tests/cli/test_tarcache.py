@@ -119,16 +119,22 @@ def test_looking_at_blocks_is_no_use_of_them(cache, shell):
 def site(tmp_path):
     (tmp_path / "site").mkdir()
     for name in "a", "b":
-        write_samples([{"__key__": f"{i}", "txt": "x" * 3000} for i in range(50)], str(tmp_path / f"site/{name}.tar"))
+        samples = [{"__key__": f"{i}", "txt": random.Random(i).randbytes(100_000)} for i in range(100)]
+        write_samples(samples, str(tmp_path / f"site/{name}.tar"))
     with serving(tmp_path / "site") as site:
         yield site
 
 
 def test_warming_reads_the_shards_whole(tmp_path, site, shell):
-    done = shell(f"tarcache warm cache '{site.url}/{{a,b}}.tar?token=secret'")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert site.bytes >= sum(path.stat().st_size for path in site.folder.iterdir())
-    assert CacheFolder.existing(str(tmp_path / "cache")).read_counts()["budget"] > 0
+    size = sum(path.stat().st_size for path in site.folder.iterdir())
+    for times in 1, 2:
+        done = shell(f"tarcache warm cache '{site.url}/{{a,b}}.tar?token=secret'")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert size <= site.bytes < 1.001 * size, f"fetched once, also the time {times}"
+    folder = CacheFolder.existing(str(tmp_path / "cache"))
+    for name in "a", "b":
+        found = [each.block for each in folder.entries() if each.block.url == f"{site.url}/{name}.tar"]
+        assert sum(block.length for block in found) == found[0].size == (site.folder / f"{name}.tar").stat().st_size
     assert subprocess.run(["grep", "-r", "secret", str(tmp_path / "cache")], capture_output=True).stdout == b""
 
 
@@ -138,6 +144,12 @@ def test_warming_takes_lists_and_fails_where_a_shard_is_missing(tmp_path, site, 
     assert done.returncode == 1
     assert done.stderr.startswith(f"tarcache: {site.url}/none.tar: 404")
     assert CacheFolder.existing(str(tmp_path / "cache")).read_counts()["budget"] == 10**9
+
+
+def test_warming_says_what_the_budget_leaves_out(site, shell):
+    done = shell(f"tarcache warm cache --cache-bytes 16MiB '{site.url}/{{a,b}}.tar'")
+    told = "not all blocks are stored: the budget of 16777216 bytes is used up; --cache-bytes sets it"
+    assert (done.returncode, done.stderr) == (0, f"tarcache: {told}\n")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, site, shell):

@@ -335,6 +335,28 @@ def test_nobody_waits_for_a_block_that_will_not_be_stored(tmp_path, fetches):
     other._leave()
 
 
+def test_the_budget_includes_what_is_being_fetched(tmp_path, fetches):
+    cache, block = open_cache(tmp_path), make_block(1000)
+    for i in range(HELD - 1):
+        fetches.take(cache, make_block(i))
+    begun, fetching = threading.Event(), threading.Event()
+
+    def fetch() -> bytes:
+        begun.set()
+        assert fetching.wait(60)
+        return data_of(block)
+
+    with ThreadPoolExecutor(1) as executor:
+        first = executor.submit(cache.take, block, fetch)
+        assert begun.wait(60)
+        assert fetches.take(cache, make_block(2000))
+        assert len(files(tmp_path)) == HELD - 1
+        fetching.set()
+        first.result(60)
+    assert not fetches.take(cache, block)
+    check_counts(tmp_path, LEAST_CACHE)
+
+
 # Several processes.
 
 
@@ -524,6 +546,7 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
         assert begun.wait(60)
         child = os.fork()
         if child == 0:
+            signal.alarm(90)  # no test leaves a process that waits for ever
             code = 1
             with suppress(BaseException):
                 fine = held.data == data_of(make_block(0))
