@@ -5,6 +5,7 @@ Read in this order:
 - ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
+- ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
 - ``headers``: members taken from mapped shards after their headers were compared with the index (``_headers.c``)
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added

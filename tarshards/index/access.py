@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from threading import Lock
 from typing import Any, Self, overload
 
 import numpy as np
@@ -65,6 +67,30 @@ class SampleReader:
         *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it.
         """
         yield self
+
+
+class Fan:
+    """Distributes what is *upcoming* to several readers; *choose* returns the places that each of *count* will read."""
+
+    def __init__(self, upcoming: Iterator[Places], count: int, choose: Callable[[int, Places], Places]):
+        self._upcoming, self._choose = upcoming, choose
+        self._waiting: list[deque[Places]] = [deque() for _ in range(count)]
+        self._lock = Lock()
+
+    def places(self, number: int) -> Iterator[Places]:
+        """Yield what the reader of this number will read; each may be in a thread of its own."""
+        waiting = self._waiting[number]
+        while True:
+            with self._lock:
+                while not waiting:
+                    places = next(self._upcoming, None)
+                    if places is None:
+                        return
+                    for other, queue in enumerate(self._waiting):
+                        if len((chosen := self._choose(other, places))[0]):
+                            queue.append(chosen)
+                found = waiting.popleft()
+            yield found
 
 
 class IndexedShards(SampleReader, Sequence[Sample]):
@@ -179,7 +205,9 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             return
         reader = copy.copy(self)
         budget = self.shards.remote.budget(processes)
-        reader._fetcher = fetcher = BlockFetcher(self.shards, upcoming, block=block, reach=reach, budget=budget)
+        reader._fetcher = fetcher = BlockFetcher(
+            self.shards, upcoming, block=block, reach=reach, budget=budget, is_alone=processes == 1
+        )
         try:
             yield reader
         finally:

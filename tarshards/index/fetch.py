@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -59,15 +59,25 @@ class BlockFetcher:
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
     its first use. At most *budget* bytes are held or under way, more only where one block needs it. Where the blocks
     that are used by turns need more, they are held in the cache; without one, each sample is asked for by itself, which
-    a warning says.
+    a warning says. If the reader *is_alone* on this host, the cache drops what it will not use again.
     """
 
-    def __init__(self, shards: OpenShards, upcoming: Iterable[Places], *, block: int | None, reach: int, budget: int):
+    def __init__(
+        self,
+        shards: OpenShards,
+        upcoming: Iterable[Places],
+        *,
+        block: int | None,
+        reach: int,
+        budget: int,
+        is_alone: bool = False,
+    ):
         self._shards, self._upcoming = shards, iter(upcoming)
         mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
         cache = BlockCache.of(shards.remote)
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
+        self._uses: Counter[int] | None = None  # of each stored block, those that are known and not yet asked for
         self._stored = units if cache is not None else None  # what a request brings, whatever is used of it
         if block is not None and block > 1:
             by_turns = reach * float(np.average(mean, weights=np.maximum(shards.counts, 1)))
@@ -75,6 +85,7 @@ class BlockFetcher:
                 units = np.ones_like(units)
                 if cache is not None:
                     cache.reserve(int(by_turns))
+                    self._uses = Counter[int]() if is_alone else None
                 else:
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         self._mean, self._unit = mean, units
@@ -138,6 +149,8 @@ class BlockFetcher:
 
     def _note(self, shards: np.ndarray, samples: np.ndarray) -> None:
         self._scanned += len(shards)
+        if self._uses is not None and self._stored is not None:
+            self._uses.update((shards << 32 | samples // self._stored[shards]).tolist())
         keys = shards << 32 | samples // self._unit[shards]
         order = np.argsort(keys, kind="stable")
         keys, samples = keys[order], samples[order]
@@ -182,9 +195,20 @@ class BlockFetcher:
         self._bytes += block.size
         self._under_way += 1
         # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
-        block.future = self._threads.submit(self._fetch, block.shard, samples)
+        block.future = self._threads.submit(self._fetch, block.shard, samples, self._is_used_again(block, samples))
 
-    def _fetch(self, shard: int, samples: np.ndarray) -> list[Window]:
+    def _is_used_again(self, block: _Block, samples: np.ndarray) -> bool:
+        """Return whether others of the stored block will be asked for, as far as that is known."""
+        if self._uses is None or self._stored is None:
+            return True
+        stored = block.shard << 32 | int(samples[0]) // int(self._stored[block.shard])
+        self._uses[stored] -= block.left
+        if self._uses[stored] > 0:
+            return True
+        del self._uses[stored]
+        return False
+
+    def _fetch(self, shard: int, samples: np.ndarray, again: bool) -> list[Window]:
         try:
             if self._is_closed:
                 return []
@@ -192,7 +216,7 @@ class BlockFetcher:
                 unit = int(self._stored[shard])
                 begin = int(samples[0]) // unit * unit
                 samples = np.arange(begin, min(begin + unit, int(self._shards.counts[shard])))
-            return self._shards.use(shard).fetch(samples)
+            return self._shards.use(shard).fetch(samples, again=again)
         finally:
             with self._lock:
                 self._under_way -= 1

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from tarshards.errors import SampleError, UrlError
-from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.access import Fan, IndexedShards, SampleReader
+from tarshards.index.fetch import Places
 from tarshards.samples.keys import Sample, is_reserved
 
 
@@ -21,6 +27,19 @@ class JoinedShards(SampleReader):
         self.left, self.right = left, right
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
         self.reserved = left.reserved
+
+    @contextmanager
+    def ahead(
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int
+    ) -> Iterator[JoinedShards]:
+        fan = Fan(upcoming, 2, lambda number, places: places)  # partners have the same numbers, mostly
+        options: Any = {"block": block, "reach": reach, "processes": 2 * processes}
+        reader = copy.copy(self)
+        with (
+            self.left.ahead(fan.places(0), **options) as reader.left,
+            self.right.ahead(fan.places(1), **options) as reader.right,
+        ):
+            yield reader
 
     def read(self, shard: int, sample: int) -> Sample:
         result = self.left.read(shard, sample)

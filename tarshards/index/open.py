@@ -137,13 +137,16 @@ class OpenShard:
     def _decide(self, member: int) -> None:
         check_header(self.ranges.read, self.index, member, url=self.name)
 
-    def fetch(self, samples: Sequence[int] | np.ndarray) -> list[Window]:
-        """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request."""
+    def fetch(self, samples: Sequence[int] | np.ndarray, *, again: bool = True) -> list[Window]:
+        """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request.
+
+        Without *again* nobody needs them again soon, and a cache need not keep them.
+        """
         index = self.index
         windows = []
         for begin, end in self._stretches(np.asarray(samples, np.int64)):
             low, stop = first_byte(index, begin), int(index.offset[end - 1]) + int(index.size[end - 1])
-            data = self.ranges.read(low, stop - low)
+            data = self.ranges.read_block(low, stop - low, again=again)
             self._check_size()
             windows.append(Window(self.name, index, begin, end, low, data, self._decide))
         return windows

@@ -71,6 +71,9 @@ class RemoteRanges(Ranges):
         return version.size
 
     def read(self, offset: int, size: int) -> bytes:
+        return self.read_block(offset, size, again=True)
+
+    def read_block(self, offset: int, size: int, *, again: bool) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
@@ -82,7 +85,7 @@ class RemoteRanges(Ranges):
         known = self._version
         if known is not None:
             fetch = partial(read_range, self._address, offset, offset + size, known)
-            return bytes(through_cache(self._address, offset, offset + size, known, lambda: fetch()[0]))
+            return bytes(through_cache(self._address, offset, offset + size, known, lambda: fetch()[0], again=again))
         data, version = read_range(self._address, offset, offset + size)
         self._keep(version)
         return data

@@ -29,6 +29,10 @@ class Ranges:
         """Return the *size* bytes at *offset*; raise OpenError where they cannot be read."""
         raise NotImplementedError
 
+    def read_block(self, offset: int, size: int, *, again: bool) -> bytes:
+        """Do what ``read`` does; without *again* nobody needs these bytes soon, and a cache need not keep them."""
+        return self.read(offset, size)
+
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""
 

@@ -443,9 +443,18 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
 
 
 def through_cache(
-    address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytes | bytearray]
+    address: Address,
+    begin: int,
+    end: int,
+    version: Version,
+    fetch: Callable[[], bytes | bytearray],
+    *,
+    again: bool = True,
 ) -> Any:
-    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them."""
+    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them.
+
+    *again* is as for ``BlockCache.take``.
+    """
     cache = BlockCache.of(address.location.remote)
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
@@ -453,7 +462,7 @@ def through_cache(
     if cache is None or validator is None or (query and validator != version.etag):  # of whichever file it is
         return fetch()
     block = Block(path, validator, version.size, begin, end - begin)
-    return cache.take(block, lambda: memoryview(fetch())).data
+    return cache.take(block, lambda: memoryview(fetch()), again=again).data
 
 
 def ask_for(address: Address, begin: int, end: int) -> Response:

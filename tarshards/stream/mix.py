@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +16,8 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import StateError, whole_number
-from tarshards.index.access import SampleReader
+from tarshards.index.access import Fan, SampleReader
+from tarshards.index.fetch import Places
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -208,6 +211,24 @@ class MixedShards(SampleReader):
         self.names = [name for part in parts.values() for name in part.names]
         self.counts = np.concatenate([part.counts for part in parts.values()])
         self.sizes = np.concatenate([part.sizes for part in parts.values()])
+
+    @contextmanager
+    def ahead(
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int
+    ) -> Iterator[MixedShards]:
+        def choose(number: int, places: Places) -> Places:
+            shards, samples = places
+            own = (shards >= self.starts[number]) & (shards < self.starts[number + 1])
+            return shards[own] - self.starts[number], samples[own]
+
+        fan = Fan(upcoming, len(self.parts), choose)
+        reader = copy.copy(self)
+        reader.parts = []
+        with ExitStack() as stack:
+            for number, (name, part) in enumerate(self.parts):
+                ahead = part.ahead(fan.places(number), block=block, reach=reach, processes=processes * len(self.parts))
+                reader.parts.append((name, stack.enter_context(ahead)))
+            yield reader
 
     def read(self, shard: int, sample: int) -> Sample:
         number = bisect_right(self.starts, shard) - 1

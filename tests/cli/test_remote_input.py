@@ -41,7 +41,7 @@ def test_with_a_cache_the_second_run_fetches_nothing(site, tmp_path):
     site.clear()
     assert run(*line).stdout == first.stdout
     assert site.bytes < 100
-    assert first.stdout == run("tarcat", *[path for path in sorted((tmp_path / "site").glob("*.tar"))]).stdout
+    assert first.stdout == run("tarcat", *sorted((tmp_path / "site").glob("*.tar"))).stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from range_server import Site, serving
 
-from tarshards import ArrayLoader, IndexedShards, Ledger, Remote, Stream, TarWriter, World, build_index, readers
+from tarshards import (
+    ArrayLoader,
+    IndexedShards,
+    Ledger,
+    Remote,
+    Stream,
+    TarWriter,
+    World,
+    build_index,
+    mix,
+    readers,
+)
 from tarshards.errors import OpenError
 from tarshards.index.fetch import BlockFetcher
 from tarshards.storage import transfer
@@ -192,3 +203,43 @@ def test_workers_with_a_cache_fetch_each_block_once(site, folder, tmp_path):
         sent += sum(1 for path, wanted in site.requests if path.endswith(".tar"))
     assert Counter(found) == Counter(f"{shard}-{i}" for shard in range(SHARDS) for i in range(SAMPLES))
     assert sent <= 1.05 * SHARDS * -(-SAMPLES // 16) + 4 * SHARDS
+
+
+def test_a_small_cache_holds_what_is_shuffled_together(site, folder, tmp_path):
+    options = {"index": True, "shuffle": True, "pool": 200, "block": 5}
+    remote = Remote(cache_dir=tmp_path / "cache", cache_bytes=1 << 24, ahead=1 << 16, connections=4)
+    data = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    local = list(Stream.from_shards(str(folder / "{0..3}.tar"), **options))
+    site.clear()
+    assert keys(Stream.from_shards(urls(site), remote=remote, **options)) == keys(local)
+    assert site.bytes <= 1.1 * data + 4 * (folder / "0.tar.index").stat().st_size
+
+
+def test_mixed_and_joined_shards_come_in_blocks_too(site, folder, write_labels):
+    def mixed(where: str) -> list[str]:
+        parts = {name: Stream.from_shards(f"{where}/{name}.tar", index=True, shuffle=True) for name in ("0", "1", "2")}
+        return keys(mix(parts, weights={"0": 2, "1": 1, "2": 1}))
+
+    assert mixed(site.url) == mixed(str(folder))
+    site.clear()
+    mixed(site.url)
+    assert site.asked(".tar") <= 3 * -(-SAMPLES // 16) + 10
+
+    def joined(where: str) -> list[tuple[str, bytes]]:
+        left = Stream.from_shards(f"{where}/{{0..3}}.tar", index=True, shuffle=True, fields="cls")
+        return [(each["__key__"], each["label"]) for each in left.join(f"{where}/labels-{{0..3}}.tar")]
+
+    assert joined(site.url) == joined(str(folder))
+
+
+@pytest.fixture
+def write_labels(folder):
+    for shard in range(SHARDS):
+        path = str(folder / f"labels-{shard}.tar")
+        with TarWriter(path) as writer:
+            for i in range(SAMPLES):
+                writer.write({"__key__": f"{shard}-{i}", "label": str(i)})
+        build_index(path).save(path)
+    yield
+    for path in folder.glob("labels-*"):
+        path.unlink()
