@@ -21,7 +21,20 @@ import suite
 from environments import all_peers
 
 HERE = Path(__file__).parent
-PROGRAMS = ("index", "dali", "check", "tools", "merge", "sort", "jobs", "shuffle", "planning", "start", "stages")
+PROGRAMS = (
+    "index",
+    "dali",
+    "check",
+    "tools",
+    "merge",
+    "sort",
+    "jobs",
+    "shuffle",
+    "planning",
+    "remote",
+    "start",
+    "stages",
+)
 TASKS = {task for task, _ in suite.PARTS}
 
 
