@@ -271,8 +271,11 @@ class OpenShards:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of all samples; every index is loaded for them."""
-        return [key for number in range(len(self.urls)) for key in self.index(number).keys]
+        """The keys of all samples; every index is loaded for them, several at once."""
+        locations = [self.location(number) for number in range(len(self.urls))]
+        numbers = {location: number for number, location in enumerate(locations)}
+        indexes = for_each_shard(lambda location: self.index(numbers[location]), locations)
+        return [key for index in indexes for key in index.keys]
 
     @cached_property
     def table(self) -> KeyTable:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
 import pytest
+from faulty_server import Answer, Server
+from faulty_server import serving as serving_answers
 from fsspec.implementations.memory import MemoryFileSystem
 from range_server import serving
 from with_torch import DataLoader, ShardDataset, Subset
@@ -333,3 +336,21 @@ def test_members_between_samples_and_long_names(tmp_path):
     build_index(url).save(url)
     assert list(IndexedShards(url)) == list(read_samples(url))
     assert Path(url).stat().st_size < 100_000
+
+
+def test_the_sidecars_of_remote_shards_are_loaded_several_at_once(tmp_path, make_shards, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    make_shards(4, index=True)
+    both = threading.Barrier(2, timeout=30)
+
+    class Pairs(Server):
+        """Answers no request for a sidecar before another one has come."""
+
+        def choose(self, method, path, headers, body):
+            if path.endswith(".index"):
+                both.wait()
+            return Answer(), (tmp_path / path.lstrip("/")).read_bytes()
+
+    with serving_answers(Pairs()) as server:
+        shards = IndexedShards(f"{server.url}/set.shards.json")
+        assert shards.keys == [f"{number:06d}" for number in range(12)]
