@@ -25,6 +25,7 @@ STATUSES = (
     "504 Gateway Timeout",
 )
 DATES = tuple(f"Sat, 21 Nov 2026 0{hour}:00:00 GMT" for hour in range(3))
+BUCKET = "/bucket"  # may be before the path, as S3's path-style URLs have it
 AGAIN = "/again"  # before the path of what a redirect leads to
 IN_A_ROW = 2  # faults of one place of a file, at most
 STALLS = 1  # in a schedule, at most: each costs a time-out
@@ -66,7 +67,7 @@ class UnreliableSite(Server):
             kind = "close"
         if kind:
             self.faults.append(kind)
-        name = path.removeprefix(AGAIN)
+        name = path.removeprefix(AGAIN).removeprefix(BUCKET)
         if method == "PUT":
             return self._stored(kind, name, path, int(headers.get("content-length", 0)), body, rng)
         if name not in self.files:
@@ -99,7 +100,7 @@ class UnreliableSite(Server):
             "longer": Answer(length=rng.randrange(1, 600), end="drop", **named),
             "shorter": Answer(length=-rng.randrange(1, 200), end="keep", **named),
             "unnamed": Answer(framing=framing, etag=None, cut=rng.choice([None, cut])),
-            "encoded": self._encoded(path, number, named),
+            "encoded": self._encoded(path.removeprefix(AGAIN).removeprefix(BUCKET), number, named),
             "whole": Answer(framing=framing, ranges=False, end=after, **named),
             "gone": Answer("404 Not Found", etag=None, body=b"not found", end=after),
             "page": Answer("200 OK", etag=None, body=b"<html>Please log in.</html>", end=after),
@@ -116,8 +117,8 @@ class UnreliableSite(Server):
             status, headers=(("Location", AGAIN + path),), etag=None, body=b"", end=rng.choice(["keep", "close"])
         )
 
-    def _encoded(self, path: str, number: int, named: dict[str, str]) -> Answer:
-        packed = gzip.compress(self.files[path.removeprefix(AGAIN)][number])
+    def _encoded(self, name: str, number: int, named: dict[str, str]) -> Answer:
+        packed = gzip.compress(self.files[name][number])
         return Answer(headers=(("Content-Encoding", "gzip"),), body=packed, end="keep", **named)
 
     def _stored(

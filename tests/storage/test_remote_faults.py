@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from faulty_server import serving
 from soak import SOAK
-from unreliable_site import PASSING, WRONG, UnreliableSite
+from unreliable_site import BUCKET, PASSING, WRONG, UnreliableSite
 
 from tarshards import ArrayLoader, IndexedShards, Ledger, ShardWriter, Stream, readers
 from tarshards.errors import TarshardsError
@@ -171,13 +172,18 @@ def test_a_schedule_of_faults(files, tmp_path, seed):
     goes_on, is_cached = rng.random() < 0.5, rng.random() < 0.5
     names = rng.choice(["set.shards.json", f"set-{{00..{SHARDS - 1:02d}}}.tar"])
     remote = replace(REMOTE, cache_dir=tmp_path) if is_cached else REMOTE
+    is_store = rng.random() < 0.25 and find_spec("s3fs") is not None
 
     def work() -> None:
+        folder, here = site.url, remote
+        if is_store:
+            options = {"key": "any", "secret": "any", "client_kwargs": {"endpoint_url": site.url}}
+            folder, here = f"s3:/{BUCKET}", replace(remote, storage_options=options)
         for _ in range(1 + is_cached):
             ledger = Ledger(max_errors=float("inf")) if goes_on else None
             delivered = Delivered()
             try:
-                for sample in reader(f"{site.url}/{names}", on_error=ledger, remote=remote):
+                for sample in reader(f"{folder}/{names}", on_error=ledger, remote=here):
                     delivered.take(sample)
             except TarshardsError as error:
                 delivered.errors.append(error)
