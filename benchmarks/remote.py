@@ -23,9 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import remote_peers
 from measure import machine, record
 from processes import cpu_seconds
+
+from tarshards.epoch.plan import block_size
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -128,8 +131,6 @@ def resident() -> tuple[int, int]:
 
 def work(name: str, url: str, options: dict[str, Any], remote: dict[str, Any]) -> None:
     """Do a work of ours in this process, and print what it took."""
-    import numpy  # noqa: F401
-
     from tarshards import ArrayLoader, IndexedShards, Remote, Stream, readers  # noqa: F401
     from tarshards.stream import sources  # noqa: F401
 
@@ -170,6 +171,15 @@ class Times:
 
 
 Work = Callable[[], dict[str, Any]]
+
+INTRODUCTION = [
+    f"nginx serves the shards over a link of packets of {RATE:.0f} MB/s and a buffer of 4 MB; a round trip takes 50 or "
+    "200 ms (`tests/rigs`); both ends, the link and the server share the cores. x is how many times as fast as curl in "
+    f"the same round, the median of {ROUNDS} rounds in which the works take turns; every round is a process of its own "
+    "and begins after the imports, with no connection. Seconds include opening the dataset. Requests, connections and "
+    "bytes are those in the server's log; the peak is of resident memory, above that after the imports, and with "
+    "`ahead=64MiB` may be 64 MiB and 100 MB.",
+]
 
 
 def ours(
@@ -292,7 +302,7 @@ def table(times: dict[str, Times], base: str, data: int, least: dict[str, float]
         cells = [f"{median(ratios):.2f}", f"{ratios[0]:.2f} .. {ratios[-1]:.2f}", ""]
         if name in least:
             short = "" if median(ratios) >= least[name] else "**short**, "
-            cells[2] = f"{short}{least[name]:g}"
+            cells[2] = f"{short}{least[name]:.2g}"
         cells += [f"{data / 1e6 / median(taken.seconds):.1f}", f"{median(taken.cpu) / data * 1e9:.1f}"]
         cells += [f"{median(each):.0f}" for each in (taken.requests, taken.connections)] if taken.requests else ["", ""]
         cells += [f"{median(taken.bytes) / data:.2f}"] if taken.bytes else [""]
@@ -341,7 +351,10 @@ def through(site: Site) -> list[str]:
         if not times[f"s3://, {name}"].failure and not times[name].failure:
             pairs = zip(times[name].seconds, times[f"s3://, {name}"].seconds)
             lines.append(f"s3:// is {median(http / s3 for http, s3 in pairs):.2f} x http ({name}); at least 0.95.")
-    return [*lines, ""]
+    counts = np.full(SETS["large"][0], SETS["large"][1])
+    sizes = np.array([(ROOT / shard).stat().st_size for shard in shards_of("large")])
+    blocks = int((-(-counts // block_size(counts, sizes))).sum())
+    return [*lines, f"The plan has {blocks} blocks; at most 1.05 requests each.", ""]
 
 
 def farther(site: Site) -> list[str]:
@@ -469,6 +482,17 @@ def peers(site: Site) -> list[str]:
     return lines
 
 
+def behind(lines: list[str]) -> list[str]:
+    """Return a line that names the rows which fall short of what is required."""
+    short, title = [], ""
+    for line in lines:
+        if line.startswith("**"):
+            title = line.strip("*")
+        elif "**short**" in line:
+            short.append(f"{title}: {line.split('|')[1].strip()} ({line.split('|')[2].strip()})")
+    return ["Behind what is required: " + ("; ".join(short) or "nothing") + ".", ""]
+
+
 def main() -> None:
     missing = [name for name in needs if not programs.is_installed(name)]
     if missing:
@@ -476,7 +500,7 @@ def main() -> None:
         return
     for name in SETS:
         make(name)
-    lines = [machine("tarshards", "numpy"), "", *__doc__.split("\n", 1)[1].strip().split("\n"), ""]
+    lines: list[str] = []
     with network(50) as (_, site):
         for part in (through, encrypted, small_samples, few_samples, opening, later_epochs, peers):
             begun = time.monotonic()
@@ -484,7 +508,7 @@ def main() -> None:
             print(f"{part.__name__}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     with network(200) as (_, site):
         lines += farther(site) + beginning(site, 0.2)
-    record("Remote", lines[:-1])
+    record("Remote", [machine("tarshards", "numpy"), "", *INTRODUCTION, "", *behind(lines), *lines[:-1]])
 
 
 if __name__ == "__main__":
