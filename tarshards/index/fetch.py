@@ -175,7 +175,7 @@ class BlockFetcher:
         """Ask for the next blocks, as far as the budget allows."""
         while self._queue and self._under_way < self._most and not self._is_closed:
             block = self._queue[0]
-            if block.future is None:
+            if block.future is None and block.left:  # another thread may have needed it sooner, and read all of it
                 size = self._size(block)
                 if self._bytes and self._bytes + size > self._budget:
                     return

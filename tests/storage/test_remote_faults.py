@@ -89,9 +89,9 @@ def shuffled(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
     yield from Stream.from_shards(urls, index=True, shuffle=True, seed=3, block=4, **options)
 
 
-def arrays(urls: str, **options: Any) -> Iterator[dict[str, Any]]:
+def arrays(urls: str, threads: int = 2, **options: Any) -> Iterator[dict[str, Any]]:
     stream = Stream.from_shards(urls, index=True, shuffle=True, block=4, **options)
-    loader = ArrayLoader(stream, 7, fields={"bin": readers.bytes_(), "txt": readers.bytes_()}, threads=2)
+    loader = ArrayLoader(stream, 7, fields={"bin": readers.bytes_(), "txt": readers.bytes_()}, threads=threads)
     for batch in loader:
         for key, data, text in zip(batch["__key__"], batch["bin"], batch["txt"]):
             yield {"__key__": key, "bin": bytes(data), "txt": bytes(text)}
@@ -171,7 +171,7 @@ def test_a_schedule_of_faults(files, tmp_path, seed):
     site.kinds = rng.choice([PASSING, PASSING + WRONG])
     goes_on, is_cached = rng.random() < 0.5, rng.random() < 0.5
     names = rng.choice(["set.shards.json", f"set-{{00..{SHARDS - 1:02d}}}.tar"])
-    remote = replace(REMOTE, cache_dir=tmp_path) if is_cached else REMOTE
+    remote = replace(REMOTE, cache_dir=tmp_path if is_cached else None, ahead=rng.choice([None, 1, 100_000]))
     is_store = rng.random() < 0.25 and find_spec("s3fs") is not None
 
     def work() -> None:
@@ -236,6 +236,22 @@ def test_blocks_that_come_at_once(files, monkeypatch):
     with serving(site):
         watched(work)
     check(delivered, None, site, is_planned=True)
+
+
+@pytest.mark.parametrize("ahead", [1, 20_000, 400_000])
+def test_threads_that_read_faster_than_memory_allows(files, ahead):
+    """A thread may need a block before those that were to be fetched first."""
+    site = UnreliableSite(files=files)
+
+    def work() -> None:
+        for _ in range(5):
+            delivered = Delivered()
+            for sample in arrays(f"{site.url}/set.shards.json", remote=replace(REMOTE, ahead=ahead), threads=6):
+                delivered.take(sample)
+            check(delivered, None, site, is_planned=True)
+
+    with serving(site):
+        watched(work)
 
 
 @pytest.mark.parametrize("reader", [planned, shuffled, arrays, at_random])
