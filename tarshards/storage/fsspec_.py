@@ -22,7 +22,8 @@ from tarshards.storage.connections import Origin
 from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.streams import InputStream, OutputStream, errno_of, spooled
+from tarshards.storage.remote import Remote
+from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
 from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience
 
 #: The extra of tarshards that installs the store of a scheme.
@@ -38,6 +39,9 @@ VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 
 #: Stores whose objects are read by URLs that they sign, and for how many seconds such a URL is valid.
 SIGNING, EXPIRY = {"s3", "s3a"}, 3600
+
+#: Stores whose packages repeat requests as they see fit, which would multiply with our repetitions.
+PATIENT = {"gs", "gcs"}
 
 #: What the errors of stores are called, or are subclasses of, where no whole answer came.
 UNANSWERED = {"ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError"}
@@ -55,11 +59,13 @@ class Store(Transport):
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
         if mode == "rb":
             return StoreInput(location) if self.address(location) is None else ReadAhead([location]).open(0)
-        if location.scheme in BUCKETS:
-            from tarshards.storage.uploads import upload
-
-            return upload(location)
         store, path = find_store(location)
+        if location.scheme in BUCKETS:
+            from tarshards.storage.uploads import GsUpload, S3Upload, upload
+
+            kind = S3Upload if location.scheme in SIGNING else GsUpload
+            if kind.is_possible(store):
+                return upload(kind(location, store, path))
         return spooled(location.name, lambda file: Requests(location).attempt(lambda: store.put_file(file.name, path)))
 
     def open_whole(self, location: Location, **_: Any) -> InputStream:
@@ -72,12 +78,9 @@ class Store(Transport):
 
     def glob(self, location: Location) -> list[Location]:
         store, path = find_store(location)
-        try:
-            if store.exists(path):
-                return [location]
-            found = sorted(store.glob(path))
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
+        if Requests(location).attempt(lambda: store.exists(path)):
+            return [location]
+        found = sorted(Requests(location).attempt(lambda: store.glob(path)))
         first, stem, rest = location.url.partition(path.lstrip("/"))
         urls = [first + match.lstrip("/") + rest for match in found]
         return [Location(url, location.remote) for url in urls] if stem else [location]
@@ -87,30 +90,29 @@ class Store(Transport):
 
     def size(self, location: Location) -> int | None:
         store, path = find_store(location)
-        try:
-            size = find_info(store, path).get("size")
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
+        size = Requests(location).attempt(lambda: find_info(store, path)).get("size")
         return None if size is None else int(size)
 
     def remove(self, location: Location) -> None:
         store, path = find_store(location)
         try:
-            store.rm_file(path)
-        except FileNotFoundError:
-            pass
-        except Exception as exc:
-            raise failed(exc, location) from location.safe(exc)
+            Requests(location).attempt(lambda: store.rm_file(path))
+        except OpenError as error:
+            if not is_missing(error):
+                raise
 
 
 TRANSPORT = Store()
 
 
 class SignedAddress(Address):
-    """Where an object is asked for: a URL that its store has signed, and signs again before it expires."""
+    """Where an object is asked for: a URL that its store has signed, and signs again before it expires.
 
-    def __init__(self, location: Location):
-        self.location, self.name = location, location.name
+    *operation* says what else than reading the URL allows, in the words of botocore.
+    """
+
+    def __init__(self, location: Location, **operation: Any):
+        self.location, self.name, self._operation = location, location.name, operation
         self._lock = Lock()
         self._signed, self._until = "", 0.0
 
@@ -141,7 +143,7 @@ class SignedAddress(Address):
     def _sign(self) -> None:
         store, path = find_store(self.location)  # which a forked process makes anew
         try:
-            self._signed = store.sign(path, expiration=EXPIRY)
+            self._signed = store.sign(path, expiration=EXPIRY, **self._operation)
         except NotImplementedError:
             raise
         except Exception as exc:
@@ -165,8 +167,12 @@ def find_store(location: Location) -> tuple[Any, str]:
     try:
         import fsspec
 
-        options = {links[-1].scheme or "file": dict(location.remote.storage_options or {})}
-        store, path = fsspec.core.url_to_fs("::".join(map(_address, links)), **options)
+        options = dict(location.remote.storage_options or {})
+        if location.scheme in SIGNING and hasattr(fsspec.get_filesystem_class(location.scheme), "call_s3"):
+            options["config_kwargs"] = _patient_config(location.remote, options)
+        store, path = fsspec.core.url_to_fs("::".join(map(_address, links)), **{links[-1].scheme or "file": options})
+        if "config_kwargs" in options:
+            store.retries = 1
     except ImportError as exc:
         scheme, extra = next(((link.scheme, EXTRAS[link.scheme]) for link in links if link.scheme in EXTRAS), ("", ""))
         need = f"pip install 'tarshards[{extra}]'" if extra else str(exc)
@@ -181,6 +187,18 @@ def find_store(location: Location) -> tuple[Any, str]:
             raise OpenError(reason, url=location.name) from location.safe(exc)
         raise failed(exc, location) from location.safe(exc)
     return store, path
+
+
+def _patient_config(remote: Remote, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what botocore is made with: it asks once, and waits as *remote* says; `Requests` asks again.
+
+    It signs URLs by version 4, which all stores know; for some regions it would choose version 2.
+    """
+    import fsspec
+
+    given = options.get("config_kwargs") or fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    ours = {"connect_timeout": remote.timeout, "read_timeout": remote.timeout, "signature_version": "s3v4"}
+    return {**ours, "max_pool_connections": remote.connections, "retries": {"total_max_attempts": 1}, **given}
 
 
 def _address(link: Location) -> str:
@@ -272,7 +290,7 @@ class Requests:
             try:
                 return action()
             except Exception as exc:
-                if may_pass(exc):
+                if self.location.scheme not in PATIENT and may_pass(exc):
                     raise ConnectionError(self.location.words(exc)) from self.location.safe(exc)
                 raise failed(exc, self.location) from self.location.safe(exc)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +88,29 @@ def test_tools_write_what_they_write_locally(place, tmp_path, tool):
     assert place.files() == before
     run(tool, *line.format("", place.url).split(), "--overwrite")
     assert place.files().keys() == before.keys()
+
+
+@pytest.mark.interop
+def test_a_tool_that_is_ended_removes_its_parts(s3, tmp_path):
+    """SIGTERM, which schedulers send; the parts that were stored would be paid for."""
+    with TarWriter(str(tmp_path / "in.tar")) as writer:
+        for i in range(40):
+            writer.write({"__key__": f"{i:02d}", "bin": bytes(500_000)})
+    code = """
+from tarshards.cli import tarcat
+from tarshards.storage import uploads
+uploads.PART = 5 << 20
+tarcat.main.main(["-o", "s3://bucket/out.tar"])
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as tool:
+        tool.stdin.write((tmp_path / "in.tar").read_bytes()[:15_000_000])
+        tool.stdin.flush()
+        while s3.asked("PUT", "partNumber") < 2 and tool.poll() is None:
+            time.sleep(0.01)
+        tool.terminate()
+        assert tool.wait(60) == 143
+    assert (s3.objects(), s3.uploads()) == ({}, [])
+    assert s3.asked("DELETE", "uploadId") == 1
 
 
 @pytest.mark.parametrize("tool", REMOTE)
