@@ -168,10 +168,11 @@ def find_store(location: Location) -> tuple[Any, str]:
         import fsspec
 
         options = dict(location.remote.storage_options or {})
-        if location.scheme in SIGNING and hasattr(fsspec.get_filesystem_class(location.scheme), "call_s3"):
-            options["config_kwargs"] = _patient_config(location.remote, options)
+        is_s3fs = location.scheme in SIGNING and hasattr(fsspec.get_filesystem_class(location.scheme), "call_s3")
+        if is_s3fs:
+            options = _s3_options(location.remote, {**fsspec.config.conf.get("s3", {}), **options})
         store, path = fsspec.core.url_to_fs("::".join(map(_address, links)), **{links[-1].scheme or "file": options})
-        if "config_kwargs" in options:
+        if is_s3fs:
             store.retries = 1
     except ImportError as exc:
         scheme, extra = next(((link.scheme, EXTRAS[link.scheme]) for link in links if link.scheme in EXTRAS), ("", ""))
@@ -189,16 +190,18 @@ def find_store(location: Location) -> tuple[Any, str]:
     return store, path
 
 
-def _patient_config(remote: Remote, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what botocore is made with: it asks once, and waits as *remote* says; `Requests` asks again.
+def _s3_options(remote: Remote, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what s3fs is made with: it asks once, and waits as *remote* says; `Requests` asks again.
 
-    It signs URLs by version 4, which all stores know; for some regions it would choose version 2.
+    It signs URLs by version 4, which all stores know. That is for a region, which it asks for where none is named.
     """
-    import fsspec
-
-    given = options.get("config_kwargs") or fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-    ours = {"connect_timeout": remote.timeout, "read_timeout": remote.timeout, "signature_version": "s3v4"}
-    return {**ours, "max_pool_connections": remote.connections, "retries": {"total_max_attempts": 1}, **given}
+    waits = {"connect_timeout": remote.timeout, "read_timeout": remote.timeout, "retries": {"total_max_attempts": 1}}
+    config = {**waits, "max_pool_connections": remote.connections, "signature_version": "s3v4"}
+    return {
+        "cache_regions": "AWS_DEFAULT_REGION" not in os.environ,
+        **given,
+        "config_kwargs": {**config, **given.get("config_kwargs", {})},
+    }
 
 
 def _address(link: Location) -> str:

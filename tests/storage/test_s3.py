@@ -168,3 +168,20 @@ def test_storage_options_make_the_store(s3, monkeypatch, prefix):
     if not prefix:
         found.remove()
         assert s3.objects() == {}
+
+
+def test_urls_are_signed_for_the_region_of_the_bucket(s3, monkeypatch):
+    """A store that an option names knows its region by itself; that of AWS refuses what is signed for another."""
+    monkeypatch.delitem(fsspec.config.conf, "s3")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    s3.client.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    options = {"key": "me", "secret": "s3cret"}
+    url, _ = Location.of("s3://far/a.tar", Remote(storage_options=options)).address().target
+    assert "%2Feu-west-1%2Fs3%2Faws4_request" in url
+    with Location.of("s3://far/a.tar", Remote(storage_options=options)).open("wb") as stream:
+        stream.write(DATA)
+    assert Location.of("s3://far/a.tar", Remote(storage_options=options)).read() == DATA
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    url, _ = Location.of("s3://far/a.tar", Remote(storage_options=options)).address().target
+    assert "%2Fus-west-2%2Fs3%2Faws4_request" in url
