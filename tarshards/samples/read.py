@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, flag, shortened
+from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, UrlError, flag, shortened
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import (
     DUPLICATE_FIELD,
@@ -19,7 +19,6 @@ from tarshards.samples.keys import (
     split_name,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -78,9 +77,20 @@ def read_in_turn(
 
     The memory for that is shared with as many *processes* on this host.
     """
-    locations = [Location.of(shard.url, remote) for shard in shards]
-    for shard, location in zip(shards, opened_ahead(locations, processes)):
+    locations: Iterable[Location] = [Location.of(shard.url, remote) for shard in shards]
+    if any(map(_is_remote, locations)):
+        from tarshards.storage.ahead import opened_ahead
+
+        locations = opened_ahead(list(locations), processes)
+    for shard, location in zip(shards, locations):
         yield from read(shard, location=location)
+
+
+def _is_remote(location: Location) -> bool:
+    try:
+        return location.is_remote
+    except UrlError:  # raised again when it is opened
+        return False
 
 
 def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule) -> None:

@@ -284,9 +284,6 @@ def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[
 
     As many *processes* on this host share the memory for that.
     """
-    if not any(location.is_remote for location in locations):
-        yield from locations
-        return
     reader = ReadAhead(locations, processes)
     try:
         for number, location in enumerate(locations):
