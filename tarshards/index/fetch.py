@@ -124,9 +124,10 @@ class BlockFetcher:
 
     def _own(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
         """Return the error of a sample whose block could not be fetched."""
-        if not isinstance(error, OpenError) or error.key is not None:
+        index = self._shards.loaded(shard)
+        if not isinstance(error, OpenError) or error.key is not None or index is None:
             return error
-        key = self._shards.index(shard).keys[sample]
+        key = index.keys[sample]
         return OpenError(error.reason, url=error.url, offset=error.offset, key=key, errno=error.errno)
 
     def _find(self, shard: int, sample: int) -> _Block | None:

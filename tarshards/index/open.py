@@ -231,6 +231,10 @@ class OpenShards:
                 self._hold(number, index)
             return index
 
+    def loaded(self, number: int) -> Index | None:
+        """Return the index of a shard if it is held."""
+        return self._indexes.get(number)
+
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
 
