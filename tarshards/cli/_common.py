@@ -534,6 +534,9 @@ shuffle_option = click.option(
     "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
 )
 allow_pipe_option = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
+cache_bytes_option = click.option(
+    "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
+)
 where_option = click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
 rekey_option = click.option(
     "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
@@ -624,8 +627,8 @@ def reads_samples(
         click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."),
         click.option("--connections", type=click.IntRange(1), metavar="N", help="Requests at once.  [default: 32]"),
         click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for what is fetched ahead."),
-        click.option("--cache-dir", type=FOLDER, metavar="DIR", help="Keep remote shards that were read in DIR."),
-        click.option("--cache-bytes", type=Size(), metavar="SIZE", help="Most that DIR holds."),
+        click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep what was fetched in FOLDER."),
+        cache_bytes_option,
         *([allow_empty_option] if may_be_empty else []),
         quiet_option,
         click.option("--verbose", is_flag=True, help="Say more on stderr."),

@@ -9,9 +9,9 @@ import click
 
 from tarshards.cli._common import (
     FOLDER,
-    Size,
     Verbs,
     all_specs,
+    cache_bytes_option,
     list_option,
     named_shards,
     quiet_option,
@@ -116,9 +116,7 @@ def verify(folder: str) -> None:
 @folder_argument
 @shards_argument
 @list_option
-@click.option(
-    "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
-)
+@cache_bytes_option
 @quiet_option
 def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_bytes: int | None, quiet: bool) -> None:
     """Fetch all blocks of remote SHARDS that are not yet in the cache; make FOLDER if it does not exist."""
