@@ -52,7 +52,8 @@ def is_installed(name: str) -> bool:
     if name == COMPILER:
         return find("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
     if name == TUN:
-        return os.geteuid() == 0 and os.access("/dev/net/tun", os.R_OK | os.W_OK)
+        may = os.geteuid() == 0 and os.access("/dev/net/tun", os.R_OK | os.W_OK) and find("unshare") is not None
+        return may and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
     if name == WEBDAV:
         return find("nginx") is not None and WEBDAV_MODULE.exists()
     if name == "GNU tar":
