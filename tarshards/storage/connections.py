@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
+SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
 DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
 #: What names proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
@@ -215,6 +216,7 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
+        self._swept = 0.0
 
     def take(self, key: Any) -> http.client.HTTPConnection | None:
         """Return an idle connection on which nothing has come, None if there is none."""
@@ -224,18 +226,29 @@ class _Pool:
                 if not idle:
                     return None
                 since, connection = idle.pop()
-            if monotonic() - since < IDLE and connection.sock is not None and not _is_readable(connection.sock):
+            if self._is_alive(since, connection):
                 return connection
             connection.close()
 
     def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection, and from time to time close those of all origins that cannot be used again."""
+        now, dead = monotonic(), []
         with self._lock:
-            idle = self._idle.setdefault(key, [])
-            old = [pair for pair in idle if monotonic() - pair[0] >= IDLE]
-            del idle[: len(old)]
-            idle.append((monotonic(), connection))
-        for _, stale in old:
+            if now - self._swept > SWEEP:
+                self._swept = now
+                for other, idle in list(self._idle.items()):
+                    alive = [pair for pair in idle if self._is_alive(*pair)]
+                    dead += [pair for pair in idle if pair not in alive]
+                    self._idle[other] = alive
+                    if not alive:
+                        del self._idle[other]
+            self._idle.setdefault(key, []).append((now, connection))
+        for _, stale in dead:
             stale.close()
+
+    @staticmethod
+    def _is_alive(since: float, connection: http.client.HTTPConnection) -> bool:
+        return monotonic() - since < IDLE and connection.sock is not None and not _is_readable(connection.sock)
 
     def close(self) -> None:
         """Close what is idle."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from itertools import islice
 
 import pytest
 from leaving_out import fail_on_fives, nothing
+from leftovers import wait_until
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
@@ -22,6 +24,13 @@ INDEXED = pytest.mark.parametrize("index", [True, False])
 
 def odd(sample) -> bool:
     return int(sample["cls"]) % 2 == 1
+
+
+def note(path, sample):
+    """Make *path* longer by a byte for each sample that comes here."""
+    with path.open("ab") as file:
+        file.write(b".")
+    return sample
 
 
 def counts(ledger: Ledger) -> tuple[int, int, int, int, int]:
@@ -65,12 +74,15 @@ def test_an_epoch_of_a_shard_loader(urls, workers, index):
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
-def test_a_shard_loader_that_is_left_delivered_what_its_loop_got(urls, workers, persistent, steps):
-    loader = ShardLoader(
-        dataset(urls).filter(odd).map(fail_on_fives), 8, num_workers=workers, persistent_workers=persistent
-    )
+def test_a_shard_loader_that_is_left_delivered_what_its_loop_got(urls, workers, persistent, steps, tmp_path):
+    made = tmp_path / "made"
+    made.touch()
+    samples = dataset(urls).filter(odd).map(fail_on_fives).map(partial(note, made))
+    loader = ShardLoader(samples, 8, num_workers=workers, persistent_workers=persistent)
     iterator = iter(loader)
     got = taken(islice(iterator, steps))
+    if workers == 3 and steps == 1:
+        wait_until(lambda: made.stat().st_size > 16)
     del iterator
     gc.collect()
     expected = got
