@@ -5,9 +5,9 @@ Read in this order:
 - ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
-- ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
 - ``headers``: members taken from mapped shards after their headers were compared with the index (``_headers.c``)
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
+- ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
 - ``places``, ``column``: the fields of mapped shards as such bytes, and as one array
