@@ -51,6 +51,14 @@ def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
         report.outcome, report.longrepr = "failed", f"{item.nodeid}: skipped in CI: {report.longrepr[2]}"
 
 
+@pytest.fixture(autouse=True)
+def _no_idle_connections():
+    """Close what is kept alive of a test's servers, whose threads would wait for it."""
+    yield
+    if connections := sys.modules.get("tarshards.storage.connections"):
+        connections._pool(os.getpid()).close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield

@@ -12,11 +12,11 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.parallel import ProcessLock
 from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.connections import Origin
 from tarshards.storage.http import RemoteRanges
@@ -113,7 +113,7 @@ class SignedAddress(Address):
 
     def __init__(self, location: Location, **operation: Any):
         self.location, self.name, self._operation = location, location.name, operation
-        self._lock = Lock()
+        self._lock = ProcessLock()
         self._signed, self._until = "", 0.0
 
     @classmethod
@@ -366,7 +366,7 @@ class StoreRanges(Ranges):
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
         self._version: tuple[Any, ...] | None = None
-        self._lock, self._is_begun = Lock(), False
+        self._lock, self._is_begun = ProcessLock(), False
         self._open()
 
     def _open(self) -> None:

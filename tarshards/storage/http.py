@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any
 
 from tarshards.errors import OpenError
+from tarshards.parallel import ProcessLock
 from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
@@ -61,7 +61,7 @@ class RemoteRanges(Ranges):
     def __init__(self, address: Address, size: int | None = None):
         self._address, self.name = address, address.name
         self._head = b""
-        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._lock, self._asking = ProcessLock(), ProcessLock()
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 
