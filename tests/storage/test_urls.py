@@ -214,10 +214,10 @@ def test_manifests(here):
         Shard("http://h/w"),
     )
     expected = [
-        ("d/x-[1].tar", 7, 1024, False),
-        ("d/../y.tar", None, None, False),
-        ("/z.tar", None, None, True),
-        ("http://h/w", None, None, False),
+        ("d/x-[1].tar", 7, 1024, False, False),
+        ("d/../y.tar", None, None, False, False),
+        ("/z.tar", None, None, True, False),
+        ("http://h/w", None, None, False, False),
     ]
     assert expand_shards("d/a.shards.json") == expected
     assert expand_urls("d/a.shards.json") == [url for url, *_ in expected]
