@@ -426,7 +426,7 @@ def opening(site: Site) -> list[str]:
 
 
 def beginning(site: Site, seconds: float) -> list[str]:
-    """The first batch, in round trips of so many *seconds*."""
+    """The first batch, in round trips of *seconds* each."""
     rows = ["| | s | round trips, connecting among them | requests |", "|---|---|---|---|"]
     for name, (shards, _, size) in SETS.items():
         label = f"{shards} shards of {size:,} B samples"

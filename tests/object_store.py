@@ -1,4 +1,4 @@
-"""moto's S3 on 127.0.0.1, each request of which a test may look at, delay, answer or reset first."""
+"""moto's S3 on 127.0.0.1; a test may look at each request, delay it, answer it or reset it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server of several files, each answer of which may be at fault, as a seeded schedule says."""
+"""A web server of several files, whose answers may be at fault, as a seeded schedule says."""
 
 from __future__ import annotations
 

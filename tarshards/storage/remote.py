@@ -12,7 +12,7 @@ from tarshards.errors import whole_number
 PIECE = 1 << 22  # bytes of one request where a file is read forwards
 LEAST_AHEAD = 1 << 24  # bytes, where the memory that is available is unknown or short
 LEAST_CACHE = 1 << 24  # bytes: less holds too few blocks to be of use
-PART = 4  # of the memory that is available, one in so many bytes is used for what is fetched ahead
+PART = 4  # the memory that is available, divided by this, may hold what is fetched ahead
 
 
 @dataclass(frozen=True)

@@ -459,7 +459,7 @@ def through_cache(
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
     validator = version.validator
-    if cache is None or validator is None or (query and validator != version.etag):  # of whichever file it is
+    if cache is None or validator is None or (query and validator != version.etag):  # others may have it too
         return fetch()
     block = Block(path, validator, version.size, begin, end - begin)
     return cache.take(block, lambda: memoryview(fetch()), again=again).data
