@@ -108,6 +108,14 @@ class _File:
         return self.location.address()
 
     @property
+    def has_address(self) -> bool:
+        """Whether it is asked for by HTTP, as far as can be told without opening it."""
+        try:
+            return self.address is not None
+        except TarshardsError:  # raised again when it is opened
+            return False
+
+    @property
     def is_asked(self) -> bool:
         """Whether nothing more is to be asked for now."""
         if self.version is None:
@@ -127,9 +135,13 @@ class ReadAhead:
         self._most = min(remote.budget(processes), remote.connections * PIECE)
         self._window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
         self._held = 0
-        self._first = 0  # the first file of which there is more to ask for
+        self._first = 0  # the first file that is not asked for as a whole
         self._is_paused = False  # while a server sends whole files
         self._threads = fetching_threads(remote.connections)
+
+    def opens(self, number: int) -> bool:
+        """Return whether a file is one that ``open`` can open."""
+        return self._files[number].has_address
 
     def open(self, number: int) -> InputStream:
         """Return the stream of a file; those before it are read no more."""
@@ -202,18 +214,14 @@ class ReadAhead:
 
     def _ask(self, file: _File) -> None:
         """Ask for the next piece of *file*."""
-        try:
-            address = file.address
-        except TarshardsError:  # raised again when it is opened
-            address = None
-        if address is None:
+        if not file.has_address or file.address is None:
             file.is_piecewise = False
             return
         end = file.asked + (PIECE if file.is_cached else max(LEAST, min(PIECE, self._window // 4)))
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))
         file.asked = piece.end
         self._held += piece.size
-        piece.future = self._threads.submit(piece.fetch, file, address)
+        piece.future = self._threads.submit(piece.fetch, file, file.address)
         file.pieces.append(piece)
 
     def close(self) -> None:
@@ -287,13 +295,6 @@ def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[
     reader = ReadAhead(locations, processes)
     try:
         for number, location in enumerate(locations):
-            yield location.opened_by(partial(reader.open, number)) if _has_address(location) else location
+            yield location.opened_by(partial(reader.open, number)) if reader.opens(number) else location
     finally:
         reader.close()
-
-
-def _has_address(location: Location) -> bool:
-    try:
-        return location.address() is not None
-    except TarshardsError:  # raised again when it is opened
-        return False
