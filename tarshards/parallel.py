@@ -338,13 +338,14 @@ class _Process:
     """A process and the pipe to it."""
 
     # A forked process has copies of the pipes of those before it: one after the other, the last is free of them.
-    _beginning = Lock()
+    # Starting a process also asks how every other ended, and only the first to ask is told: no start during a join.
+    _one_at_a_time = Lock()
 
     def __init__(self, shared: Any) -> None:
         import multiprocessing
 
         context: Any = multiprocessing.get_context()
-        with self._beginning:
+        with self._one_at_a_time:
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
             self._process.start()
@@ -360,9 +361,9 @@ class _Process:
             error, result, traceback = self._pipe.recv()
         except (EOFError, OSError) as broken:
             self.dead = True
-            self._process.join()
-            end = ending(self._process.exitcode)
-            if self._imports and self._process.exitcode == 1:
+            status = self._join()
+            end = ending(status)
+            if self._imports and status == 1:
                 end += ' before its first result; a script must start processes below `if __name__ == "__main__":`'
             raise OpError(f"its process {end}") from broken
         self._imports = False
@@ -377,7 +378,12 @@ class _Process:
         with suppress(OSError):
             self._pipe.send(None)
         self._pipe.close()
-        self._process.join()
+        self._join()
+
+    def _join(self) -> Any:
+        with self._one_at_a_time:
+            self._process.join()
+            return self._process.exitcode
 
 
 def call_shared(item: Any) -> Any:
