@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tarshards.errors import OpenError, TarshardsError, visible
-from tarshards.index.window import Window
+from tarshards.index.window import Window, is_compiled
 from tarshards.samples.keys import Sample
 from tarshards.storage.ahead import fetching_threads
 from tarshards.storage.cache import BlockCache
@@ -45,7 +46,7 @@ class _Block:
         self.samples: list[np.ndarray] = []
         self.left = 0
         self.size = 0  # bytes, about
-        self.wanted: set[int] = set()
+        self.wanted: set[int] | range = set()
         self.future: Future[list[Window]] | None = None
 
     def add(self, samples: np.ndarray) -> None:
@@ -57,9 +58,10 @@ class BlockFetcher:
     """Reads samples whose blocks are fetched ahead, as *upcoming* says which will be read; threads may share it.
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
-    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Where the blocks
-    that are used by turns need more, they are held in the cache; without one, each sample is asked for by itself, which
-    a warning says. If the reader *is_alone* on this host, the cache drops what it will not use again.
+    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Blocks that a cache
+    has on its disk are mapped, and count as none. Where those that are used by turns need more than *budget*, the cache
+    keeps space for them; without one, or where it is too small, each sample is asked for by itself, which a warning
+    says. If the reader *is_alone* on this host, the cache drops what was kept for it after its use.
     """
 
     def __init__(
@@ -77,17 +79,15 @@ class BlockFetcher:
         cache = BlockCache.of(shards.remote)
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
-        self._uses: Counter[int] | None = None  # of each stored block, those that are known and not yet asked for
-        self._stored = units if cache is not None else None  # what a request brings, whatever is used of it
+        self._drops = False
         if block is not None and block > 1:
-            by_turns = reach * float(np.average(mean, weights=np.maximum(shards.counts, 1)))
+            by_turns = int(reach * float(np.average(mean, weights=np.maximum(shards.counts, 1))))
             if by_turns > budget:
-                units = np.ones_like(units)
-                if cache is not None:
-                    cache.reserve(int(by_turns))
-                    self._uses = Counter[int]() if is_alone else None
-                else:
+                self._drops = is_alone
+                if cache is None or not is_compiled or cache.reserve(by_turns) < by_turns:
+                    units, cache = np.ones_like(units), None
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
+        self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
         self._mean, self._unit = mean, units
         self._reach, self._budget = reach, budget
         remote = shards.remote
@@ -150,8 +150,6 @@ class BlockFetcher:
 
     def _note(self, shards: np.ndarray, samples: np.ndarray) -> None:
         self._scanned += len(shards)
-        if self._uses is not None and self._stored is not None:
-            self._uses.update((shards << 32 | samples // self._stored[shards]).tolist())
         keys = shards << 32 | samples // self._unit[shards]
         order = np.argsort(keys, kind="stable")
         keys, samples = keys[order], samples[order]
@@ -163,7 +161,7 @@ class BlockFetcher:
             blocks = self._blocks.setdefault(key, [])
             part = samples[begin:end]
             known = blocks[-1] if blocks else None
-            if known is not None and known.future is not None and known.wanted.issuperset(part.tolist()):
+            if known is not None and known.future is not None and all(map(known.wanted.__contains__, part.tolist())):
                 known.left += len(part)
                 continue
             if known is None or known.future is not None:
@@ -184,43 +182,40 @@ class BlockFetcher:
             self._queue.popleft()
 
     def _size(self, block: _Block) -> int:
-        shard = block.shard
-        samples = min(block.left, self._unit[shard]) if self._stored is None else self._stored[shard]
-        return int(samples * self._mean[shard])
+        unit = int(self._unit[block.shard])
+        return int((unit if self._is_whole else min(block.left, unit)) * self._mean[block.shard])
 
     def _submit(self, block: _Block) -> None:
         block.size = self._size(block)
         samples = np.unique(np.concatenate(block.samples))
-        block.wanted = set(samples.tolist())
+        if self._is_whole:
+            samples = self._all_samples(block)
+            block.wanted = range(int(samples[0]), int(samples[-1]) + 1)
+        else:
+            block.wanted = set(samples.tolist())
         block.samples.clear()
         self._bytes += block.size
         self._under_way += 1
         # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
-        block.future = self._threads.submit(self._fetch, block.shard, samples, self._is_used_again(block, samples))
+        block.future = self._threads.submit(self._fetch, block, samples)
 
-    def _is_used_again(self, block: _Block, samples: np.ndarray) -> bool:
-        """Return whether others of the stored block will be asked for, as far as that is known."""
-        if self._uses is None or self._stored is None:
-            return True
-        stored = block.shard << 32 | int(samples[0]) // int(self._stored[block.shard])
-        self._uses[stored] -= block.left
-        if self._uses[stored] > 0:
-            return True
-        del self._uses[stored]
-        return False
+    def _all_samples(self, block: _Block) -> np.ndarray:
+        unit = int(self._unit[block.shard])
+        begin = (block.key & (1 << 32) - 1) * unit
+        return np.arange(begin, min(begin + unit, int(self._shards.counts[block.shard])))
 
-    def _fetch(self, shard: int, samples: np.ndarray, again: bool) -> list[Window]:
+    def _fetch(self, block: _Block, samples: np.ndarray) -> list[Window]:
+        windows: list[Window] = []
         try:
-            if self._is_closed:
-                return []
-            if self._stored is not None:
-                unit = int(self._stored[shard])
-                begin = int(samples[0]) // unit * unit
-                samples = np.arange(begin, min(begin + unit, int(self._shards.counts[shard])))
-            return self._shards.use(shard).fetch(samples, again=again)
+            if not self._is_closed:
+                windows = self._shards.use(block.shard).fetch(samples)
+            return windows
         finally:
             with self._lock:
                 self._under_way -= 1
+                if windows and all(window.is_mapped for window in windows):
+                    self._bytes -= block.size
+                    block.size = 0
                 self._fill()
 
     def _release(self, block: _Block) -> None:
@@ -229,7 +224,13 @@ class BlockFetcher:
         if not blocks:
             del self._blocks[block.key]
         self._bytes -= block.size
-        block.future = None
+        block.size, block.future = 0, None
+        if self._drops and self._is_whole and not blocks:
+            self._threads.submit(self._drop, block)
+
+    def _drop(self, block: _Block) -> None:
+        with suppress(TarshardsError):  # told when it is read
+            self._shards.use(block.shard).drop(self._all_samples(block))
 
     def close(self) -> None:
         """Fetch no more."""

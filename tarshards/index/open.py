@@ -97,8 +97,8 @@ class OpenShard:
     def _take(self, result: Sample, sample: int, windows: Sequence[Window]) -> Sample:
         begin, end = self.index.first[sample], self.index.first[sample + 1]
         for window in windows:
-            if window.begin < end and window.end > begin:
-                window.fill(result, self._fields, sample)
+            if window.begin < end and window.end > begin and not window.fill(result, self._fields, sample):
+                return self._take(result, sample, self.fetch([sample], mapped=False))
         return result
 
     def take(self, member: int) -> bytes:
@@ -137,21 +137,33 @@ class OpenShard:
     def _decide(self, member: int) -> None:
         check_header(self.ranges.read, self.index, member, url=self.name)
 
-    def fetch(self, samples: Sequence[int] | np.ndarray, *, again: bool = True) -> list[Window]:
+    def fetch(self, samples: Sequence[int] | np.ndarray, *, mapped: bool = True) -> list[Window]:
         """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request.
 
-        Without *again* nobody needs them again soon, and a cache need not keep them.
+        What a cache has on its disk is *mapped*.
         """
-        index = self.index
         windows = []
-        for begin, end in self._stretches(np.asarray(samples, np.int64)):
-            low, stop = first_byte(index, begin), int(index.offset[end - 1]) + int(index.size[end - 1])
-            data = self.ranges.read_block(low, stop - low, again=again)
+        for begin, end, low, size in self._stretches(np.asarray(samples, np.int64)):
+            data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
             self._check_size()
-            windows.append(Window(self.name, index, begin, end, low, data, self._decide))
+            windows.append(Window(self.name, self.index, begin, end, low, data, self._decide))
         return windows
 
-    def _stretches(self, samples: np.ndarray) -> list[tuple[int, int]]:
+    def drop(self, samples: Sequence[int] | np.ndarray) -> None:
+        """Let a cache remove the members of *samples*, fetched together before, if it keeps them for this use only."""
+        for _, _, low, size in self._stretches(np.asarray(samples, np.int64)):
+            self.ranges.drop(low, size)
+
+    def _stretches(self, samples: np.ndarray) -> list[tuple[int, int, int, int]]:
+        """Return what is requested for *samples*: the begin and end of members, the first byte, and how many."""
+        offset, size = self.index.offset, self.index.size
+        stretches = []
+        for begin, end in self._members_of(samples):
+            low = first_byte(self.index, begin)
+            stretches.append((begin, end, low, int(offset[end - 1]) + int(size[end - 1]) - low))
+        return stretches
+
+    def _members_of(self, samples: np.ndarray) -> list[tuple[int, int]]:
         """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
         first = self.index.first
         is_whole = None not in self._fields

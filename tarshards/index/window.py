@@ -10,19 +10,26 @@ import numpy as np
 from tarshards.errors import ShardIndexError
 from tarshards.index.headers import MappedMembers, check_header
 from tarshards.index.sidecar import Index
+from tarshards.storage.cache import MappedBlock
 from tarshards.tar.read import BLOCK
+
+is_compiled = not MappedMembers.__module__.endswith("_py")  # else each mapped file would stay open
 
 
 class Window:
     """The members from *begin* to *end* of the shard *name*, whose bytes from offset *low* on are *data*.
 
-    *decide* is called for a member whose headers may begin before the window; it raises where they differ.
+    These are in memory, or mapped. *decide* is called for a member whose headers may begin before the window; it raises
+    where they differ.
     """
 
     def __init__(
-        self, name: str, index: Index, begin: int, end: int, low: int, data: bytes, decide: Callable[[int], object]
+        self, name: str, index: Index, begin: int, end: int, low: int, data: Any, decide: Callable[[int], object]
     ):
-        self.begin, self.end, self.low, self.data = begin, end, low, data
+        self.begin, self.end, self.low = begin, end, low
+        self._mapped = data if isinstance(data, MappedBlock) else None
+        self._buffer: Any = data if self._mapped is None else self._mapped.mapping
+        self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
         self._name, self._index, self._decide = name, index, decide
         has_before = begin > 0 and int(index.offset[begin - 1]) - BLOCK >= low
         self._base = begin - has_before  # the first member of the table
@@ -31,21 +38,36 @@ class Window:
         self._sample = int(sample[0])
         count = int(sample[-1]) - self._sample + 1
         self._members = MappedMembers(
-            _Bytes(data) if MappedMembers.__module__.endswith("_py") else data,
+            self._buffer if is_compiled or self.is_mapped else _Bytes(data),
             index.keys[self._sample : self._sample + count],
             index.fields,
             np.searchsorted(sample, np.arange(self._sample, self._sample + count + 1)).astype("<i8"),
             (sample - self._sample).astype("<u4"),
             np.ascontiguousarray(index.field[self._base : end]),
-            (index.offset[self._base : end] - np.uint64(low)).astype("<u8"),
+            (index.offset[self._base : end].astype(np.int64) - self._zero).astype("<u8"),
             np.ascontiguousarray(index.size[self._base : end]),
         )
 
-    def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> None:
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its data take no memory."""
+        return self._mapped is not None
+
+    def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.
 
-        Raises ShardIndexError for a member whose headers differ from the index.
+        Returns whether they are right: False where what is mapped was removed, or written to, meanwhile. Raises
+        ShardIndexError for a member whose headers differ from the index.
         """
+        try:
+            self._fill(result, names, sample)
+        except (OSError, ShardIndexError):
+            if self._mapped is None or self._mapped.is_whole():
+                raise
+            return False
+        return self._mapped is None or self._mapped.is_whole()
+
+    def _fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> None:
         settled = 0
         if not self._is_begun and self._index.sample[self.begin] == sample:
             if names[self._index.field[self.begin]] is not None:
@@ -71,7 +93,11 @@ class Window:
 
     def _cut(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset* of the shard."""
-        return bytes(self.data[offset - self.low : offset - self.low + size])
+        if self._mapped is None:
+            return bytes(self._buffer[offset - self._zero : offset - self._zero + size])
+        size = min(size, len(self._buffer) - (offset - self._zero))
+        data: bytes = self._buffer.read(offset - self._zero, size)
+        return data
 
 
 class _Bytes:

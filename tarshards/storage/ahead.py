@@ -21,6 +21,7 @@ from tarshards.storage.transfer import (
     Version,
     WholeTransfer,
     begin_transfer,
+    large_request,
     through_cache,
 )
 
@@ -63,22 +64,22 @@ class _Piece:
         return self._download(file, address)
 
     def _download(self, file: _File, address: Address) -> bytearray:
-        if file.version is None:
-            transfer = begin_transfer(address, self.end, lambda: self.is_dropped)
-            if isinstance(transfer, WholeTransfer):
+        with large_request(address, self.size):
+            if file.version is None:
+                transfer = begin_transfer(address, self.end, lambda: self.is_dropped)
+                if isinstance(transfer, WholeTransfer):
+                    transfer.close()
+                    raise _NoRangesError
+                file.version = transfer.version
+            else:
+                transfer = RangeTransfer(address, self.begin, self.end, file.version)
+            self._transfer = transfer
+            buffer = bytearray(transfer.end - self.begin)
+            try:
+                if not self.is_dropped:
+                    transfer.fill(memoryview(buffer))
+            finally:
                 transfer.close()
-                raise _NoRangesError
-            file.version = transfer.version
-        else:
-            transfer = RangeTransfer(address, self.begin, self.end, file.version)
-        self._transfer = transfer
-        if self.is_dropped:
-            transfer.drop()
-        buffer = bytearray(transfer.end - self.begin)
-        try:
-            transfer.fill(memoryview(buffer))
-        finally:
-            transfer.close()
         return buffer
 
     def drop(self) -> None:
@@ -132,7 +133,7 @@ class ReadAhead:
     def __init__(self, locations: Sequence[Location], processes: int = 1):
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
-        self._most = min(remote.budget(processes), remote.connections * PIECE)
+        self._most = min(remote.budget(processes), 2 * remote.connections * PIECE)
         self._window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
         self._held = 0
         self._first = 0  # the first file that is not asked for as a whole

@@ -24,6 +24,8 @@ DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection ca
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
 BLOCK = 1 << 18  # bytes of a body that are sent at a time
+WAKE = 1 << 15  # bytes of a body that are awaited at once; of more the kernel would keep its receive window small
+FAR = 0.1  # seconds to the beginning of an answer
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -49,19 +51,45 @@ class Response:
     def __init__(self, key: Any, connection: http.client.HTTPConnection, response: http.client.HTTPResponse):
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
         self._key, self._connection, self._response = key, connection, response
+        self._rest: bytes | None = None  # what came together with the headers and is not read yet
+        self._awaited = 1
 
     @property
     def length(self) -> int | None:
         """The bytes of the body that have not been read; None where the server does not say."""
-        return self._response.length
+        left = self._response.length
+        return None if left is None else left + len(self._rest or b"")
 
     def peek(self) -> bytes:
         """Return some bytes of the body without reading them; none at its end."""
-        return self._response.peek(1)
+        return self._rest or self._response.peek(1)
 
     def read(self, size: int) -> bytes:
         """Return at least one byte of the body and at most *size*, none at its end."""
+        if self._rest is None:
+            self._rest = self._response.read1(WAKE)
+        if self._rest:
+            data, self._rest = self._rest[:size], self._rest[size:]
+            return data
+        if self._response.length:
+            self._await(min(size, self._response.length, WAKE))
         return self._response.read1(size)
+
+    def _await(self, size: int) -> None:
+        """Wait until *size* bytes are there, so that a thread is not woken for every packet."""
+        connection = self._connection
+        if type(connection.sock) is not socket.socket:  # encrypted ones may hold back the end of what came
+            return
+        self._wake_at(size)
+        if size > 1 and not _is_readable(connection.sock, connection.timeout):
+            self._wake_at(1)  # for a server so slow that its few bytes are progress
+            if not _is_readable(connection.sock):
+                raise TimeoutError("timed out")
+
+    def _wake_at(self, size: int) -> None:
+        if size != self._awaited and self._connection.sock is not None:
+            self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._awaited = size
 
     def close(self) -> None:
         connection, response = self._connection, self._response
@@ -72,6 +100,8 @@ class Response:
                 whole = response.isclosed()
         response.close()
         if whole and not response.will_close and connection.sock is not None:
+            with suppress(OSError):
+                self._wake_at(1)
             _pool(os.getpid()).put(self._key, connection)
         else:
             connection.close()
@@ -120,7 +150,9 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
                 if body is None or connection.sock is None or isinstance(error, TimeoutError):
                     raise
                 is_whole = False  # and what the server says of it may be there
+            sent = monotonic()
             response = connection.getresponse()
+            pool.answered(key, monotonic() - sent)
             if not is_whole:
                 response.will_close = True
                 if response.status < 300:
@@ -134,6 +166,12 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         except BaseException:
             connection.close()
             raise
+
+
+def is_far(url: str) -> bool:
+    """Whether answers of the server of *url* begin late, as far as this process knows."""
+    origin = Origin.of(url)
+    return _pool(os.getpid()).soonest.get((origin, _proxy_of(origin)), 0.0) > FAR
 
 
 class _AnsweredEarly(Exception):
@@ -216,7 +254,13 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
+        self.soonest: dict[Any, float] = {}  # seconds in which an answer began
         self._swept = 0.0
+
+    def answered(self, key: Any, seconds: float) -> None:
+        """Note how soon an answer began."""
+        if seconds < self.soonest.get(key, seconds + 1):
+            self.soonest[key] = seconds
 
     def take(self, key: Any) -> http.client.HTTPConnection | None:
         """Return an idle connection on which nothing has come, None if there is none."""
@@ -259,11 +303,11 @@ class _Pool:
             connection.close()
 
 
-def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection has something to read: its end, or an answer to no request."""
+def _is_readable(sock: socket.socket, seconds: float | None = 0) -> bool:
+    """Whether a connection has something to read within *seconds*, its end among that; None is any time."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
 @cache

@@ -11,7 +11,16 @@ from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, Address, Patience, Version, begin_transfer, read_range, through_cache
+from tarshards.storage.transfer import (
+    CHANGED,
+    Address,
+    Patience,
+    Version,
+    begin_transfer,
+    cached_block,
+    read_range,
+    through_cache,
+)
 
 HEAD = 1024  # bytes of the beginning that come with the size
 
@@ -60,7 +69,7 @@ class RemoteRanges(Ranges):
 
     def __init__(self, address: Address, size: int | None = None):
         self._address, self.name = address, address.name
-        self._head = b""
+        self._head: bytes | bytearray = b""
         self._lock, self._asking = ProcessLock(), ProcessLock()
         self._version: Version | None = None
         self.size = self._open() if size is None else size
@@ -71,9 +80,12 @@ class RemoteRanges(Ranges):
         return version.size
 
     def read(self, offset: int, size: int) -> bytes:
-        return self.read_block(offset, size, again=True)
+        return bytes(self._read(offset, size, mapped=False))
 
-    def read_block(self, offset: int, size: int, *, again: bool) -> bytes:
+    def hold(self, offset: int, size: int) -> Any:
+        return self._read(offset, size, mapped=True)
+
+    def _read(self, offset: int, size: int, *, mapped: bool) -> Any:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
@@ -85,10 +97,16 @@ class RemoteRanges(Ranges):
         known = self._version
         if known is not None:
             fetch = partial(read_range, self._address, offset, offset + size, known)
-            return bytes(through_cache(self._address, offset, offset + size, known, lambda: fetch()[0], again=again))
+            return through_cache(self._address, offset, offset + size, known, lambda: fetch()[0], mapped=mapped)
         data, version = read_range(self._address, offset, offset + size)
         self._keep(version)
         return data
+
+    def drop(self, offset: int, size: int) -> None:
+        if self._version is not None:
+            cached = cached_block(self._address, offset, offset + size, self._version)
+            if cached is not None:
+                cached[0].drop(cached[1])
 
     def _keep(self, version: Version) -> None:
         """Let all that is read be of *version*, whose size may be another than was known."""

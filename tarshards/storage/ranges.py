@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from typing import Any, Self
 
 from tarshards.errors import OpenError
 from tarshards.storage.streams import failure
@@ -29,9 +29,12 @@ class Ranges:
         """Return the *size* bytes at *offset*; raise OpenError where they cannot be read."""
         raise NotImplementedError
 
-    def read_block(self, offset: int, size: int, *, again: bool) -> bytes:
-        """Do what ``read`` does; without *again* nobody needs these bytes soon, and a cache need not keep them."""
+    def hold(self, offset: int, size: int) -> Any:
+        """Return the *size* bytes at *offset*, as a ``MappedBlock`` where a cache has them on its disk."""
         return self.read(offset, size)
+
+    def drop(self, offset: int, size: int) -> None:
+        """Say that what was held is not needed again soon, so that a cache need not keep it."""
 
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from tarshards.errors import whole_number
 
-PIECE = 1 << 22  # bytes of one request where a file is read forwards
+PIECE = 1 << 21  # bytes of one request where a file is read forwards
 LEAST_AHEAD = 1 << 24  # bytes, where the memory that is available is unknown or short
 LEAST_CACHE = 1 << 24  # bytes: less holds too few blocks to be of use
 PART = 4  # the memory that is available, divided by this, may hold what is fetched ahead

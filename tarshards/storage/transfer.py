@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import http.client
+import os
 import random
 import re
 import socket
 import ssl
 import string
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from functools import cache
 from time import sleep, time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
@@ -29,6 +33,7 @@ PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 REDIRECTS = 10  # at most, for one request
 AT_ONCE = 1 << 18  # bytes
+LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -426,20 +431,58 @@ def begin_transfer(
     return patience.attempt(begin)
 
 
-def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytes, Version]:
+def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:
     """Return the bytes from *begin* to *end*, or to the end of the file, and the version that they are of.
 
     Raises OpenError if that is not *version*, or the server supports no ranges.
     """
     transfer = RangeTransfer(address, begin, end, version)
-    try:
-        transfer.open()
-        buffer = bytearray(transfer.end - begin)
-        transfer.fill(memoryview(buffer))
-    finally:
-        transfer.close()
+    with large_request(address, end - begin):
+        try:
+            transfer.open()
+            buffer = bytearray(transfer.end - begin)
+            transfer.fill(memoryview(buffer))
+        finally:
+            transfer.close()
     assert transfer.version is not None
-    return bytes(buffer), transfer.version
+    return buffer, transfer.version
+
+
+@contextmanager
+def large_request(address: Address, size: int) -> Iterator[None]:
+    """Wait until a request for *size* bytes may be sent, and count it while it is under way.
+
+    Large ones to a server that answers soon use half of the connections: so many fill the line, and more than that
+    overflow its buffers. Where answers begin late, and for small requests, all connections are needed.
+    """
+    remote = address.location.remote
+    if size < LARGE or connections.is_far(address.target[0]):
+        yield
+        return
+    under_way = _large_requests(os.getpid())
+    with under_way.changed:
+        under_way.changed.wait_for(lambda: under_way.count < max(1, remote.connections // 2))
+        under_way.count += 1
+    try:
+        yield
+    finally:
+        with under_way.changed:
+            under_way.count -= 1
+            under_way.changed.notify()
+
+
+class _LargeRequests:
+    """The large requests of a process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.changed = threading.Condition()
+
+
+@cache
+def _large_requests(process: int) -> _LargeRequests:
+    """Those of one process; a forked process has its own."""
+    return _LargeRequests()
 
 
 def through_cache(
@@ -449,20 +492,28 @@ def through_cache(
     version: Version,
     fetch: Callable[[], bytes | bytearray],
     *,
-    again: bool = True,
+    mapped: bool = False,
 ) -> Any:
     """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them.
 
-    *again* is as for ``BlockCache.take``.
+    With *mapped* those that the cache has on its disk are a ``MappedBlock``.
     """
+    cached = cached_block(address, begin, end, version)
+    if cached is None:
+        return fetch()
+    cache, block = cached
+    return cache.hold(block, fetch) if mapped else cache.take(block, fetch)
+
+
+def cached_block(address: Address, begin: int, end: int, version: Version) -> tuple[BlockCache, Block] | None:
+    """Return the cache and the block in it of these bytes; None where they are not cached."""
     cache = BlockCache.of(address.location.remote)
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
     validator = version.validator
     if cache is None or validator is None or (query and validator != version.etag):  # others may have it too
-        return fetch()
-    block = Block(path, validator, version.size, begin, end - begin)
-    return cache.take(block, lambda: memoryview(fetch()), again=again).data
+        return None
+    return cache, Block(path, validator, version.size, begin, end - begin)
 
 
 def ask_for(address: Address, begin: int, end: int) -> Response:

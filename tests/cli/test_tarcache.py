@@ -77,7 +77,7 @@ def test_a_damaged_block_is_removed_and_fetched_again(cache, shell, tmp_path):
     assert cache.folder.read_counts()["pinned"] == 3 * 8192
     assert shell("tarcache verify cache").stdout == "3 blocks, 0 damaged\n"
     for number in range(4):
-        assert cache.take(block_of(number), lambda n=number: data_of(block_of(n))).data == data_of(block_of(number))
+        assert cache.take(block_of(number), lambda n=number: data_of(block_of(n))) == data_of(block_of(number))
     assert shell("tarcache verify cache").stdout == "7 blocks, 0 damaged\n"
 
 

@@ -25,7 +25,7 @@ from soak import SOAK
 
 from tarshards.errors import OpenError
 from tarshards.storage import cache as module
-from tarshards.storage.cache import Block, BlockCache, CacheFolder, name_of, taken
+from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock, name_of, taken
 from tarshards.storage.remote import LEAST_CACHE, Remote
 
 HERE = Path(__file__).parent
@@ -68,10 +68,10 @@ class Fetches:
 
         return fetch
 
-    def take(self, cache: BlockCache, block: Block, **options) -> bool:
+    def take(self, cache: BlockCache, block: Block) -> bool:
         """Take a block, check it, and return whether it was fetched."""
         before = len(self.blocks)
-        assert cache.take(block, self.of(block), **options).data == data_of(block)
+        assert cache.take(block, self.of(block)) == data_of(block)
         return len(self.blocks) > before
 
 
@@ -204,13 +204,12 @@ def test_spooled_blocks_go_after_their_last_use(tmp_path, fetches):
     for block in pinned + spooled:
         assert not fetches.take(cache, block)
     for left, block in zip((3, 2, 1, 0), spooled):
-        assert not fetches.take(cache, block, again=False)
+        assert not fetches.take(cache, block)
+        cache.drop(block)
         assert len(files(tmp_path, "spool/*.block")) == left
     for block in pinned:
-        assert not fetches.take(cache, block, again=False), "pinned blocks stay for the next epoch"
-        assert not fetches.take(cache, block)
-    assert fetches.take(cache, make_block(300), again=False)
-    assert files(tmp_path, "spool/*.block") == [], "a block that nobody needs again is not spooled"
+        cache.drop(block)
+        assert not fetches.take(cache, block), "pinned blocks stay for the next epoch"
     check_counts(tmp_path, LEAST_CACHE)
 
 
@@ -290,7 +289,7 @@ def test_threads_that_ask_for_a_block_at_once_share_one_fetch(tmp_path, fetches,
         futures = [executor.submit(cache.take, block, fetch) for _ in range(8)]
         wait_until(lambda: calls and len(cache._flights[name_of(block.key)].done._cond._waiters) == 7)
         asked.set()
-        assert all(future.result().data == data_of(block) for future in futures)
+        assert all(future.result() == data_of(block) for future in futures)
     assert len(calls) == 1
 
 
@@ -308,7 +307,7 @@ def test_another_thread_goes_on_where_a_fetch_fails(tmp_path, fetches):
         second = executor.submit(cache.take, block, fetches.of(block))
         wait_until(second.running)
         failing.set()
-        assert second.result(60).data == data_of(block)
+        assert second.result(60) == data_of(block)
         with pytest.raises(OpenError, match="no answer"):
             first.result(60)
     check_counts(tmp_path, LEAST_CACHE)
@@ -331,7 +330,7 @@ def test_nobody_waits_for_a_block_that_will_not_be_stored(tmp_path, fetches):
         assert begun.wait(60)
         assert executor.submit(fetches.take, other, block).result(60)
         fetching.set()
-        assert first.result(60).data == data_of(block)
+        assert first.result(60) == data_of(block)
     other._leave()
 
 
@@ -526,7 +525,7 @@ def test_another_process_waits_for_the_one_that_fetches(tmp_path, holder):
         taking = executor.submit(cache.take, make_block(0), never)
         wait_until(lambda: waits_for_a_lock(part))
         process.stdin.close()
-        assert taking.result(60).data == data_of(make_block(0))
+        assert taking.result(60) == data_of(make_block(0))
     assert process.wait(60) == 0
 
 
@@ -549,8 +548,7 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
             signal.alarm(90)  # no test leaves a process that waits for ever
             code = 1
             with suppress(BaseException):
-                fine = held.data == data_of(make_block(0))
-                held.release()
+                fine = held == data_of(make_block(0))
                 mine = Fetches()
                 fine = fine and open_cache(tmp_path) is cache and not mine.take(cache, make_block(0))
                 fine = fine and mine.take(cache, make_block(2)) and not mine.take(cache, make_block(2))
@@ -559,12 +557,33 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
             os._exit(code)
         wait_until(lambda: (tmp_path / "parts").exists() and path_of(tmp_path, make_block(2)).exists())
         fetching.set()
-        assert taking.result(60).data == data_of(make_block(1))
+        assert taking.result(60) == data_of(make_block(1))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert held.data == data_of(make_block(0))
+    assert held == data_of(make_block(0))
     assert not fetches.take(cache, make_block(2))
     open_again(tmp_path)
     check_counts(tmp_path, LEAST_CACHE)
+
+
+def test_a_mapped_block(tmp_path, fetches):
+    """It is mapped as soon as it is stored, and is no longer whole once its file is written to, or gone."""
+    cache, block = open_cache(tmp_path), make_block(0)
+    held = cache.hold(block, fetches.of(block))
+    assert isinstance(held, MappedBlock)
+    assert held.mapping.read(held.start, block.length) == data_of(block)
+    assert held.is_whole()
+    with open(path_of(tmp_path, block), "r+b") as file:
+        file.seek(held.start + 7)
+        file.write(b"?")
+    assert not held.is_whole()
+    again = cache.hold(block, fetches.of(block))
+    assert len(fetches.blocks) == 2
+    assert again.mapping.read(again.start, block.length) == data_of(block)
+    path_of(tmp_path, block).unlink()
+    assert not again.is_whole()
+    for number in range(1, 2 * HELD):
+        last = cache.hold(make_block(number), fetches.of(make_block(number)))
+    assert last == data_of(make_block(2 * HELD - 1)), "in memory where the budget is full"
 
 
 def test_two_processes_with_different_budgets(tmp_path, workers, fetches):
