@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.window import Window, is_compiled
 from tarshards.samples.keys import Sample
+from tarshards.storage import traffic
 from tarshards.storage.ahead import fetching_threads
 from tarshards.storage.cache import BlockCache
 
@@ -111,7 +112,8 @@ class BlockFetcher:
         if block is None or block.future is None:
             return self._shards.use(shard).read(sample)
         try:
-            windows = block.future.result()
+            with nullcontext() if block.future.done() else traffic.waiting():
+                windows = block.future.result()
             return self._shards.use(shard).read(sample, windows)
         except TarshardsError as error:
             raise self._own(error, shard, sample) from error

@@ -8,12 +8,15 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.monitor import Monitor
+from tarshards.storage import traffic
 from tarshards.stream.sources import VERSION, check_order, check_state
 
 if TYPE_CHECKING:
@@ -201,6 +204,9 @@ class ResumableLoader:
 
     passes: Passes
 
+    #: Where the time of the current iteration goes, or of the last one.
+    monitor = Monitor()
+
     #: What accelerate looks for: ``prepare`` leaves the loader as it is, and ``save_state`` saves its state.
     _is_accelerate_prepared = use_stateful_dataloader = True
     #: Whether the last batch has been delivered, by which accelerate knows that gradients are to be applied.
@@ -216,10 +222,17 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Any]:
         this = self.passes.begin()
         self.end_of_dataloader = False
+        self.monitor = monitor = Monitor()
+        asked, before = perf_counter(), traffic.so_far()
         with _known_to_accelerate(self), closing(self.make_batches(this)) as batches:
             for batch, is_last in self.passes.deliver(this, batches):
+                taken, now = perf_counter(), traffic.so_far()
+                monitor.waited += taken - asked
+                monitor.traffic += now - before
                 self.end_of_dataloader = is_last
                 yield batch
+                asked, before = perf_counter(), now
+                monitor.consumed += asked - taken
 
     @cached_property
     def sampler(self) -> Any:

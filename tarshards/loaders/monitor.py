@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from tarshards.storage import traffic
+from tarshards.storage.traffic import Traffic
 
 BUSY = 0.8  # the part of the time from which on the consumer is the limit
+
+
+class Work(NamedTuple):
+    """What a batch took to make, with the traffic meanwhile."""
+
+    seconds: float
+    traffic: Traffic
+
+
+class Stopwatch:
+    """Measures the work of this process, one batch after the other; its threads fetch in between, too."""
+
+    def __init__(self) -> None:
+        self._before = traffic.so_far()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to work on a batch."""
+        self._begun = perf_counter()
+
+    def take(self) -> Work:
+        """Return the time since the beginning, and the traffic since the last call."""
+        before, self._before = self._before, traffic.so_far()
+        return Work(perf_counter() - self._begun, self._before - before)
 
 
 @dataclass
@@ -12,8 +41,9 @@ class Monitor:
     """Where a loader spent its time since the iteration began, up to the last batch taken; all times in seconds.
 
     *waited*: the consumer for batches; *consumed*: between taking one and asking for the next. *reading* and
-    *decoding* are those of all *threads* together; what a mapped shard has not in memory yet is read while decoding.
-    *samples* and *bytes* (of their fields, as stored) were delivered.
+    *decoding* are those of all *threads*, or workers, together; what a mapped shard has not in memory yet is read while
+    decoding. *samples* were delivered, and *bytes* of their fields, as stored: only an ArrayLoader counts these.
+    *traffic* is that with web servers and stores: of the workers, or of all threads of this process.
 
     >>> print(Monitor(threads=2, waited=0.1, consumed=0.9, reading=0.1, decoding=0.5, samples=1000, bytes=10**6))
     1,000 samples/s, 1.0 MB/s; waited 10% for the loader, its threads 70% for the consumer; the limit is consuming
@@ -26,6 +56,12 @@ class Monitor:
     decoding: float = 0.0
     samples: int = 0
     bytes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def add(self, work: Work) -> None:
+        """Count the work of a thread or worker that reads and decodes by turns: it reads while it waits."""
+        self.reading += work.traffic.waited
+        self.decoding += work.seconds - work.traffic.waited
 
     @property
     def seconds(self) -> float:
@@ -47,15 +83,22 @@ class Monitor:
 
     @property
     def limit(self) -> str:
-        """What would have to be faster: "consuming", "reading" or "decoding"."""
+        """What would have to be faster: "consuming", "network" (reading from it), "reading" or "decoding"."""
         if self.consumed >= BUSY * self.seconds:
             return "consuming"
-        return "reading" if self.reading > self.decoding else "decoding"
+        if self.reading <= self.decoding:
+            return "decoding"
+        return "network" if self.traffic.waited >= self.reading / 2 else "reading"
 
     def __str__(self) -> str:
         seconds = self.seconds or 1.0
-        return (
-            f"{self.samples_per_second:,.0f} samples/s, {self.bytes_per_second / 1e6:,.1f} MB/s; "
+        rates = [f"{self.samples_per_second:,.0f} samples/s"]
+        rates += [f"{self.bytes_per_second / 1e6:,.1f} MB/s"] if self.bytes else []
+        words = [
+            ", ".join(rates),
             f"waited {self.waited / seconds:.0%} for the loader, "
-            f"its threads {self.idle / seconds / self.threads:.0%} for the consumer; the limit is {self.limit}"
-        )
+            f"its threads {self.idle / seconds / self.threads:.0%} for the consumer",
+        ]
+        if self.traffic.requests or self.traffic.cache_hits:
+            words.append(str(self.traffic))
+        return "; ".join([*words, f"the limit is {self.limit}"])

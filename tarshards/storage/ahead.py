@@ -11,6 +11,7 @@ from typing import Any
 
 from tarshards.errors import TarshardsError
 from tarshards.parallel import DaemonThreads
+from tarshards.storage import traffic
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
 from tarshards.storage.streams import InputStream
@@ -181,7 +182,8 @@ class ReadAhead:
                 return None
             self._ask(file)  # even where pieces of the files after it use the whole budget
         piece = file.pieces[0]
-        data = piece.future.result()
+        with traffic.waiting():
+            data = piece.future.result()
         file.pieces.popleft()
         return data, piece.size
 

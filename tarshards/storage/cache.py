@@ -48,6 +48,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tarshards.errors import OpenError, visible
+from tarshards.storage import traffic
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
@@ -495,6 +496,7 @@ class BlockCache:
         while True:
             found = self._stored(name, key, block.length, mapped)
             if found is not None:
+                traffic.count("cache_hits")
                 return found
             with self._mutex:
                 flight = self._flights.get(name)
@@ -625,7 +627,9 @@ class BlockCache:
             if mapped and (found := self._mapped(name, key, length, kind)) is not None:
                 return found
             if (data := self._read(name, key, length, kind)) is not None:
-                return mapped and self._mapped(name, key, length, kind) or data  # now its checksum is known to be right
+                return (
+                    mapped and self._mapped(name, key, length, kind)
+                ) or data  # now its checksum is known to be right
         return None
 
     def _mapped(self, name: str, key: bytes, length: int, kind: str) -> MappedBlock | None:

@@ -17,6 +17,8 @@ from time import monotonic
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+from tarshards.storage import traffic
+
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
 SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
 DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
@@ -68,12 +70,15 @@ class Response:
         """Return at least one byte of the body and at most *size*, none at its end."""
         if self._rest is None:
             self._rest = self._response.read1(WAKE)
+            traffic.count("bytes", len(self._rest))
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
             return data
         if self._response.length:
             self._await(min(size, self._response.length, WAKE))
-        return self._response.read1(size)
+        data = self._response.read1(size)
+        traffic.count("bytes", len(data))
+        return data
 
     def _await(self, size: int) -> None:
         """Wait until *size* bytes are there, so that a thread is not woken for every packet."""
@@ -151,6 +156,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
                     raise
                 is_whole = False  # and what the server says of it may be there
             sent = monotonic()
+            traffic.count("requests")
             response = connection.getresponse()
             pool.answered(key, monotonic() - sent)
             if not is_whole:

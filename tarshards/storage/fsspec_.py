@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import ProcessLock
+from tarshards.storage import traffic
 from tarshards.storage.ahead import ReadAhead, WholeInput
 from tarshards.storage.connections import Origin
 from tarshards.storage.http import RemoteRanges
@@ -245,7 +246,10 @@ class Opened:
 
     def fetch(self, start: int, end: int) -> Any:
         """Return the bytes from *start* to *end*; raise if they are of another version."""
-        return self.check(self.store.cat_file(self.path, start=start, end=end))
+        traffic.count("requests")
+        data = self.check(self.store.cat_file(self.path, start=start, end=end))
+        traffic.count("bytes", len(data))
+        return data
 
     def check(self, data: Any = b"") -> Any:
         """Return *data*, which was read before, if the file is still of this version."""

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import TICK
-from tarshards.storage import connections
+from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
@@ -200,6 +200,7 @@ class Patience:
                 self.failures += 1
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
                     raise self._failure(error, offset()) from self.location.safe(error)
+                traffic.count("retries")
                 pause = PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
                 self._wait(min(max(pause, _retry_after(error)), LONGEST_PAUSE))
             else:

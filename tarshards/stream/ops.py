@@ -32,6 +32,8 @@ from tarshards.samples.fields import (
 )
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, OnError, error_handler
+from tarshards.storage import traffic
+from tarshards.storage.traffic import Traffic
 from tarshards.stream.collate import collate
 from tarshards.stream.op import op
 
@@ -441,16 +443,20 @@ def progress(
 
 
 class Rate(NamedTuple):
-    """What ``monitor`` reports: counts since the start, *seconds* since then, rates over the last interval."""
+    """What ``monitor`` reports: counts since the start, *seconds* since then, rates over the last interval.
+
+    *traffic* is that of this process with web servers and stores since the start.
+    """
 
     samples: int
     bytes: int
     seconds: float
     samples_per_second: float
     bytes_per_second: float
+    traffic: Traffic
 
 
-@op(resumable=True, one_for_one=True, instead="measure the loop over the loader")
+@op(resumable=True, one_for_one=True, instead="the loader has a monitor")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
     _check_function(callback, "monitor")
@@ -461,6 +467,7 @@ def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval
 
 def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: float) -> Iterator[Any]:
     begun = last = time.perf_counter()
+    before = traffic.so_far()
     number = size = last_number = last_size = 0
     for sample in samples:
         yield sample
@@ -468,15 +475,17 @@ def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: 
         size += _size(sample)
         now = time.perf_counter()
         if now - last >= interval:
-            callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last))
+            callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last, before))
             last, last_number, last_size = now, number, size
     now = time.perf_counter()
-    callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last))
+    callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last, before))
 
 
-def _rate(samples: int, size: int, seconds: float, new_samples: int, new_bytes: int, interval: float) -> Rate:
+def _rate(
+    samples: int, size: int, seconds: float, new_samples: int, new_bytes: int, interval: float, before: Traffic
+) -> Rate:
     interval = max(interval, 1e-9)
-    return Rate(samples, size, seconds, new_samples / interval, new_bytes / interval)
+    return Rate(samples, size, seconds, new_samples / interval, new_bytes / interval, traffic.so_far() - before)
 
 
 def _size(value: Any) -> int:

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from tarshards.loaders.monitor import Monitor
+from tarshards.loaders.monitor import Monitor, Work
+from tarshards.storage.traffic import Traffic
 
 
 @pytest.mark.parametrize(
-    ("waited", "consumed", "reading", "decoding", "limit"),
-    [(1, 9, 5, 4, "consuming"), (9, 1, 5, 4, "reading"), (9, 1, 4, 5, "decoding"), (5, 5, 0, 9, "decoding")],
+    ("waited", "consumed", "reading", "network", "decoding", "limit"),
+    [
+        (1, 9, 5, 5, 4, "consuming"),
+        (9, 1, 5, 2, 4, "reading"),
+        (9, 1, 5, 3, 4, "network"),
+        (9, 1, 4, 4, 5, "decoding"),
+        (5, 5, 0, 0, 9, "decoding"),
+    ],
 )
-def test_the_limit_is_what_would_have_to_be_faster(waited, consumed, reading, decoding, limit):
-    assert Monitor(waited=waited, consumed=consumed, reading=reading, decoding=decoding).limit == limit
+def test_the_limit_is_what_would_have_to_be_faster(waited, consumed, reading, network, decoding, limit):
+    monitor = Monitor(waited=waited, consumed=consumed, reading=reading, decoding=decoding)
+    monitor.traffic = Traffic(waited=network)
+    assert monitor.limit == limit
+
+
+def test_work_is_waiting_for_the_network_or_decoding():
+    monitor = Monitor()
+    monitor.add(Work(3.0, Traffic(requests=1, waited=1.0)))
+    assert (monitor.reading, monitor.decoding) == (1, 2)
+
+
+def test_traffic_is_told_where_there_was_some():
+    assert "requests" not in str(Monitor())
+    told = str(Monitor(traffic=Traffic(requests=1200, retries=3, bytes=2_500_000, cache_hits=7)))
+    assert "1,200 requests (3 retries), 2.5 MB received, 7 blocks from the cache" in told
 
 
 def test_rates_and_waits():

@@ -58,6 +58,36 @@ def test_workers_of_a_process_that_has_read_itself(site, start_method, index):
     assert right(list(dataset))
 
 
+LOADERS = {
+    "ArrayLoader": lambda stream: ArrayLoader(stream, BATCH, fields={"bin": readers.bytes_()}),
+    "ShardLoader": lambda stream: ShardLoader(stream, BATCH),
+    "workers": lambda stream: ShardLoader(stream, BATCH, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_monitor_counts_the_traffic(folder, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "PAUSE", 0.1)
+    files = {f"/{path.name}": (path.read_bytes(),) * 3 for path in folder.iterdir()}
+    remote = Remote(connections=4, cache_dir=str(tmp_path / "cache"), retries=20)
+    with serving(UnreliableSite(files=files, seed=1, rate=0.3, kinds=("reset",))) as site:
+        urls = f"{site.url}/set.shards.json"
+        loader = LOADERS[kind](ShardDataset(urls, index=True, shuffle=True, remote=remote))
+        traffics = []
+        for _ in range(2):
+            assert sum(len(batch["__key__"]) for batch in loader) == SHARDS * SAMPLES
+            traffics.append(loader.monitor.traffic)
+            assert loader.monitor.samples == SHARDS * SAMPLES
+            if len(traffics) == 1:
+                assert loader.monitor.limit == "network"
+    first, second = traffics
+    assert 0 < first.retries < first.requests
+    assert first.bytes > sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert second.requests < first.requests / 2
+    assert second.cache_hits > 0
+
+
 @pytest.mark.parametrize("start_method", ["fork", "spawn"], indirect=True)
 def test_samples_at_random_in_workers(site, start_method):
     samples = IndexedShards(f"{site.url}/set.shards.json", remote=REMOTE)

@@ -26,7 +26,6 @@ from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Located
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.monitor import Monitor
 from tarshards.parallel import bounded_map
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
@@ -174,10 +173,8 @@ class ArrayLoader(ResumableLoader):
         self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=flag("reuse", reuse))
         self.passes = Passes(self.maker)
         self.threads, self.prefetch, self.device = threads, prefetch, device
-        self.monitor = Monitor()
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        self.monitor = Monitor()
         batches = self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         if self.device is None:
             return batches
@@ -270,7 +267,6 @@ class ArrayLoader(ResumableLoader):
         """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""
         monitor, assembler, numbers = self.monitor, self.maker.assembler, self.maker.numbers
         key = hash_of(self.maker.stream.source.seed, this.epoch)
-        asked = time.perf_counter()
         first = list(islice(locates, 1))  # after which it is known whether batches are quick
         threads = 0 if self.threads is None and assembler.is_quick else self.threads
         threads = self._threads if threads is None else threads
@@ -279,16 +275,12 @@ class ArrayLoader(ResumableLoader):
         with closing(_results(works, threads, self.prefetch)) as results:
             for assembled in results:
                 self.maker.report(assembled)
-                taken = time.perf_counter()
-                monitor.waited += taken - asked
                 monitor.samples += len(assembled.samples) - len(assembled.failures)
                 monitor.bytes += assembled.bytes
                 monitor.reading += assembled.reading
                 monitor.decoding += assembled.decoding
                 yield assembled
                 del assembled
-                asked = time.perf_counter()
-                monitor.consumed += asked - taken
 
 
 def _results(

@@ -17,6 +17,7 @@ from tarshards.loaders.base import Pass, ResumableLoader
 from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
 from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
+from tarshards.loaders.monitor import Stopwatch
 from tarshards.samples.ledger import Ledger
 
 Device = Literal["gpu", "cpu"]
@@ -87,12 +88,16 @@ class DaliLoader(ResumableLoader):
         begun = this.state.get("position", this.passed) if this.state else 0
         seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
         with self.source.counted(), closing(self.source.batches(this)) as batches:
+            stopwatch = Stopwatch()
             for batch, pipe, outputs in self._runner.run(batches, seeds):
+                self.monitor.add(stopwatch.take())
+                self.monitor.samples += len(batch.samples)
                 if this.plan is not None:
                     self.source.arrive(batch)
                 yield {} if outputs is None else self._named(batch, pipe, outputs)
                 if this.plan is None:  # each batch waits for the one after it
                     self.source.arrive(batch)
+                stopwatch.begin()
 
     def _named(self, batch: EncodedBatch, pipe: Pipeline, outputs: Sequence[Any]) -> dict[str, Any]:
         named: dict[str, Any] = {

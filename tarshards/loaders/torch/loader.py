@@ -16,6 +16,7 @@ from tarshards.epoch.loop import Outcome, Part
 from tarshards.errors import AuditError, WorldError, did_you_mean, whole_number
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.monitor import Stopwatch, Work
 from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.parallel import check_function
 from tarshards.samples.ledger import Tally
@@ -82,6 +83,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 if isinstance(made, Tally):
                     tallies.append(made)
                     continue
+                self._monitor(made)
                 if this.plan is not None:
                     made.outcome.settle(arrived)
                 if replayed:
@@ -96,6 +98,14 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         if this.plan is not None:
             self.ledger.audit([*tallies, arrived])
+
+    def _monitor(self, made: _Made) -> None:
+        monitor = self.monitor
+        monitor.threads = max(1, self.num_workers)
+        monitor.samples += made.outcome.taken - made.outcome.lost
+        monitor.add(made.work)
+        if self.num_workers:
+            monitor.traffic += made.work.traffic
 
 
 def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
@@ -129,10 +139,11 @@ class _PassOrder(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A batch, and what became of its samples, which are in flight until the loader takes it."""
+    """A batch, what became of its samples, which are in flight until the loader takes it, and how long it took."""
 
     batch: Any
     outcome: Outcome
+    work: Work
 
 
 class CollatedBatchMaker(BatchMaker):
@@ -191,18 +202,22 @@ class _Batches(IterableDataset[Any]):
                 f"this worker is of rank {world.rank} of {world.world_size}, and its loader of rank {order.rank} of "
                 f"{order.ranks}: workers began before init_process_group(); iterate after it"
             )
+        stopwatch = Stopwatch()
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:
             if plan is None:
                 samples = self.stream.iterate(order.epoch, world)
                 for batch in ops.batched(samples, self.maker.size, collate=list):
                     self.stream.ledger.count(in_flight=len(batch))
-                    yield _Made(self.maker.collate(batch), Outcome(len(batch), 0, None))
+                    collated = self.maker.collate(batch)
+                    yield _Made(collated, Outcome(len(batch), 0, None), stopwatch.take())
+                    stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
                 loop = self.stream.source.loop(plan, world, shares, whole=order.state is None, is_ahead=True)
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
-                    yield _Made(batch, loop.made)
+                    yield _Made(batch, loop.made, stopwatch.take())
+                    stopwatch.begin()
                 yield loop.tally
         finally:
             self.stream.report()

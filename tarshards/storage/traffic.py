@@ -1,0 +1,65 @@
+"""What this process asks of web servers and stores, counted over all its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from time import perf_counter
+
+from tarshards.parallel import ProcessLock
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests that were sent, and those of them that repeat a failed one; *bytes* of bodies that came; blocks that
+    were found in a cache; and the seconds for which readers waited for what had not come yet.
+
+    >>> Traffic(requests=3, bytes=10) - Traffic(requests=1)
+    Traffic(requests=2, retries=0, bytes=10, cache_hits=0, waited=0.0)
+    """
+
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+    cache_hits: int = 0
+    waited: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests:,} requests ({self.retries:,} retries), {self.bytes / 1e6:,.1f} MB received, "
+            f"{self.cache_hits:,} blocks from the cache"
+        )
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) - getattr(other, name) for name in _NAMES))
+
+
+_NAMES = [field.name for field in fields(Traffic)]
+_counts: dict[str, float] = dict.fromkeys(_NAMES, 0)
+_lock = ProcessLock()
+
+
+def count(name: str, number: float = 1) -> None:
+    """Count something that ``Traffic`` has a name for."""
+    with _lock:
+        _counts[name] += number
+
+
+def so_far() -> Traffic:
+    """Return the counts since the process began."""
+    with _lock:
+        return Traffic(**_counts)  # type: ignore[arg-type]
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Count the time that this thread waits for what another fetches."""
+    begun = perf_counter()
+    try:
+        yield
+    finally:
+        count("waited", perf_counter() - begun)
