@@ -456,11 +456,11 @@ def large_request(address: Address, size: int) -> Iterator[None]:
     Large ones to a server that answers soon use half of the connections: so many fill the line, and more than that
     overflow its buffers. Where answers begin late, and for small requests, all connections are needed.
     """
-    remote = address.location.remote
-    if size < LARGE or connections.is_far(address.target[0]):
+    remote, url = address.location.remote, address.target[0]
+    if size < LARGE or connections.is_far(url):
         yield
         return
-    under_way = _large_requests(os.getpid())
+    under_way = _large_requests(os.getpid(), Origin.of(url))
     with under_way.changed:
         under_way.changed.wait_for(lambda: under_way.count < max(1, remote.connections // 2))
         under_way.count += 1
@@ -473,7 +473,7 @@ def large_request(address: Address, size: int) -> Iterator[None]:
 
 
 class _LargeRequests:
-    """The large requests of a process."""
+    """The large requests of a process to one server."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -481,8 +481,8 @@ class _LargeRequests:
 
 
 @cache
-def _large_requests(process: int) -> _LargeRequests:
-    """Those of one process; a forked process has its own."""
+def _large_requests(process: int, origin: Origin) -> _LargeRequests:
+    """Those of one process to a server; a forked process has its own."""
     return _LargeRequests()
 
 

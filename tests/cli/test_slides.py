@@ -87,7 +87,7 @@ def test_map_a_command(shell, tmp_path):
         shrunk = tar.extractfile("n0003.jpg").read()
     # GraphicsMagick takes -size for a hint to its JPEG reader, and no option after the files.
     with tarfile.open(tmp_path / "small.tar") as tar:
-        tar.extract("n0003.jpg", tmp_path, filter="data")
+        (tmp_path / "n0003.jpg").write_bytes(tar.extractfile("n0003.jpg").read())
     shell("gm mogrify -size 256x256 n0003.jpg -resize 256x256")
     assert shrunk == (tmp_path / "n0003.jpg").read_bytes()
     assert Image.open(io.BytesIO(shrunk)).width < 900
