@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tarshards")
 
-REQUEST = 1 << 21  # bytes of a block where the samples come in storage order
+REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
+SOON = 256  # samples at the beginning that are asked for by themselves, at most, and
+FEW = 64  # of so many one
+SLOW = 1 << 18  # bytes of a block from which on it takes longer than a sample
 
 TOO_LITTLE = (
     "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
@@ -59,7 +62,9 @@ class BlockFetcher:
     """Reads samples whose blocks are fetched ahead, as *upcoming* says which will be read; threads may share it.
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
-    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Blocks that a cache
+    its first use. At most *budget* bytes are held or under way, more only where one block needs it; samples that fit
+    into it all together are fetched in blocks of 2 MiB. The first samples of all are asked for by themselves, too, so
+    that a batch comes soon. Blocks that a cache
     has on its disk are mapped, and count as none. Where those that are used by turns need more than *budget*, the cache
     keeps space for them; without one, or where it is too small, each sample is asked for by itself, which a warning
     says. If the reader *is_alone* on this host, the cache drops what was kept for it after its use.
@@ -78,6 +83,9 @@ class BlockFetcher:
         self._shards, self._upcoming = shards, iter(upcoming)
         mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
         cache = BlockCache.of(shards.remote)
+        is_shuffled = block is not None
+        if shards.sizes.sum() <= budget:
+            block = None
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
         self._drops = False
@@ -89,6 +97,9 @@ class BlockFetcher:
                     units, cache = np.ones_like(units), None
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
+        is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
+        self._soon = min(SOON, int(shards.counts.sum()) // FEW) if is_slow else 0  # samples that are left of these
+        self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
         self._mean, self._unit = mean, units
         self._reach, self._budget = reach, budget
         remote = shards.remote
@@ -133,7 +144,8 @@ class BlockFetcher:
         return OpenError(error.reason, url=error.url, offset=error.offset, key=key, errno=error.errno)
 
     def _find(self, shard: int, sample: int) -> _Block | None:
-        for block in self._blocks.get(self._key(shard, sample), ()):
+        key = self._alone.pop((shard, sample), None) if self._alone else None
+        for block in self._blocks.get(self._key(shard, sample) if key is None else key, ()):
             if block.left and (block.future is None or sample in block.wanted):
                 return block
         return None
@@ -148,10 +160,29 @@ class BlockFetcher:
             if places is None:
                 self._reach = 0
                 return
-            self._note(*places)
+            self._scanned += len(places[0])
+            if self._soon:
+                places = self._note_alone(*places)
+            if len(places[0]):
+                self._note(*places)
+
+    def _note_alone(self, shards: np.ndarray, samples: np.ndarray) -> Places:
+        """Note the first samples, each as a block of its own, and return the others."""
+        rest = []
+        for place, (shard, sample) in enumerate(zip(shards[: self._soon].tolist(), samples[: self._soon].tolist())):
+            key = -1 - len(self._alone)
+            if self._alone.setdefault((shard, sample), key) != key:
+                rest.append(place)
+                continue
+            block = _Block(key, shard)
+            block.add(samples[place : place + 1])
+            self._blocks[key] = [block]
+            self._queue.append(block)
+        left = np.concatenate((np.array(rest, np.int64), np.arange(min(self._soon, len(shards)), len(shards))))
+        self._soon = 0
+        return shards[left], samples[left]
 
     def _note(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        self._scanned += len(shards)
         keys = shards << 32 | samples // self._unit[shards]
         order = np.argsort(keys, kind="stable")
         keys, samples = keys[order], samples[order]
