@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON = 256  # samples at the beginning that are asked for by themselves, at most, and
+SOON = 64  # samples at the beginning that are asked for by themselves, at most, and
 FEW = 64  # of so many one
 SLOW = 1 << 18  # bytes of a block from which on it takes longer than a sample
 
@@ -63,8 +63,8 @@ class BlockFetcher:
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
     its first use. At most *budget* bytes are held or under way, more only where one block needs it; samples that fit
-    into it all together are fetched in blocks of 2 MiB. The first samples of all are asked for by themselves, too, so
-    that a batch comes soon. Blocks that a cache
+    into it all together, or into the cache, are fetched in blocks of 2 MiB. The first samples of all are asked for by
+    themselves, so that a batch comes soon. Blocks that a cache
     has on its disk are mapped, and count as none. Where those that are used by turns need more than *budget*, the cache
     keeps space for them; without one, or where it is too small, each sample is asked for by itself, which a warning
     says. If the reader *is_alone* on this host, the cache drops what was kept for it after its use.
@@ -84,7 +84,7 @@ class BlockFetcher:
         mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
         cache = BlockCache.of(shards.remote)
         is_shuffled = block is not None
-        if shards.sizes.sum() <= budget:
+        if shards.sizes.sum() <= max(budget, 0 if cache is None else cache.capacity()):
             block = None
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
@@ -118,7 +118,11 @@ class BlockFetcher:
             self._look_ahead()
             block = self._find(shard, sample)
             if block is not None and block.future is None:
-                self._submit(block)
+                if self._is_whole and self._bytes and self._bytes + self._size(block) > self._budget:
+                    block.left -= 1  # the cache has no space for what is held: it is full of something else
+                    block = None
+                else:
+                    self._submit(block)
             self._fill()
         if block is None or block.future is None:
             return self._shards.use(shard).read(sample)
@@ -212,6 +216,8 @@ class BlockFetcher:
                 if self._bytes and self._bytes + size > self._budget:
                     return
                 self._submit(block)
+            elif block.future is None and block in self._blocks.get(block.key, ()):  # its samples were read directly
+                self._release(block)
             self._queue.popleft()
 
     def _size(self, block: _Block) -> int:

@@ -522,6 +522,10 @@ class BlockCache:
             with self.folder.counts() as counts:
                 self.folder.unlink(counts, path, "spool", status)
 
+    def capacity(self) -> int:
+        """Return the bytes of its budget, 0 where blocks cannot be stored."""
+        return self.budget if self._is_storing() else 0
+
     def reserve(self, size: int) -> int:
         """Keep space for *size* bytes of blocks that this process spools, and return how much of it there is.
 

@@ -23,8 +23,10 @@ from tarshards import (
     readers,
 )
 from tarshards.errors import OpenError
+from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
 from tarshards.storage import transfer
+from tarshards.storage.cache import Block, BlockCache
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 
@@ -190,6 +192,44 @@ def test_with_a_cache_nothing_is_fetched_twice(site, folder, tmp_path, index, ah
         assert len({each["__key__"] for each in samples}) == SHARDS * SAMPLES
         sent = site.bytes - 4 * (folder / "0.tar.index").stat().st_size * index
         assert (0.95 * data <= sent <= 1.1 * data) if epoch == 0 else sent < 20_000
+
+
+def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypatch):
+    """What is held stays within the memory that is allowed; the rest is read sample by sample."""
+    remote = Remote(ahead=100_000, cache_dir=str(tmp_path), cache_bytes=1 << 24)
+    cache = BlockCache.of(remote)
+    size = 1 << 20
+    for number in range(16):
+        cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
+    monkeypatch.setattr(fetch, "REQUEST", 50_000)
+    held = []
+    size_of = BlockFetcher._size
+
+    def watched(self: BlockFetcher, block: object) -> int:
+        held.append(self._bytes)
+        return size_of(self, block)
+
+    monkeypatch.setattr(BlockFetcher, "_size", watched)
+    stream = Stream.from_shards(urls(site), index=True, shuffle=True, remote=remote)
+    local = Stream.from_shards(str(folder / "{0..3}.tar"), index=True, shuffle=True)
+    assert [sample["bin"] for sample in stream] == [sample["bin"] for sample in local]
+    assert max(held) <= 100_000
+
+
+def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch):
+    monkeypatch.setattr(fetch, "SLOW", 10_000)
+    samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
+    site.clear()
+    found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.FEW)]
+    single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
+    assert len(single) == len(found)
+    assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
+
+
+def span(request: tuple[str, str | None]) -> int:
+    """Return how many bytes a request asks for, 0 for a whole file."""
+    begin, _, end = (request[1] or "=0-0").partition("=")[2].partition("-")
+    return int(end) - int(begin)
 
 
 def test_workers_with_a_cache_fetch_each_block_once(site, folder, tmp_path):
