@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON = 64  # samples at the beginning that are asked for by themselves, at most, and
-FEW = 64  # of so many one
-SLOW = 1 << 18  # bytes of a block from which on it takes longer than a sample
+SOON, PART = 64, 64  # the samples at the beginning that are asked for by themselves, at most, and a 64th of all
+SLOW = 1 << 18  # bytes of a block that takes longer than a sample
 
 TOO_LITTLE = (
     "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
@@ -62,12 +61,13 @@ class BlockFetcher:
     """Reads samples whose blocks are fetched ahead, as *upcoming* says which will be read; threads may share it.
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
-    its first use. At most *budget* bytes are held or under way, more only where one block needs it; samples that fit
-    into it all together, or into the cache, are fetched in blocks of 2 MiB. The first samples of all are asked for by
-    themselves, so that a batch comes soon. Blocks that a cache
-    has on its disk are mapped, and count as none. Where those that are used by turns need more than *budget*, the cache
-    keeps space for them; without one, or where it is too small, each sample is asked for by itself, which a warning
-    says. If the reader *is_alone* on this host, the cache drops what was kept for it after its use.
+    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Blocks that a cache
+    has on its disk are mapped, and count as none. Samples that fit into *budget* all together, or into the cache, come
+    in blocks of 2 MiB. Where those that are used by turns need more than *budget*, the cache keeps space for them;
+    without one, or where it is too small, each sample is asked for by itself, which a warning says. If the reader
+    *is_alone* on this host, the cache drops what was kept for it after its use.
+
+    The first samples of a shuffled epoch are asked for by themselves, so that a batch comes soon.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BlockFetcher:
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
         is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
-        self._soon = min(SOON, int(shards.counts.sum()) // FEW) if is_slow else 0  # samples that are left of these
+        self._soon = min(SOON, int(shards.counts.sum()) // PART) if is_slow else 0  # samples that are left of these
         self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
         self._mean, self._unit = mean, units
         self._reach, self._budget = reach, budget

@@ -631,21 +631,18 @@ class BlockCache:
             if mapped and (found := self._mapped(name, key, length, kind)) is not None:
                 return found
             if (data := self._read(name, key, length, kind)) is not None:
-                return (
-                    mapped and self._mapped(name, key, length, kind)
-                ) or data  # now its checksum is known to be right
+                found = self._mapped(name, key, length, kind) if mapped else None  # its checksum is known to be right
+                return found or data
         return None
 
     def _mapped(self, name: str, key: bytes, length: int, kind: str) -> MappedBlock | None:
         """Return a block whose checksum was compared before."""
         path, start = self.folder.block_path(name, kind), start_of(key)
-        try:
+        with suppress(OSError):
             version = _version(name, os.lstat(path))
             if version in self._verified:
                 found = MappedBlock(path, name, version, start)
                 return found if len(found.mapping) == start + length and found.is_whole() else None
-        except OSError:
-            pass
         return None
 
     def _read(self, name: str, key: bytes, length: int, kind: str) -> memoryview | None:

@@ -220,7 +220,7 @@ def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch):
     monkeypatch.setattr(fetch, "SLOW", 10_000)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
-    found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.FEW)]
+    found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.PART)]
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
     assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
