@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-#: Each process begins with an import of torch: where other start methods go the same way, it runs with `make soak` only.
+#: Each process begins with an import of torch; where other start methods go the same way, only `make soak` runs it.
 SPAWN = [pytest.param("spawn", marks=pytest.mark.soak)] * (SOAK > 1)
 
 
