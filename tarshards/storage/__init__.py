@@ -8,7 +8,7 @@ Read in this order:
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
-  and files whose pieces are fetched ahead
+  and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
 - ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
