@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 from tarshards.errors import TarshardsError
 from tarshards.index.column import Column
-from tarshards.index.fetch import BlockFetcher, Places, in_parts
 from tarshards.index.open import OpenShards
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
+
+if TYPE_CHECKING:  # what reads local shards need not load what asks servers
+    from tarshards.index.fetch import BlockFetcher, Places
 
 LOOKED_UP = 1 << 12  # samples that are looked up at once
 
@@ -190,9 +192,22 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return (self.shards.in_use.get(shard) or self.shards.use(shard)).read(sample)
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        if self._fetcher is not None or not self._is_remote:
-            yield from super().read_all(shards, samples)
-            return
+        if self._fetcher is not None:
+            return super().read_all(shards, samples)
+        return self._read_remote(shards, samples) if self._is_remote else self._read_local(shards, samples)
+
+    def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        in_use, use = self.shards.in_use, self.shards.use
+        for shard, sample in zip(shards.tolist(), samples.tolist()):
+            try:
+                result: Sample | TarshardsError = (in_use.get(shard) or use(shard)).read(sample)
+            except TarshardsError as error:
+                result = error
+            yield result
+
+    def _read_remote(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        from tarshards.index.fetch import in_parts
+
         with self.ahead(in_parts(shards, samples, LOOKED_UP), block=None, reach=len(shards)) as reader:
             yield from reader.read_all(shards, samples)
 
@@ -203,6 +218,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         if not self._is_remote:
             yield self
             return
+        from tarshards.index.fetch import BlockFetcher
+
         reader = copy.copy(self)
         budget = self.shards.remote.budget(processes)
         reader._fetcher = fetcher = BlockFetcher(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError, UrlError
 from tarshards.index.access import Fan, IndexedShards, SampleReader
-from tarshards.index.fetch import Places
 from tarshards.samples.keys import Sample, is_reserved
+
+if TYPE_CHECKING:
+    from tarshards.index.fetch import Places
 
 
 class JoinedShards(SampleReader):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.headers import MappedMembers, check_header
 from tarshards.index.sidecar import Index
-from tarshards.storage.cache import MappedBlock
 from tarshards.tar.read import BLOCK
+
+if TYPE_CHECKING:
+    from tarshards.storage.cache import MappedBlock
 
 is_compiled = not MappedMembers.__module__.endswith("_py")  # else each mapped file would stay open
 
@@ -27,7 +29,7 @@ class Window:
         self, name: str, index: Index, begin: int, end: int, low: int, data: Any, decide: Callable[[int], object]
     ):
         self.begin, self.end, self.low = begin, end, low
-        self._mapped = data if isinstance(data, MappedBlock) else None
+        self._mapped: MappedBlock | None = None if isinstance(data, (bytes, bytearray, memoryview)) else data
         self._buffer: Any = data if self._mapped is None else self._mapped.mapping
         self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
         self._name, self._index, self._decide = name, index, decide

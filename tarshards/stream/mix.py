@@ -17,7 +17,6 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import StateError, whole_number
 from tarshards.index.access import Fan, SampleReader
-from tarshards.index.fetch import Places
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -27,6 +26,7 @@ from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
+    from tarshards.index.fetch import Places
 
 MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, which are held in memory
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
