@@ -268,18 +268,19 @@ class ProcessPool(Executor):
 
     A process that dies, by a signal or by ``os._exit``, fails its call with OpError, and another takes its place: the
     standard pool fails every call instead. Functions and results are pickled; processes begin as Python's default is.
-    *shared* is given to each process once, for ``call_shared``.
+    *shared* is given to each process once, for ``call_shared``. Cancelling a call that has begun ends its process,
+    unless the pool *finishes* such calls.
 
     >>> with ProcessPool(2) as pool:
     ...     list(pool.map(str.upper, ["a", "b"]))
     ['A', 'B']
     """
 
-    def __init__(self, workers: int | None = None, *, shared: Any = None):
+    def __init__(self, workers: int | None = None, *, shared: Any = None, finishes: bool = False):
         self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
         if self.workers < 1:
             raise ValueError(f"at least 1 process works, not {workers}")
-        self._shared = shared
+        self._shared, self._finishes = shared, finishes
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[Thread] = []
         self._lock = Lock()
@@ -322,7 +323,7 @@ class ProcessPool(Executor):
     def _serve(self, process: _Process) -> None:
         while (entry := self._calls.get()) is not None:
             call, *work = entry
-            call.process = process
+            call.process = None if self._finishes else process
             if call.set_running_or_notify_cancel():
                 try:
                     call.set_result(process.ask(work))
@@ -404,7 +405,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
     while True:
         try:
             work = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # who asks has ended
             return
         except Exception as error:  # of what cannot be unpickled here
             pipe.send(_reply_of(error))
@@ -418,6 +419,8 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
             reply = _reply_of(error)
         try:
             pipe.send(reply)
+        except ConnectionError:
+            return
         except Exception as error:
             pipe.send(_reply_of(OpError(f"the result cannot be sent back: {type(error).__name__}: {error}")))
 

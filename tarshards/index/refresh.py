@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
+from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, check_there, index_location
 from tarshards.storage.location import Location
@@ -145,16 +143,16 @@ def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str
     if min(jobs, len(shards)) < 2 or not _are_many(shards):
         yield from map(attempt, shards)
         return
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
+    from tarshards.parallel import ProcessPool, settled_map
 
-    from tarshards.parallel import bounded_map
-
-    with ProcessPoolExecutor(min(jobs, len(shards)), initializer=_begin) as executor:
-        try:
-            yield from bounded_map(attempt, shards, executor=executor, window=4 * jobs)
-        except BrokenProcessPool as error:
-            raise OpenError("a process that indexed shards was killed, perhaps because memory ran out") from error
+    with ProcessPool(min(jobs, len(shards)), finishes=True) as pool:
+        for shard, outcome, error in settled_map(attempt, shards, executor=pool, window=4 * jobs):
+            if isinstance(error, OpError):
+                reason = f"{error.reason}, perhaps because memory ran out"
+                outcome = IndexOutcome(Shard(shard.url), error=OpenError(reason, url=Location.of(shard.url).name))
+            elif error is not None:
+                raise error
+            yield outcome
 
 
 def _are_many(shards: Sequence[Shard]) -> bool:
@@ -173,20 +171,3 @@ def _attempt(function: Callable[[Shard], IndexOutcome], shard: Shard) -> IndexOu
         return function(shard)
     except TarshardsError as error:
         return IndexOutcome(Shard(shard.url), error=error)
-
-
-def _begin() -> None:
-    """Prepare a worker process: it finishes its shard on an interrupt, and ends with the tool."""
-    from multiprocessing import parent_process
-    from os import _exit
-    from threading import Thread
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if parent := parent_process():
-
-        def end() -> None:
-            parent.join()
-            _exit(1)
-
-        Thread(target=end, daemon=True).start()

@@ -54,6 +54,22 @@ def test_interrupted_at_any_moment(tmp_path, start, number, options):
     )
 
 
+def test_a_signal_while_processes_start(tmp_path, start):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "from multiprocessing.process import BaseProcess\n"
+        "begin = BaseProcess.start\n"
+        "def start(self):\n"
+        "    begin(self)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "BaseProcess.start = start\n"
+    )
+    process = start(f"env PYTHONPATH={tmp_path} tarindex -q -j 2 a-0.tar a-1.tar a-2.tar a-3.tar a-4.tar a-5.tar")
+    assert "Traceback" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    wait_until(lambda: not processes_with(str(tmp_path)))
+
+
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_may_begin_in_any_way(tmp_path, start, method, number):
