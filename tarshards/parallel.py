@@ -309,16 +309,20 @@ class ProcessPool(Executor):
     def _start(self) -> None:
         # Before any thread, for a process that is forked has but one.
         processes: list[_Process] = []
+        threads: list[Thread] = []
         try:
             while len(processes) < self.workers:
                 processes.append(_Process(self._shared))
-        except BaseException:
+            for process in processes:
+                threads.append(Thread(target=self._serve, args=(process,), daemon=True))
+                threads[-1].start()
+        except BaseException:  # a signal, too
+            for _ in threads:
+                self._calls.put(None)
             for process in processes:
                 process.close()
             raise
-        self._threads = [Thread(target=self._serve, args=(process,), daemon=True) for process in processes]
-        for thread in self._threads:
-            thread.start()
+        self._threads = threads
 
     def _serve(self, process: _Process) -> None:
         while (entry := self._calls.get()) is not None:
@@ -348,9 +352,14 @@ class _Process:
         context: Any = multiprocessing.get_context()
         with self._one_at_a_time:
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-            self._process.start()
-            theirs.close()
+            try:
+                self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
+                self._process.start()
+            except BaseException:
+                self._pipe.close()  # by which it ends: SIGTERM is lost on a process that has only been forked
+                raise
+            finally:
+                theirs.close()
         self.dead = False
         # Where they are not forked, processes first import the main module.
         self._imports = context.get_start_method() != "fork"
