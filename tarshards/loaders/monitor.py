@@ -61,7 +61,7 @@ class Monitor:
     def add(self, work: Work) -> None:
         """Count the work of a thread or worker that reads and decodes by turns: it reads while it waits."""
         self.reading += work.traffic.waited
-        self.decoding += work.seconds - work.traffic.waited
+        self.decoding += max(0.0, work.seconds - work.traffic.waited)
 
     @property
     def seconds(self) -> float:
