@@ -589,7 +589,8 @@ def test_a_mapped_block(tmp_path, fetches):
 def test_two_processes_with_different_budgets(tmp_path, workers, fetches):
     """Each stores within its own budget, so that the larger one holds for both."""
     folder = tmp_path / "cache"
-    workers.start(0, blocks=3 * HELD, threads=1)
+    smaller = workers.start(0, blocks=3 * HELD, threads=1)
+    smaller.stdout.readline()  # opened later, it would make the cache smaller
     workers.start(1, blocks=3 * HELD, threads=2, budget=2 * LEAST_CACHE)
     assert workers.finish() == ""
     check_counts(folder, 2 * LEAST_CACHE)
