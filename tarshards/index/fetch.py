@@ -92,10 +92,11 @@ class BlockFetcher:
         if block is not None and block > 1:
             by_turns = int(reach * float(np.average(mean, weights=np.maximum(shards.counts, 1))))
             if by_turns > budget:
-                self._drops = is_alone
                 if cache is None or not is_compiled or cache.reserve(by_turns) < by_turns:
                     units, cache = np.ones_like(units), None
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
+                else:
+                    self._drops = is_alone
         self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
         is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
         self._soon = min(SOON, int(shards.counts.sum()) // PART) if is_slow else 0  # samples that are left of these
@@ -264,7 +265,7 @@ class BlockFetcher:
             del self._blocks[block.key]
         self._bytes -= block.size
         block.size, block.future = 0, None
-        if self._drops and self._is_whole and not blocks:
+        if self._drops and not blocks:
             self._threads.submit(self._drop, block)
 
     def _drop(self, block: _Block) -> None:
