@@ -27,9 +27,16 @@ test-pythons:
 	    done; \
 	done
 
-# Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm.
-test-interop: $(VENV)/.interop
+# Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm; and webdataset's own tests, which
+# are in its source distribution only.
+test-interop: $(VENV)/.interop $(VENV)/squirrel
+	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest -n auto -m interop $(PYTEST)
+
+# Squirrel lies apart from the other packages: it asks for an old urllib3, and has fsspec open gs:// with it.
+$(VENV)/squirrel: $(VENV)/.interop
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	    squirrel-core==0.20.2 mako more-itertools msgpack-numpy ruamel.yaml
 
 # Long schedules, fuzzing and kills: the property tests and the kills of `make test`, SOAK times as many of each.
 SOAK ?= 20
@@ -41,7 +48,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All of them, or one: make bench ONLY=core; a task or program by its name; the suite with some peers: PEERS=a,b
+# All of them, or some: make bench ONLY=core; tasks, parts or programs: ONLY="cold stream,raw-1m"; some peers: PEERS=a,b
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(ONLY) $(PEERS:%=--peers=%)
 

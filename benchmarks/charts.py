@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import OURS, TIMES, YES, Row, bests, groups
+from figures import OURS, TIMES, YES, Row, bests, groups, named
 
 BLUE, LIGHT, GREY, PALE, INK = "#1f5fa8", "#7ea6d3", "#9aa0a6", "#d8dadd", "#333333"
 
@@ -31,7 +30,7 @@ def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:
         told = f"{middle:,.1f}" if task in TIMES and middle < 100 else f"{middle:,.0f}"
         axes.annotate(told, (max(values), place), (4, 0), textcoords="offset points", va="center", color=INK)
     workers = [f" ({row['workers']})" if "workers" in row else "" for row in rows]
-    axes.set_yticks(range(len(rows)), [f"{row['peer']}{each}" for row, each in zip(rows, workers)])
+    axes.set_yticks(range(len(rows)), [f"{named(row)}{each}" for row, each in zip(rows, workers)])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.18 * max((axes.get_xlim()[1], 1e-9)))
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
@@ -43,17 +42,16 @@ def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:
 
 
 def main(parts: list[dict[str, Any]], folder: Path) -> None:
-    """Write `<task>.png` for every task that was measured."""
+    """Write `<task>-<set>.png` for every part that was measured."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = defaultdict(list)
     for part in parts:
-        tasks[part["task"]] += [(", ".join(filter(None, [part["set"], s])), rows) for s, rows in groups(part) if rows]
-    for task, panels in tasks.items():
+        task, name = part["task"], part["set"]
+        panels = [(", ".join(filter(None, [name, *words])), rows) for *words, rows in groups(part)]
         if not panels:
             continue
         columns = min(2, len(panels))
@@ -69,5 +67,5 @@ def main(parts: list[dict[str, Any]], folder: Path) -> None:
                 axes.set_visible(False)
             figure.supxlabel(NOTE, fontsize=7.5, color=GREY, x=0.01, ha="left")
             figure.get_layout_engine().set(hspace=0.05, h_pad=0.08)
-            figure.savefig(folder / f"{task}.png", dpi=110)
+            figure.savefig(folder / f"{task}-{name}.png", dpi=110)
             pyplot.close(figure)

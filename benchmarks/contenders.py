@@ -85,10 +85,13 @@ def empty(folder: Path) -> None:
 class Run:
     """A peer in one setting. After a step fails, further steps are skipped, and the row names the step."""
 
-    def __init__(self, contender: Contender, task: str, settings: dict[str, Any]):
-        self.contender, self.task, self.settings = contender, task, settings
+    def __init__(self, contender: Contender, task: str, settings: dict[str, Any], decoder: str = ""):
+        self.contender, self.task = contender, task
+        self.settings = settings | ({"decoder": decoder} if len(contender.peer.decoders) > 1 and decoder else {})
         self.last = 0.0  # seconds of the latest epoch
         self.row: dict[str, Any] = {"peer": contender.peer.name, "seconds": [], "cpu": [], **settings}
+        if decoder:
+            self.row["decoder"] = decoder
 
     @property
     def over(self) -> bool:

@@ -46,7 +46,7 @@ PARTS = (
         "raw-2k",
         IN_ORDER,
         (
-            ("tarshards_unindexed", "webdataset", 18),
+            ("tarshards_unindexed", "webdataset", 30),
             ("tarshards", "webdataset", 30),
             ("tarshards_rows", "webdataset", 90),
             ("tarshards_python", "webdataset", 4),

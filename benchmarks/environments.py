@@ -22,6 +22,7 @@ TASKS = {  # task -> the function of a peer that performs it
     "arrays": "arrays",
     "decode": "decode",
     "crop": "crop",
+    "train": "crop",
     "random": "places",
     "write": "write",
     "index": "index",
@@ -43,6 +44,8 @@ class Peer:
     own: bool
     threads: bool | tuple[str, ...]  # in all tasks, in none, or in these
     cannot: dict[str, str]
+    form: dict[str, str]  # function -> what its items are, to compare them with their like (`views`)
+    decoders: tuple[str, ...]  # of images; if more than one, they are passed to the functions
     functions: frozenset[str]
 
     @property
@@ -57,6 +60,10 @@ class Peer:
         """Return whether the workers of a task are threads, with at least one."""
         return self.threads is True or (self.threads is not False and TASKS[task] in self.threads)
 
+    def decoders_of(self, task: str) -> tuple[str, ...]:
+        """Return the decoders to measure in a task, or one without a name if it decodes nothing."""
+        return self.decoders if self.decoders and TASKS[task] in ("decode", "crop") else ("",)
+
     def reason(self, task: str) -> str | None:
         """Return why the peer cannot do a task, or None."""
         function = TASKS[task]
@@ -68,11 +75,11 @@ class Peer:
 def read_peer(path: Path) -> Peer:
     """Return the metadata in a peer's file."""
     tree = ast.parse(path.read_text())
-    constants: dict[str, Any] = {"SYSTEM": (), "PIP": (), "CANNOT": {}}
+    constants: dict[str, Any] = {"SYSTEM": (), "PIP": (), "CANNOT": {}, "FORM": {}, "DECODERS": ()}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name in ("PACKAGES", "SYSTEM", "PIP", "OWN", "THREADS", "CANNOT"):
+            if name in ("PACKAGES", "SYSTEM", "PIP", "OWN", "THREADS", "CANNOT", "FORM", "DECODERS"):
                 constants[name] = ast.literal_eval(node.value)
     named = {key.lower(): value for key, value in constants.items()}
     functions = frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
@@ -106,8 +113,9 @@ def make(peer: Peer) -> str:
             if "error" in known:
                 raise OSError(known["error"])
             return str(folder / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     python = str(folder / "bin" / "python")
+    if not Path(python).exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.pip, *peer.packages]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -8,11 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from environments import TASKS, all_peers
 from suite import PARTS
 
 Row = dict[str, Any]
 OURS = "tarshards"
-FORMS = (OURS, "tarshards_rows")  # others are compared with the faster one
+PYTHON, ROWS, UNINDEXED, PROCESSES = "transforms in Python", "rows", "un-indexed", "2 processes"
+FORMS = {OURS: "", "tarshards_rows": ROWS, "tarshards_loader": PYTHON, "tarshards_unindexed": UNINDEXED}
+PEERS = {peer.name: peer for peer in all_peers()}
 TIMES = ("first", "resume")  # reported in milliseconds; the others in samples per second
 YES = ("", "yes", "not read back")
 
@@ -41,23 +44,54 @@ def speed(row: Row, task: str) -> float:
     return (1 if task in TIMES else row["samples"]) / median(row["seconds"])
 
 
-def groups(part: dict[str, Any]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield each setting of a part with its measured rows, for any number of workers."""
-    done = [row for row in part["rows"] if row["seconds"] and "failed" not in row]
+def views(row: Row, task: str) -> list[str]:
+    """Return the comparisons that a row takes part in: like with like.
+
+    Samples, each a dict or the like, are compared with samples, and rows of a batch in one array with rows; where
+    shards are read in order, plain tars also without our indexes; of samples, those of two worker processes too.
+    Transforms in Python are compared with ours in Python, and with ours in threads; cat, of bytes, with all.
+    """
+    if row["peer"] == "cat":
+        return ["", ROWS, UNINDEXED]
+    peer, function = PEERS[row["peer"]], TASKS[task]
+    form = peer.form.get(function, "")
+    if form == PYTHON:
+        return ([] if peer.ours else [""]) + [PYTHON] * (task == "train")
+    if form or function != "stream":
+        return [form]
+    if row["peer"] == "tarshards_unindexed":
+        return ["", UNINDEXED]
+    same = [UNINDEXED] * (not peer.own and not peer.ours)
+    return ["", *same, *[PROCESSES] * (row.get("workers") == 2 and not peer.threaded(task) and task == "stream")]
+
+
+def groups(part: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield each setting of a part, each view of it, and the rows that were measured, for any number of workers."""
+    task, done = part["task"], [row for row in part["rows"] if row["seconds"] and "failed" not in row]
     for setting in dict.fromkeys(map(settings, part["rows"])):
-        yield setting, [row for row in done if settings(row) == setting]
+        for view in ("", ROWS, UNINDEXED, PROCESSES, PYTHON):
+            rows = [row for row in done if settings(row) == setting and view in views(row, task)]
+            if any(row["peer"].startswith(OURS) for row in rows) and len({row["peer"] for row in rows}) > 1:
+                yield setting, view, rows
+
+
+def named(row: Row) -> str:
+    """Return a row's peer, with its decoder if it has more than one."""
+    several = "decoder" in row and len(PEERS[row["peer"]].decoders) > 1
+    return f"{row['peer']} ({row['decoder']})" if several else row["peer"]
 
 
 def bests(rows: list[Row], task: str) -> list[Row]:
-    """Return each peer's best row, right ones before wrong ones; ours first, then by speed."""
+    """Return the best row of each peer and decoder, right ones before wrong ones; ours first, then by speed."""
     order = sorted(rows, key=lambda row: (row.get("checked", "yes") in YES, speed(row, task)), reverse=True)
-    best = {row["peer"]: row for row in reversed(order)}
+    best = {named(row): row for row in reversed(order)}
     return sorted(best.values(), key=lambda row: (not row["peer"].startswith(OURS), -speed(row, task)))
 
 
 def mine(rows: list[Row], task: str) -> Row | None:
-    """Return our fastest row."""
-    return max((row for row in rows if row["peer"] in FORMS), key=lambda row: speed(row, task), default=None)
+    """Return our row that others are compared with: the fastest of the first form that was measured."""
+    own = [[row for row in rows if row["peer"] == name] for name in FORMS]
+    return max(next(filter(None, own), []), key=lambda row: speed(row, task), default=None)
 
 
 def ratio(row: Row, rows: list[Row], task: str) -> float | None:

@@ -23,9 +23,10 @@ from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.readers import images
 from tarshards.samples.fields import parse_selection
-from tarshards.samples.read import group_members
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import read_shard
 from tarshards.storage.opening import open_shard
-from tarshards.tar.read import CHUNK, MEMBER_LIMIT, read_members, scan
+from tarshards.tar.read import CHUNK, MEMBER_LIMIT, scan
 
 Work = Callable[[], Any]
 MEMCPY, BYTES = "one memcpy of the same bytes", "bytes(view) of each member"
@@ -124,8 +125,9 @@ def streamed(data: Data) -> Path:
     stages: dict[str, Work] = {
         (reading := "read files"): each(lambda file: exhaust(iter(lambda: file.read(CHUNK), b""))),
         "scan headers": each(headers),
-        (cutting := "extract members"): each(lambda file: exhaust(read_members(file))),
-        "group, make dicts": each(lambda file: exhaust(group_members(read_members(file)))),
+        (grouping := "group, make bytes and dicts"): lambda: [
+            exhaust(read_shard(url, ledger=Ledger())) for url in data.urls
+        ],
         "Stream: generators, ledger": lambda: exhaust(stream),
     }
     payloads = payloads_of(Stream.from_shards(data.urls).source, "bin cls", LOOKED_UP)
@@ -133,7 +135,7 @@ def streamed(data: Data) -> Path:
         stages,
         {
             "readinto() of the files": (reading, each(lambda file: exhaust(iter(lambda: file.readinto(buffer), 0)))),
-            BYTES: (cutting, make_bytes(payloads)),
+            BYTES: (grouping, make_bytes(payloads)),
         },
     )
 

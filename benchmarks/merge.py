@@ -41,7 +41,7 @@ def make_shard(name: str, order: list[int], *, index: bool) -> Path:
     path = FOLDER / f"{name}-0.tar"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        with ShardWriter(str(FOLDER / f"{name}-%d.tar"), index=index) as writer:
+        with ShardWriter(str(FOLDER / f"{name}-%d.tar"), max_samples=None, max_bytes=None, index=index) as writer:
             for i in order:
                 writer.write({"__key__": f"{i:08d}", name.partition("-")[0]: b"%050d" % i})
     return path

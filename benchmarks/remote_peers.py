@@ -128,7 +128,7 @@ def make_mosaic(name: str) -> None:
             writer.write({"bin": sample["bin"]})
 
 
-@peer("s3torchconnector, bytes only", "s3torchconnector")
+@peer("s3torchconnector, bytes only", "s3torchconnector", "streaming_")
 def s3torchconnector(url: str, names: list[str]) -> Iterable[Any]:
     from s3torchconnector import S3ClientConfig, S3IterableDataset
     from torch.utils.data import DataLoader

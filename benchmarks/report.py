@@ -9,16 +9,34 @@ from typing import Any
 
 import charts
 import faults
-from environments import all_peers
-from figures import FORMS, OURS, TIMES, YES, Row, bests, groups, load, mine, ratio, settings, speed
+from figures import (
+    FORMS,
+    OURS,
+    PEERS,
+    PROCESSES,
+    TIMES,
+    UNINDEXED,
+    YES,
+    Row,
+    bests,
+    groups,
+    load,
+    mine,
+    named,
+    ratio,
+    settings,
+    speed,
+)
 from measure import RESULTS, put
-from suite import FRESH, LEAST, ROOT
+from readme import glance, why
+from suite import FRESH, LEAST, PARTS, ROOT
 
 TITLES = {
     "stream": "Raw iteration by every peer",
     "arrays": "Batches of arrays by every peer",
     "decode": "JPEG decoded by every peer",
     "crop": "JPEG decoded, random resized crop to 224 and flip, by every peer",
+    "train": "Training a small CNN on crops of JPEGs",
     "random": "Random access to 10,000 samples by every peer",
     "write": "Writing by every peer",
     "index": "Indexing by every peer",
@@ -27,12 +45,12 @@ TITLES = {
     "cold": "Raw iteration by every peer, page cache dropped",
 }
 
-WHY = {  # why ours may be slower
-    "decode photos500": "Decoding takes most of the time; the row `simplejpeg` is our decoder alone. DALI's own build "
-    "of libjpeg-turbo decodes pictures of this size to the same pixels in less time.",
-    "write raw-2k": "A tar needs 512 bytes and padding for each member: 3,584 bytes per sample here, where columns and "
-    "records take 2,056.",
-    "cold raw-110k": "The disk takes most of the time, and varies more between rounds than between peers.",
+
+ABSENT = {  # what was tried -> why it is not among the peers
+    "torchvision.io.decode_jpeg": "its library of images does not load beside torch's CPU build, as it needs CUDA's; "
+    "`torchvision` is measured with Pillow and simplejpeg",
+    "torchcodec": "its library of images does not load beside torch's CPU build either",
+    "obstore": "reads objects, no samples; measured with them below, in Remote",
 }
 
 
@@ -51,7 +69,8 @@ def table(rows: list[Row], task: str) -> list[str]:
     """Return a setting's table: each peer's best number of workers."""
     times, ours = task in TIMES, bests(rows, task)
     unit = "ms" if times else "samples/s"
-    heads = ["peer", *["workers"] * ("workers" in ours[0]), unit, "from .. to"]
+    heads = ["peer", *["decoder"] * any("decoder" in row for row in ours)]
+    heads += [*["workers"] * ("workers" in ours[0]), unit, "from .. to"]
     heads += ["MB/s"] * (task == "write") + ["first round, s", "CPU s / 1,000"] * (not times and task != "cold")
     heads += ["peak MiB"] * ("peak" in ours[0]) + ["right"] * (task not in ("first", "cold")) + ["ours / this"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
@@ -60,6 +79,7 @@ def table(rows: list[Row], task: str) -> list[str]:
         form = "{:,.1f}" if times else "{:,.0f}"
         cells = {
             "peer": row["peer"],
+            "decoder": row.get("decoder", ""),
             "workers": row.get("workers"),
             unit: form.format(median(values)),
             "from .. to": " .. ".join(map(form.format, (min(values), max(values)))),
@@ -76,7 +96,7 @@ def table(rows: list[Row], task: str) -> list[str]:
 
 def by_workers(part: dict[str, Any]) -> list[str]:
     """Return the compact table of every setting and number of workers."""
-    task, peers = part["task"], list(dict.fromkeys(row["peer"] for row in part["rows"]))
+    task, peers = part["task"], list(dict.fromkeys(map(named, part["rows"])))
     columns = list(dict.fromkeys((settings(row), row.get("workers")) for row in part["rows"]))
     if len(columns) < 2:
         return []
@@ -87,7 +107,7 @@ def by_workers(part: dict[str, Any]) -> list[str]:
         "|---" * (len(columns) + 1) + "|",
     ]
     for peer in peers:
-        own = {(settings(row), row.get("workers")): row for row in part["rows"] if row["peer"] == peer}
+        own = {(settings(row), row.get("workers")): row for row in part["rows"] if named(row) == peer}
         cells = [cell(own[column], task) if column in own else "" for column in columns]
         lines.append(f"| {peer} | {' | '.join(cells)} |")
     return [*lines, ""]
@@ -120,35 +140,46 @@ def reasons(part: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def heading(part: dict[str, Any], setting: str) -> str:
-    return f"**{part['set']}{', ' * bool(setting)}{setting}**"
-
-
-def summary(parts: list[dict[str, Any]]) -> list[str]:
-    """Return the summary table of all tasks and peers, and how it was made."""
-    asked = {peer for part in parts for peer in part["versions"]}
-    peers = [peer.name for peer in all_peers() if peer.name in asked.difference(FORMS)]
-    lines = [f"{parts[0]['machine']}.", "", *HOW, ""] if parts else []
-    lines += [f"| | {OURS} | {' | '.join(peers)} |", "|---" * (len(peers) + 2) + "|"]
+def summary(parts: list[dict[str, Any]], page: Path) -> list[str]:
+    """Return the summary of all tasks and peers; the rows of parts that were not measured now stay as in *page*."""
+    table, versions = glance(page), known_versions(page)
     for part in parts:
-        for setting, rows in groups(part):
-            chosen = {row["peer"]: row for row in bests(rows, part["task"])}
-            own = mine(rows, part["task"])
-            cells = [cell(own, part["task"]) if own else ""]
-            for peer in peers:
-                right = peer in chosen and chosen[peer].get("checked", "yes") in YES
-                told = marked(chosen[peer], list(chosen.values()), part["task"]) if peer in chosen else "·"
-                cells.append(told if right or told == "·" else f"{told} (wrong)")
-            name = ", ".join(filter(None, [part["task"], part["set"], setting]))
-            lines.append(f"| {name} | {' | '.join(cells)} |".replace("behind: ", ""))
-    versions = {peer: packages for part in parts for peer, packages in part["versions"].items() if packages}
-    return [*lines, "", "Versions:", "", *(f"- {peer}: {', '.join(each)}" for peer, each in versions.items())]
+        task, day = part["task"], part["machine"].rpartition("; ")[2]
+        table = {name: cells for name, cells in table.items() if name.split(", ")[:2] != [task, part["set"]]}
+        for setting, view, rows in groups(part):
+            cells = {"measured": day, OURS: cell(mine(rows, task), task)}
+            for row in reversed(bests(rows, task)):  # the best decoder is the last to be set
+                if row["peer"] not in FORMS:
+                    wrong = "" if row.get("checked", "yes") in YES else " (wrong)"
+                    cells[row["peer"]] = f"{marked(row, rows, task)}{wrong}".replace("behind: ", "")
+            table[line_name(part, setting, view)] = cells
+        versions |= {peer: ", ".join(packages) for peer, packages in part["versions"].items() if packages}
+    order = [f"{task}, {name}" for task, name in PARTS]
+    names = sorted(table, key=lambda name: order.index(", ".join(name.split(", ")[:2])))
+    used = {peer for cells in table.values() for peer in cells}
+    columns = ["measured", OURS, *(name for name in PEERS if name in used and name not in FORMS)]
+    lines = [f"{parts[0]['machine']}.", "", *HOW, ""] if parts else []
+    lines += [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(table[name].get(column, '·') for column in columns)} |" for name in names]
+    return [*lines, "", "Versions:", "", *(f"- {peer}: {versions[peer]}" for peer in sorted(versions))]
+
+
+def line_name(part: dict[str, Any], setting: str, view: str) -> str:
+    return ", ".join(filter(None, [part["task"], part["set"], setting, view]))
+
+
+def known_versions(page: Path) -> dict[str, str]:
+    text = page.read_text() if page.exists() else ""
+    told = text.partition("Versions:\n\n")[2].partition("\n\n")[0]
+    return dict(line.removeprefix("- ").split(": ", 1) for line in told.splitlines())
 
 
 HOW = [
-    "Each cell says how many times as fast as this peer tarshards is, each with its best number of workers, and "
-    "tarshards with the faster of single samples and rows of arrays. **Bold**: tarshards is slower. "
-    "·: the peer cannot do this or failed; the tables say why. (wrong): the peer delivered wrong samples.",
+    "Each cell says how many times as fast as this peer tarshards is, each with its best number of workers. Like is "
+    "compared with like: samples (dicts, tuples) with samples, *rows* (the bytes of a batch in one array) with rows; "
+    "*un-indexed* is a stream of plain tars without indexes; *2 processes*: each with two worker processes; of "
+    "decoders, a peer's best. **Bold**: tarshards is slower. ·: the peer cannot do this, failed (the tables say why) "
+    "or was not measured. (wrong): the peer delivered wrong samples.",
     "",
     "Every peer runs in a process and an environment of its own, in its best configuration (`benchmarks/peers`). In "
     "each setting, the first epoch includes opening the loader and is reported separately. Then follow 5 rounds (3 if "
@@ -163,47 +194,53 @@ HOW = [
 
 def ranking(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str]:
     """Return how the order of the peers in this run compares with the run before."""
-    earlier = {(part["task"], part["set"], setting): rows for part in before for setting, rows in groups(part)}
+    earlier = {line_name(part, setting, view): rows for part in before for setting, view, rows in groups(part)}
     lines = ["Pairs of peers that two runs of the suite ranked in the same order, by the medians of the tables.", ""]
     lines += ["| | pairs | in the same order | in the other (how far apart in this run) |", "|---|---|---|---|"]
     for part in now:
-        for setting, rows in groups(part):
-            task, old = part["task"], earlier.get((part["task"], part["set"], setting), [])
-            was = {row["peer"]: speed(row, task) for row in bests(old, task)}
-            here = {row["peer"]: speed(row, task) for row in bests(rows, task) if row["peer"] in was}
+        for setting, view, rows in groups(part):
+            task, name = part["task"], line_name(part, setting, view)
+            was = {named(row): speed(row, task) for row in bests(earlier.get(name, []), task)}
+            here = {named(row): speed(row, task) for row in bests(rows, task) if named(row) in was}
             pairs = list(combinations(sorted(here, key=here.__getitem__, reverse=True), 2))
             turned = [(a, b) for a, b in pairs if was[a] < was[b]]
             told = ", ".join(f"{a} and {b} ({number(here[a] / here[b])} x)" for a, b in turned)
-            name = ", ".join(filter(None, [task, part["set"], setting]))
             lines.append(f"| {name} | {len(pairs)} | {len(pairs) - len(turned)} | {told} |")
     return lines
 
 
 def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the sections of the report, one per task."""
+    """Return the sections of the report, one per part."""
     made: dict[str, list[str]] = {}
     for part in parts:
-        lines = made.setdefault(TITLES[part["task"]], [f"![{part['task']}](plots/{part['task']}.png)", ""])
+        task = part["task"]
+        lines = made[title(task, part["set"])] = [f"![{task}](plots/{task}-{part['set']}.png)", ""]
         lines += [f"{part['count']:,} samples of {part['set']}. {part['machine']}.", ""]
         if apart := part.get("apart"):
             lines += [f"Measured later, in a separate run: {', '.join(apart)}.", ""]
         if resident := max((row.get("resident", 0) for row in part["rows"]), default=0):
             lines += [f"Bytes of the files still in the page cache: at most {100 * resident:.1f} %.", ""]
-        for setting, rows in groups(part):
-            if rows:
-                shown = table(rows, part["task"])
-                lines += [heading(part, setting), "", *shown]
-                why = WHY.get(f"{part['task']} {part['set']}")
-                if why and any("behind" in line for line in shown):
-                    lines += [f"Why tarshards is slower: {why}", ""]
+        for setting, view, rows in groups(part):
+            if view not in (UNINDEXED, PROCESSES):  # whose rows are in the other tables
+                shown = table(rows, task)
+                lines += [f"**{', '.join(filter(None, [part['set'], setting, view]))}**", "", *shown]
+                if any("behind" in line for line in shown):
+                    lines += [f"Why tarshards is slower: {why(line_name(part, setting, view))}", ""]
         lines += [*by_workers(part), *reasons(part)]
     return made
+
+
+def title(task: str, name: str) -> str:
+    return f"{TITLES[task]}: {name}"
 
 
 def main(root: Path = ROOT, page: Path = RESULTS) -> None:
     """Make the report from the results below *root*: sections at the top of *page*, and plots beside it."""
     parts, before = load(root), load(root, "previous")
-    report = {"The suite at a glance": summary(parts), **sections(parts), "What faults do": faults.lines()}
+    report = {"The suite at a glance": summary(parts, page), **sections(parts)}
+    report["What could not be had"] = [f"- {what}: {reason}." for what, reason in ABSENT.items()]
+    if faults.RESULTS.exists() or not page.exists():
+        report["What faults do"] = faults.lines()
     if before:
         report["The ranking of two runs"] = ranking(parts, before)
     put(report, page, first=True)

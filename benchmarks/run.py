@@ -1,9 +1,10 @@
 """Run all benchmarks, or those of one name; this is the program behind `make bench`.
 
-`make bench` runs the suite, the faults, the single programs and the report. `make bench ONLY=NAME` runs one of them:
-core (the ratios that must not get worse; exit 1 if one falls short), smoke (a small, quick run of all but the single
-programs that only checks), suite, faults, report, a task of the suite, or a single program. PEERS=a,b restricts the
-suite to some peers.
+`make bench` runs the suite, the faults, the single programs and the report, which also writes the README's tables.
+`make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
+small, quick run of all but the single programs that only checks), suite, readme (the parts of the suite that the
+README's tables show, for the peers in them), faults, report, a task of the suite, a part of it such as stream,raw-1m,
+or a single program; of several in quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import faults
 import figures
+import readme
 import report
 import suite
 from environments import all_peers
@@ -30,12 +32,14 @@ PROGRAMS = (
     "sort",
     "jobs",
     "shuffle",
+    "handover",
     "planning",
     "remote",
     "start",
     "stages",
+    "formats",
 )
-TASKS = {task for task, _ in suite.PARTS}
+TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
 def smoke() -> None:
@@ -54,28 +58,30 @@ def program(name: str) -> int:
     return subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode
 
 
-def main(only: str, names: list[str]) -> None:
-    """Run the benchmarks of this name; "" runs all."""
-    if only == "smoke":
+def main(only: list[str], names: list[str]) -> None:
+    """Run the benchmarks of these names; of none, all."""
+    known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS}
+    if unknown := sorted({*only} - known):
+        raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+    if "smoke" in only:
         smoke()
-    if only == "core":
-        raise SystemExit(program("core"))
-    known = {"", "suite", "faults", "report", *TASKS, *PROGRAMS}
-    if only not in known:
-        raise SystemExit(f"no benchmark {only!r}; there are: core, smoke, {', '.join(sorted(known - {''}))}")
-    if only in ("", "suite", *TASKS):
-        suite.main([only] if only in TASKS else [], names)
-    if only in ("", "faults"):
+    parts = [part for part in suite.PARTS if not only or {"suite", part[0], ",".join(part)} & {*only}]
+    if "readme" in only:
+        parts, names = readme.parts(), names or [*figures.FORMS, *readme.peers()]
+    if parts:
+        suite.main(parts, names)
+    if not only or "faults" in only:
         faults.main([peer for peer in all_peers() if not names or peer.name in names])
-    if only in ("", "suite", "faults", "report", *TASKS):
+    if parts or {"report", "faults"} & {*only}:
         report.main()
-    failed = [name for name in PROGRAMS if only in ("", name) and program(name)]
+        readme.main()
+    failed = [name for name in ("core", *PROGRAMS) if name in (only or PROGRAMS) and program(name)]
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("only", nargs="?", default="", help="core, smoke, suite, faults, report, a task or a program")
+    parser.add_argument("only", nargs="*", help="core, smoke, suite, readme, faults, report, tasks, parts, programs")
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()
     main(options.only, [name for name in options.peers.split(",") if name])

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 Sample = dict[str, str | bytes]  # "__key__", and each field's bytes
-SHARDS, SMOKE, PLACES = 4, 200, 10_000
+SHARDS, SMOKE, PLACES = {"shards-10k": 10_000}, 200, 10_000  # shards: else 4; samples of a smoke run; random access
+FIELDS = {  # those that are compared, beside the label cls
+    "raw": ("bin",),
+    "five": ("bin", "txt", "json", "npy"),
+    "text": ("txt",),
+    "otto": ("x.npy",),
+    "cifar": ("rgb",),
+    "jpeg": ("jpg",),
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Data:
     """A set, as passed to a peer's functions."""
 
     name: str  # "raw-2k"
-    kind: str  # the fields: raw: bin, cls; text: txt, cls; otto: x.npy, cls; cifar: rgb, cls; jpeg: jpg, cls
+    kind: str  # which fields beside cls: one of FIELDS
     count: int  # samples
     urls: tuple[str, ...]  # the plain tar shards: paths, or http URLs
     folder: Path  # for this peer only: its own format of the set, an index, a cache
@@ -59,6 +67,17 @@ def raw(size: int) -> Callable[[int], Iterator[Any]]:
             yield {"bin": rng.randbytes(size), "cls": i % 1000}
 
     return fields
+
+
+def five(count: int) -> Iterator[Any]:
+    """A small picture's bytes, a caption, metadata, an embedding and a label."""
+    import numpy as np
+
+    rng = random.Random("five")
+    for i in range(count):
+        embedding = np.array([rng.random() for _ in range(16)], np.float32)
+        about = {"row": i, "source": f"{rng.getrandbits(64):016x}"}
+        yield {"bin": rng.randbytes(2048), "txt": f"caption {i}", "json": about, "npy": embedding, "cls": i % 1000}
 
 
 def text(count: int) -> Iterator[Any]:
@@ -119,11 +138,16 @@ def photos(width: int, height: int) -> Callable[[int], Iterator[Any]]:
 
 SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "raw-2k": ("raw", 10_000, raw(2048)),
+    "raw-2k-200k": ("raw", 200_000, raw(2048)),
     "raw-110k": ("raw", 1_500, raw(110 * 1024)),
+    "raw-1m": ("raw", 250, raw(1 << 20)),
+    "five": ("five", 10_000, five),
+    "shards-10k": ("raw", 20_000, raw(1024)),
     "text": ("text", 5_000, text),
     "otto": ("otto", 20_000, otto),
     "cifar": ("cifar", 10_000, cifar),
     "photos256": ("jpeg", 600, photos(256, 256)),
+    "photos256-1k": ("jpeg", 1_000, photos(256, 256)),
     "photos500": ("jpeg", 250, photos(500, 375)),
 }
 
@@ -142,7 +166,7 @@ def make(name: str, root: Path, *, smoke: bool = False) -> Path:
     part = folder.with_name(f"{name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    with ShardWriter(f"{part}/{name}-{{shard:06d}}.tar", max_samples=-(-count // SHARDS)) as writer:
+    with ShardWriter(f"{part}/{name}-{{shard:06d}}.tar", max_samples=-(-count // SHARDS.get(name, 4))) as writer:
         for i, sample in enumerate(fields(count)):
             writer.write({"__key__": f"{i:08d}", **sample})
     urls = tuple(map(str, sorted(part.glob("*.tar"))))

@@ -20,7 +20,10 @@ from sets import Data, make
 ROOT = DATA / "suite"
 PARTS = (  # a task and a set, measured together and saved in one file
     ("stream", "raw-2k"),
+    ("stream", "raw-2k-200k"),
     ("stream", "raw-110k"),
+    ("stream", "raw-1m"),
+    ("stream", "five"),
     ("stream", "text"),
     ("arrays", "otto"),
     ("arrays", "cifar"),
@@ -28,6 +31,7 @@ PARTS = (  # a task and a set, measured together and saved in one file
     ("decode", "photos500"),
     ("crop", "photos256"),
     ("crop", "photos500"),
+    ("train", "photos256-1k"),
     ("random", "raw-2k"),
     ("random", "raw-110k"),
     ("write", "raw-2k"),
@@ -35,17 +39,28 @@ PARTS = (  # a task and a set, measured together and saved in one file
     ("index", "raw-2k"),
     ("index", "raw-110k"),
     ("first", "raw-2k"),
+    ("first", "shards-10k"),
     ("resume", "raw-2k"),
     ("cold", "raw-110k"),
 )
-SMOKE = ("raw-2k", "otto", "photos256")  # the sets of a smoke run
+SMOKE = ("raw-2k", "five", "otto", "photos256", "photos256-1k")  # the sets of a smoke run
+TARS = {"tarshards", "tarshards_rows", "tarshards_unindexed", "webdataset", "dali"}  # which read plain tars
+FORMATS = {"ffcv", "litdata", "streaming", "grain", "lance"}
+FEW = {  # tasks and sets that only some peers are measured on
+    "train": {"tarshards", "tarshards_loader", "ffcv", "litdata", "streaming", "torchvision", "webdataset"},
+    "raw-2k-200k": TARS | FORMATS,
+    "raw-1m": TARS | FORMATS | {"torch_files"},
+    "five": TARS | FORMATS | {"torch_files"},
+    "shards-10k": TARS,
+}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "stream": [{"shuffled": False}, {"shuffled": True}],
     "otto": [{"size": 1024}],
     "cifar": [{"size": 128}, {"size": 1024}],
-    "cold": [{"shuffled": False}],
+    "cold": [{"shuffled": False}, {"shuffled": True}],
 }
-WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2)}
+WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2), "train": (2,)}
+WORKERS |= {"raw-2k-200k": (0,), "raw-1m": (0, 2), "five": (0,), "shards-10k": (0,)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
 LEAST = 0.2  # minimum seconds of a round
 ROUNDS = {0.3: 5, 1.2: 3, float("inf"): 2}  # if an epoch takes less than this many seconds
@@ -66,8 +81,9 @@ class Suite:
     def measure(self, task: str, name: str) -> dict[str, Any]:
         """Measure one part; return what is saved."""
         make(name, self.root, smoke=self.smoke)
-        cannot = {peer.name: reason for peer in self.peers if (reason := peer.reason(task))}
-        able = [peer for peer in self.peers if not peer.reason(task)]
+        asked = [peer for peer in self.peers if peer.name in FEW.get(task, FEW.get(name, {peer.name}))]
+        cannot = {peer.name: reason for peer in asked if (reason := peer.reason(task))}
+        able = [peer for peer in asked if not peer.reason(task)]
         failed = {peer.name: str(error) for peer in able if isinstance(error := self.pythons[peer.file], OSError)}
         contenders = [Contender(p, str(self.pythons[p.file]), name, self.root) for p in able if p.name not in failed]
         try:
@@ -75,7 +91,7 @@ class Suite:
         finally:
             for contender in contenders:
                 contender.end()
-        versions = {peer.name: list(peer.packages) for peer in self.peers}
+        versions = {peer.name: list(peer.packages) for peer in asked}
         kept = {"task": task, "set": name, "count": len(contenders[0].entries) if contenders else 0, "rows": rows}
         return kept | {
             "cannot": cannot,
@@ -90,7 +106,7 @@ class Suite:
         numbers = WORKERS.get(name) or WORKERS.get(task, (None,))
         for settings in SETTINGS.get(task) or SETTINGS.get(name) or [{}]:
             for workers in numbers:
-                if self.smoke and workers == 1:
+                if self.smoke and (workers == 1 or (workers == 0 and task in ("decode", "crop"))):
                     continue
                 runs = []
                 for contender in contenders:
@@ -98,7 +114,8 @@ class Suite:
                     if workers == 0 and contender.peer.threaded(task):  # threads: there is no 0
                         own = None if 1 in numbers else 1
                     if workers is None or own is not None:
-                        runs.append(Run(contender, task, settings if own is None else {**settings, "workers": own}))
+                        chosen = settings if own is None else {**settings, "workers": own}
+                        runs += [Run(contender, task, chosen, decoder) for decoder in contender.peer.decoders_of(task)]
                 words = [f"{key}={value}" for key, value in settings.items()]
                 words += [f"workers={workers}"] * (workers is not None)
                 self.say(" ".join([task, name, *words, f"({len(runs)} peers)"]))
@@ -243,15 +260,17 @@ def keep(measured: dict[str, Any], root: Path, apart: Iterable[str] = ()) -> Non
     path.write_text(json.dumps(measured, indent=1))
 
 
-def main(tasks: Iterable[str] = (), names: Iterable[str] = (), *, smoke: bool = False, root: Path = ROOT) -> None:
-    """Measure the parts of these tasks (default: all) for these peers (default: all), and save results below *root*."""
-    tasks, names = set(tasks), set(names)
+def main(
+    parts: Iterable[tuple[str, str]] = PARTS, names: Iterable[str] = (), *, smoke: bool = False, root: Path = ROOT
+) -> None:
+    """Measure these parts for these peers (default: all), and save the results below *root*."""
+    names = set(names)
     peers = [peer for peer in all_peers() if (not names or peer.name in names) and (not smoke or is_here(peer))]
     suite = Suite(root, peers, {}, smoke=smoke)
     here = {peer.file: sys.executable for peer in peers}
     suite.pythons = here if smoke else make_all(peers, suite.say)
-    for task, name in PARTS:
-        if (not tasks or task in tasks) and (not smoke or name in SMOKE):
+    for task, name in parts:
+        if not smoke or name in SMOKE:
             keep(suite.measure(task, name), root, names)
     suite.say("measured")
 

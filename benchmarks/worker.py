@@ -21,6 +21,7 @@ from typing import Any
 HERE = str(Path(__file__).parent)
 sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # after the peers' imports
 
+import training  # noqa: E402
 from checks import entries  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
 from sets import Data, drawn_places, read_samples  # noqa: E402
@@ -42,7 +43,7 @@ class Worker:
     """A peer on one set; each method is a call that the runner can request."""
 
     def __init__(self, peer: Any):
-        self.peer, self.loader, self.samples = peer, None, []
+        self.peer, self.loader, self.samples, self.step = peer, None, [], None
 
     def use(self, urls: list[str], folder: str, **data: Any) -> None:
         """Switch to another set."""
@@ -57,20 +58,23 @@ class Worker:
 
     def open(self, task: str, **options: Any) -> float:
         """Make a loader; return the seconds it took."""
-        self.task = task
+        self.task = "crop" if task == "train" else task
+        self.step = training.make_step() if task == "train" else None
         begun = time.perf_counter()
         if task == "random":
             self.loader = Lookup(self.peer.places(self.data), self.data.count)
         else:
-            self.loader = getattr(self.peer, task)(self.data, **options)
+            self.loader = getattr(self.peer, self.task)(self.data, **options)
         return time.perf_counter() - begun
 
     def epoch(self, repeats: int = 1) -> dict[str, float]:
         """Run *repeats* epochs; return their wall and CPU seconds and samples, in total."""
-        size, samples = getattr(self.peer, "size", None), 0
+        size, pair, samples = getattr(self.peer, "size", None), getattr(self.peer, "pair", tuple), 0
         cpu, begun = cpu_seconds(), time.perf_counter()
         for _ in range(repeats):
-            if size is None:
+            if self.step is not None:
+                samples += sum(self.step(*pair(item)) for item in self.loader)
+            elif size is None:
                 last = deque(enumerate(self.loader, 1), maxlen=1)
                 samples += last[0][0] if last else 0
             else:

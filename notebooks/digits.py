@@ -15,7 +15,6 @@ import click
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import default_collate
 from tqdm import tqdm
 
 from tarshards import Ledger, ShardDataset, ShardLoader, ShardWriter
@@ -95,8 +94,7 @@ def train(folder: str, *, seed: int, epochs: int, ledger: Ledger) -> Iterator[fl
     )
     held_out = ShardDataset(f"{folder}/{TEST}", on_error=ledger).decode("torchl").to_tuple("png", "cls")
     seen_batches, held_out_batches = [
-        ShardLoader(dataset, 32, num_workers=2, persistent_workers=True, collate_fn=default_collate)
-        for dataset in (seen, held_out)
+        ShardLoader(dataset, 32, num_workers=2, persistent_workers=True) for dataset in (seen, held_out)
     ]
     model = classifier()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)

@@ -1,7 +1,8 @@
 """Datasets in plain tar shards: streamed into training, piped through Unix tools, nothing lost silently.
 
 The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
-``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``, ``cli``.
+``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``,
+``formats``, ``catalog``, ``cli``, ``webdataset``.
 
 Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pillow or fsspec.
 """
@@ -13,6 +14,8 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tarshards import webdataset
+    from tarshards.catalog import Catalog
     from tarshards.epoch.plan import EpochPlan
     from tarshards.epoch.proportions import Mixture
     from tarshards.epoch.world import World
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
         UrlError,
         WorldError,
     )
+    from tarshards.formats.exporting import export_dataset
+    from tarshards.formats.importing import import_dataset
+    from tarshards.formats.msgpack_shards import read_msgpack, write_msgpack
     from tarshards.index.access import IndexedShards
     from tarshards.index.build import build_index
     from tarshards.index.sidecar import Index
     from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment, readers
     from tarshards.loaders.arrays.loader import ArrayLoader
-    from tarshards.loaders.torch.dataset import ShardDataset
+    from tarshards.loaders.torch.dataset import ShardDataset, torch_iterable
     from tarshards.loaders.torch.loader import ShardLoader
     from tarshards.samples.codecs.registry import decoder, encoder
     from tarshards.samples.ledger import Ledger
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
     from tarshards.storage.opening import open_shard, open_url
     from tarshards.storage.remote import Remote
     from tarshards.stream import ops
+    from tarshards.stream.collate import collate
     from tarshards.stream.mix import mix
     from tarshards.stream.stream import Stream
     from tarshards.tar.read import Member, read_members
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
     __all__ = [
         "ArrayLoader",
         "AuditError",
+        "Catalog",
         "DecodeError",
         "EncodeError",
         "EpochPlan",
@@ -82,20 +90,27 @@ if TYPE_CHECKING:
         "WorldError",
         "augment",
         "build_index",
+        "collate",
         "decoder",
         "encoder",
         "expand_urls",
+        "export_dataset",
         "group_members",
+        "import_dataset",
         "map_shards",
         "mix",
         "open_shard",
         "open_url",
         "ops",
         "read_members",
+        "read_msgpack",
         "read_samples",
         "readers",
         "reshard",
+        "torch_iterable",
+        "webdataset",
         "write_dataset",
+        "write_msgpack",
         "write_samples",
     ]
 
@@ -107,8 +122,10 @@ _NAMESPACES = {
     "dali": "loaders.dali",
     "ops": "stream.ops",
     "readers": "loaders.arrays.readers",
+    "webdataset": "webdataset",
 }
 _MODULE_OF = {
+    "Catalog": "catalog",
     "EpochPlan": "epoch.plan",
     "Mixture": "epoch.proportions",
     "World": "epoch.world",
@@ -124,11 +141,16 @@ _MODULE_OF = {
     "TarshardsError": "errors",
     "UrlError": "errors",
     "WorldError": "errors",
+    "export_dataset": "formats.exporting",
+    "import_dataset": "formats.importing",
+    "read_msgpack": "formats.msgpack_shards",
+    "write_msgpack": "formats.msgpack_shards",
     "IndexedShards": "index.access",
     "build_index": "index.build",
     "Index": "index.sidecar",
     "ArrayLoader": "loaders.arrays.loader",
     "ShardDataset": "loaders.torch.dataset",
+    "torch_iterable": "loaders.torch.dataset",
     "ShardLoader": "loaders.torch.loader",
     "decoder": "samples.codecs.registry",
     "encoder": "samples.codecs.registry",
@@ -139,6 +161,7 @@ _MODULE_OF = {
     "open_shard": "storage.opening",
     "open_url": "storage.opening",
     "Remote": "storage.remote",
+    "collate": "stream.collate",
     "mix": "stream.mix",
     "Stream": "stream.stream",
     "Member": "tar.read",
@@ -151,7 +174,8 @@ _MODULE_OF = {
     "write_samples": "write.shards",
 }
 #: What some of these names need that may not be installed.
-_NEEDED = {"ShardDataset": "torch", "ShardLoader": "torch", "dali": "nvidia.dali"}
+_NEEDED = {"dali": "nvidia.dali"}
+_NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webdataset"), "torch")
 
 
 def __getattr__(name: str) -> Any:

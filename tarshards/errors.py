@@ -258,3 +258,25 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Say whether calling *function* gives a coroutine: an ``async def``, an object with one, a partial of either.
+
+    >>> is_coroutine_function(str)
+    False
+    """
+    from functools import partial
+    from inspect import iscoroutinefunction
+
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or (callable(function) and iscoroutinefunction(type(function).__call__))
+
+
+def check_function(function: Any, caller: str) -> None:
+    """Raise TypeError, which names *caller*, for what is no function, or one whose coroutines nobody would await."""
+    if not callable(function):
+        raise TypeError(f"{caller} takes a function, not {shortened(function)}")
+    if is_coroutine_function(function):
+        raise TypeError(f"{caller} does not await the async function {function!r}; use async_map()")

@@ -229,28 +229,6 @@ class EventLoop(Executor):
             self._thread.join()
 
 
-def is_coroutine_function(function: Any) -> bool:
-    """Say whether calling *function* gives a coroutine: an ``async def``, an object with one, a partial of either.
-
-    >>> is_coroutine_function(str)
-    False
-    """
-    from functools import partial
-    from inspect import iscoroutinefunction
-
-    while isinstance(function, partial):
-        function = function.func
-    return iscoroutinefunction(function) or (callable(function) and iscoroutinefunction(type(function).__call__))
-
-
-def check_function(function: Any, caller: str) -> None:
-    """Raise TypeError, which names *caller*, for what is no function, or one whose coroutines nobody would await."""
-    if not callable(function):
-        raise TypeError(f"{caller} takes a function, not {shortened(function)}")
-    if is_coroutine_function(function):
-        raise TypeError(f"{caller} does not await the async function {function!r}; use async_map()")
-
-
 class _Call(Future[Any]):
     """A future whose cancelling ends the process that is at it."""
 
@@ -339,6 +317,9 @@ class ProcessPool(Executor):
         process.close()
 
 
+_FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+
+
 class _Process:
     """A process and the pipe to it."""
 
@@ -350,19 +331,25 @@ class _Process:
         import multiprocessing
 
         context: Any = multiprocessing.get_context()
+        forks = context.get_start_method() == "fork"
         with self._one_at_a_time:
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-                self._process.start()
+                # Of what is forked, our handlers would be called in the hooks of the fork, which lose what they raise.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
+                try:
+                    self._process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
             except BaseException:
-                self._pipe.close()  # by which it ends: SIGTERM is lost on a process that has only been forked
+                self._pipe.close()  # by which it ends
                 raise
             finally:
                 theirs.close()
         self.dead = False
         # Where they are not forked, processes first import the main module.
-        self._imports = context.get_start_method() != "fork"
+        self._imports = not forks
 
     def ask(self, work: Any) -> Any:
         """Return the result of a call, or raise what it raised; OpError if the process died of it."""
@@ -411,6 +398,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
     theirs.close()  # a forked copy would keep our own end open
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FROM_THE_PARENT)
     while True:
         try:
             work = pipe.recv()

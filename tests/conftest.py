@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
@@ -24,15 +25,23 @@ from tarshards import ShardWriter, TarWriter
 from tarshards.index.build import build_index
 
 # What is all torch's; the stand-ins of with_torch.py skip single tests.
-collect_ignore_glob = ["*test_demo.py", "*test_notebooks.py", "*test_tensors.py", "*test_torch_*.py", "*training.py"]
+collect_ignore_glob = [
+    "*compat/*",
+    "*test_demo.py",
+    "*test_guides.py",
+    "*test_notebooks.py",
+    "*test_tensors.py",
+    "*test_torch_*.py",
+    "*training.py",
+]
 if find_spec("torch"):
-    collect_ignore_glob = []
+    collect_ignore_glob = ["*compat/scripts.py"]  # which begins a rank
 
 # No test outlives a power loss, and a disk takes milliseconds to flush a file.
 os.fsync = lambda descriptor: None
 
 # A busy machine is no failure.
-settings.register_profile("tarshards", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tarshards", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tarshards")
 
 
@@ -97,6 +106,14 @@ for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGH
         signal.signal(number, handler)
 
 BIN = Path(__file__).parents[1] / "bin"
+KILLED = 9
+
+
+@pytest.fixture(autouse=True)
+def _brief_joins():
+    """Let DataLoaders whose loops were left give their workers half a second to end, not five: most need the signal."""
+    if utils := sys.modules.get("torch.utils.data._utils"):
+        utils.MP_STATUS_CHECK_INTERVAL = 0.5
 
 
 @pytest.fixture
@@ -108,6 +125,13 @@ def memory():
     store.store.clear()
     yield store
     store.store.clear()
+
+
+@pytest.fixture
+def squirrel(monkeypatch):
+    """Squirrel's package, which `make test-interop` installs in a folder of its own."""
+    monkeypatch.syspath_prepend(Path(sys.prefix, "squirrel"))
+    pytest.importorskip("squirrel", reason="squirrel-core is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -199,5 +223,43 @@ def interrupt(tmp_path, path_with_tools):
         assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors
         assert "Traceback" not in errors
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+    return run
+
+
+@pytest.fixture
+def kill_at():
+    """Return a function that calls another in a process, which dies before or after its change *step* of a name.
+
+    It returns 0 where the call ended before that, and raises where it failed.
+    """
+
+    def run(function: Callable[[], object], step: int, place: str) -> int:
+        child = os.fork()
+        if child:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert status in (0, KILLED)
+            return status
+        left = step
+
+        def dying(change):
+            def call(*arguments, **options):
+                nonlocal left
+                if left == 0 and place == "before":
+                    os._exit(KILLED)
+                result = change(*arguments, **options)
+                if left == 0:
+                    os._exit(KILLED)
+                left -= 1
+                return result
+
+            return call
+
+        try:
+            os.replace, os.unlink = dying(os.replace), dying(os.unlink)
+            function()
+            os._exit(0)
+        finally:
+            os._exit(1)
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socketserver
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Answer:
     most: int | None = None  # bytes of a range
     length: int = 0  # added to Content-Length
     pace: int = 1 << 30  # bytes sent at once
+    pause: float = 0.0  # seconds after each of these
     cut: int | None = None
     # "reset", "stall", "keep" to go on with the connection, "drop" to close it without a word, and "drain" to read what
     # the request still sends, and forget it
@@ -41,7 +43,7 @@ class Answer:
             return self.raw
         body = body if self.body is None else self.body
         headers = [*self.headers]
-        headers += [] if self.end in ("keep", "drop") else [("Connection", "close")]
+        headers += [] if self.end in ("keep", "drop", "stall") else [("Connection", "close")]
         headers += [("ETag", self.etag)] if self.etag else []
         headers += [("Last-Modified", self.modified)] if self.modified else []
         status, part = self.status, body
@@ -118,6 +120,7 @@ class _Handler(socketserver.StreamRequestHandler):
         raw = raw if answer.cut is None else raw[: answer.cut]
         for at in range(0, len(raw), answer.pace):
             self.request.sendall(raw[at : at + answer.pace])
+            script.stopped.wait(answer.pause)
         if answer.end == "stall":
             script.stopped.wait(5)
         elif answer.end == "drain":
@@ -142,10 +145,15 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def serving(script: Server | None = None) -> Iterator[Server]:
+def serving(script: Server | None = None, certificate: str | None = None) -> Iterator[Server]:
+    """Serve *script*; by TLS, if there is a file with a *certificate* and its key."""
     with _Listener(("127.0.0.1", 0), _Handler) as listener:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            listener.socket = context.wrap_socket(listener.socket, server_side=True)
         listener.script = script or Server()
-        listener.script.url = f"http://127.0.0.1:{listener.server_address[1]}"
+        listener.script.url = f"http{'s' if certificate else ''}://127.0.0.1:{listener.server_address[1]}"
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from urllib.parse import unquote
 class Site:
     """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent.
 
-    What is PUT is stored, unless *refusal*, a status, says no.
+    What is PUT is stored, unless *refusal*, a status, says no. What is to GET is held back until no more was asked for
+    within *hold* seconds, and then sent all together: a round.
     """
 
     folder: Path
@@ -24,12 +26,25 @@ class Site:
     ranges: bool = True
     etag: str = '"v1"'
     refusal: int | None = None
+    hold: float = 0
+    rounds: int = 0
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     bytes: int = 0
+    _last: float = 0
 
     def clear(self) -> None:
         self.requests.clear()
         self.bytes = 0
+
+    def wait(self, asking: threading.Condition) -> None:
+        """Wait for the end of the round."""
+        with asking:
+            this, self._last = self.rounds, time.monotonic()
+            while self.rounds == this and (left := self._last + self.hold - time.monotonic()) > 0:
+                asking.wait(left)
+            if self.rounds == this:
+                self.rounds += 1
+                asking.notify_all()
 
     def asked(self, ending: str) -> int:
         """How many requests were for names of this *ending*."""
@@ -38,13 +53,14 @@ class Site:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Site]:
-    site, lock = Site(folder), threading.Lock()
+    site, lock, asking = Site(folder), threading.Lock(), threading.Condition()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections are kept alive
         disable_nagle_algorithm = True  # else what is sent after the headers waits until those are acknowledged
 
         def do_GET(self) -> None:
+            site.wait(asking)
             wanted = self.headers.get("Range")
             data = self._file.read_bytes() if self._file.is_file() else None
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
@@ -91,6 +107,7 @@ def serving(folder: Path) -> Iterator[Site]:
     class Listener(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
+        request_queue_size = 128  # of more than these at once, each waits for a second
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that leaves is no error."""

@@ -18,20 +18,14 @@ import checks  # noqa: E402
 import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
+import readme  # noqa: E402
+import report  # noqa: E402
 import run  # noqa: E402
+import suite  # noqa: E402
 
-PEERS = ["datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "litdata", "simplejpeg", "spdl"]
-PEERS += [
-    "squirrel",
-    "streaming",
-    "tarfile",
-    "tarshards",
-    "tarshards_python",
-    "tarshards_rows",
-    "tarshards_unindexed",
-    "torch_files",
-    "webdataset",
-]
+PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
+PEERS += ["ray", "simplejpeg", "spdl", "squirrel", "streaming", "tarfile", "torch_files", "torchvision", "webdataset"]
+PEERS += ["tarshards", "tarshards_loader", "tarshards_python", "tarshards_rows", "tarshards_unindexed"]
 files = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
@@ -106,6 +100,83 @@ def test_the_best_of_a_peer_is_right_before_it_is_fast():
     assert figures.ratio(best[1], best, "stream") == 0.5
 
 
+def row(peer: str, task: str, **settings: object) -> dict[str, object]:
+    return {"peer": peer, "samples": 10, "seconds": [1], "checked": "yes", **settings}
+
+
+def compared(task: str, *rows: dict[str, object]) -> dict[str, set[str]]:
+    part = {"task": task, "set": "raw-2k", "rows": list(rows)}
+    return {
+        report.line_name(part, setting, view): {row["peer"] for row in rows}
+        for setting, view, rows in figures.groups(part)
+    }
+
+
+def test_like_is_compared_with_like():
+    ours = [
+        row(name, "stream", shuffled=False, workers=0) for name in list(figures.FORMS) if name != "tarshards_loader"
+    ]
+    peers = [row(name, "stream", shuffled=False, workers=0) for name in ("webdataset", "litdata", "lance")]
+    processes = [row(name, "stream", shuffled=False, workers=2) for name in ("tarshards", "webdataset", "ffcv")]
+    assert compared("stream", *ours, *peers, *processes) == {
+        "stream, raw-2k, in order": {"tarshards", "tarshards_unindexed", "webdataset", "litdata"},
+        "stream, raw-2k, in order, rows": {"tarshards_rows", "lance", "ffcv"},
+        "stream, raw-2k, in order, un-indexed": {"tarshards_unindexed", "webdataset"},
+        "stream, raw-2k, in order, 2 processes": {"tarshards", "webdataset"},
+    }
+    cold = [
+        row(name, "cold", shuffled=True, workers=0) for name in ("tarshards", "tarshards_rows", "cat", "webdataset")
+    ]
+    assert compared("cold", *cold) == {
+        "cold, raw-2k, shuffled": {"tarshards", "cat", "webdataset"},
+        "cold, raw-2k, shuffled, rows": {"tarshards_rows", "cat"},
+    }
+    trained = [row(name, "train", workers=2) for name in ("tarshards", "tarshards_loader", "ffcv", "webdataset")]
+    assert compared("train", *trained) == {
+        "train, raw-2k": {"tarshards", "ffcv", "webdataset"},
+        "train, raw-2k, transforms in Python": {"tarshards_loader", "webdataset"},
+    }
+
+
+def test_every_decoder_of_a_peer_is_measured_and_the_best_is_compared():
+    rows = [
+        row("webdataset", "decode", decoder=name) | {"seconds": [s]} for name, s in (("Pillow", 4), ("simplejpeg", 2))
+    ]
+    best = figures.bests([row("tarshards", "decode", decoder="simplejpeg"), *rows], "decode")
+    assert [figures.named(each) for each in best] == ["tarshards", "webdataset (simplejpeg)", "webdataset (Pillow)"]
+    lines = report.summary([measured("decode", "photos256", best)], Path("none"))
+    assert "| decode, photos256 | today | 10 | 2.0 |" in lines
+
+
+def measured(task: str, name: str, rows: list[dict[str, object]]) -> dict[str, object]:
+    return {"task": task, "set": name, "rows": rows, "versions": {}, "machine": "2 cores; today"}
+
+
+def test_rows_that_were_not_measured_now_stay_in_the_summary(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    for name in "raw-2k", "raw-110k":
+        rows = [row("tarshards", "stream", shuffled=True), row("litdata", "stream", shuffled=True)]
+        measure.put({"The suite at a glance": report.summary([measured("stream", name, rows)], page)}, page)
+    assert [*readme.glance(page)] == ["stream, raw-2k, shuffled", "stream, raw-110k, shuffled"]
+    assert readme.glance(page)["stream, raw-2k, shuffled"] == {
+        "measured": "today",
+        "tarshards": "10",
+        "litdata": "1.00",
+    }
+
+
+def test_what_the_readme_shows_is_measured():
+    assert {*readme.parts()} <= {*suite.PARTS}
+    assert readme.peers() <= {*PEERS}
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results():
+    text, summary = readme.README.read_text(), readme.glance(measure.RESULTS)
+    for lines in (*(readme.table(head, summary) for head in readme.TABLES), readme.behind(summary)):
+        assert len(lines) > 3
+        assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
+
+
 def test_a_section_takes_the_place_of_its_title(tmp_path):
     page = tmp_path / "RESULTS.md"
     measure.put({"A": ["a"], "B": ["b"]}, page)
@@ -117,7 +188,7 @@ def test_a_section_takes_the_place_of_its_title(tmp_path):
 @pytest.mark.interop
 def test_a_small_run_of_the_whole_suite_delivers_what_is_right():
     command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "run.py"), "smoke"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
     for title in "The suite at a glance", "Raw iteration by every peer", "Resume in mid-epoch", "What faults do":
         assert f"## {title}" in done.stdout

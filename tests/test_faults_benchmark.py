@@ -41,6 +41,7 @@ def test_python_tarfile_says_that_a_shard_is_truncated_and_nothing_else(examine)
     assert (interleaved.lost, interleaved.altered) == (2, 4)
 
 
+@pytest.mark.interop
 @needs_torch
 def test_webdataset_loses_the_rest_of_a_shard_with_a_bad_header(examine):
     found = examine("webdataset_")

@@ -56,7 +56,8 @@ def test_everything_else_works_without_the_extras(make_shards):
     code = f"""
 import tarshards
 names = set(tarshards._MODULE_OF) | set(tarshards._NAMESPACES)
-assert names - set(tarshards.__all__) == {{"ShardDataset", "ShardLoader", "dali"}} == names - set(dir(tarshards))
+missing = {{"ShardDataset", "ShardLoader", "torch_iterable", "dali", "webdataset"}}
+assert names - set(tarshards.__all__) == missing == names - set(dir(tarshards))
 help(tarshards)
 stream = Stream.from_shards({make_shards(2, index=True)!r}).decode().batched(2)
 assert sum(len(batch["cls"]) for batch in stream) == 6
@@ -73,6 +74,7 @@ assert sum(len(batch["cls"]) for batch in loader) == 6
         ("import tarshards; tarshards.ShardDataset", "torch"),
         ("from tarshards import ShardLoader", "torch"),
         ("import tarshards.loaders.torch.loader", "torch"),
+        ("import tarshards.webdataset", "torch"),
         (
             "next(iter(ArrayLoader(Stream.from_shards(URLS), 2, fields={'cls': readers.integer()}, device='cpu')))",
             "torch",
@@ -135,3 +137,15 @@ def test_help_loads_nothing_heavy(tool):
     assert report.stdout.startswith("Usage: ")
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in report.stderr.splitlines()}
     assert not loaded & (HEAVY - {"click"})
+
+
+#: What no tool needs to copy local shards; each takes as long to load as many samples to copy.
+SLOW = {"concurrent.futures", "hashlib", "logging", "pickle", "socket", "tarfile"}
+
+
+def test_copying_local_shards_loads_nothing_slow(make_shards):
+    command = [sys.executable, "-X", "importtime", str(BIN / "tarcat"), make_shards(1)]
+    report = subprocess.run(command, capture_output=True, check=True)
+    loaded = {line.split("|")[-1].strip() for line in report.stderr.decode().splitlines()}
+    assert "tarshards.samples.read" in loaded
+    assert not loaded & (SLOW | HEAVY - {"click"})

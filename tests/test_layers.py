@@ -9,11 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
-PACKAGES += ["verbs", "run", "cli", "__main__"]
+PACKAGES += ["verbs", "run", "formats", "catalog", "cli", "webdataset", "__main__"]
 ENGINES = {
-    "torch": {"loaders", "samples"},  # samples: imagespecs and .pth give tensors
+    "torch": {"loaders", "samples", "webdataset"},  # samples: imagespecs and .pth give tensors; webdataset: its classes
     "nvidia": {"loaders"},
     "kubernetes": {"run"},
+    "pyarrow": {"formats"},
+    "datasets": {"formats"},
     "dask": {"stream"},
     "distributed": {"stream"},
 }

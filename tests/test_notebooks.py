@@ -11,7 +11,7 @@ from programs import warnings_of
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-MARKS = {"dali.ipynb": pytest.mark.interop}
+MARKS = {"dali.ipynb": pytest.mark.interop, "ffcv.ipynb": pytest.mark.interop}
 PARAMETERS = [pytest.param(path, id=path.name, marks=MARKS.get(path.name, ())) for path in NOTEBOOKS]
 
 pytestmark = pytest.mark.parametrize("path", PARAMETERS)

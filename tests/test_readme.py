@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -64,3 +65,54 @@ def test_every_package_is_in_the_table():
     packages = {path.stem for path in (ROOT / "tarshards").iterdir() if not path.stem.startswith("_")} - {"py"}
     for package in packages:
         assert f"| `{package}`" in text
+
+
+def tables(head: str) -> list[list[str]]:
+    """The rows of the table whose head begins with *head*, each a list of its cells."""
+    text = (ROOT / "README.md").read_text()
+    (body,) = re.findall(rf"^\| {re.escape(head)}.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in body.splitlines()]
+
+
+def test_every_op_is_in_the_list():
+    listed = re.search(r"`Stream` and `ShardDataset`: `([a-z_\s]+)`", (ROOT / "README.md").read_text())[1].split()
+    methods = {name for name in vars(tarshards.ops) if hasattr(tarshards.Stream, name) and not name.startswith("_")}
+    assert sorted(listed) == sorted(methods)
+
+
+def test_the_table_of_extensions_is_the_registry():
+    """Of a new interpreter, since other tests register extensions."""
+    program = """if True:
+        import json
+        from tarshards.samples.codecs import image, registry
+
+        def names(functions):
+            return {extension: function.__name__ for extension, function in functions.items()}
+
+        tables = map(names, (registry.DECODERS, registry.UNSAFE_DECODERS, registry.ENCODERS))
+        print(json.dumps([*tables, sorted(image.EXTENSIONS)]))
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    safe, unsafe, encoders, images = json.loads(done.stdout)
+    rows = {frozenset(row[0].strip("`").split()): row[1] for row in tables("extensions")}
+    assert sorted(extension for row in rows for extension in row) == sorted({*safe, *unsafe, *encoders, *images})
+    assert frozenset(images) in rows
+    for row, given in rows.items():
+        assert row <= {*encoders}
+        assert ("allow_unsafe" in given) == bool(row & {*unsafe})
+        assert ("imagespec" in given) == (row == frozenset(images))
+        for functions in (safe, unsafe, encoders) if row != frozenset(images) else ():
+            assert len({functions.get(extension) for extension in row}) == 1, "one codec a row"
+
+
+def test_the_table_of_imagespecs_is_that_of_the_decoder():
+    from tarshards.samples.codecs.image import IMAGESPECS
+
+    listed = {}
+    for pixels, *cells in tables("pixels"):
+        for container, cell in zip(("numpy", "torch", "pil"), cells):
+            element = None if container == "pil" else pixels.split(",")[0]
+            listed |= dict.fromkeys(cell.strip("`").split(), (container, element))
+    assert listed == {name: (container, element) for name, (container, element, _) in IMAGESPECS.items()}
+    assert IMAGESPECS["pil"] == IMAGESPECS["pilrgb"]
+    assert IMAGESPECS["torch"] == IMAGESPECS["torchrgb"]

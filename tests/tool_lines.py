@@ -16,11 +16,15 @@ WRITING = {
     "lines2tar": "{0}lines.txt -o out.tar",
     "tar2json": "{0}in-0.tar -o out.jsonl",
     "tar2tsv": "{0}in-0.tar -o out.tsv",
+    "tarcard": "{0}in-0.tar --name x -o out.json",
     "tarcat": "{0}in-0.tar -o out.tar",
     "tarcheck": "-q {0}in-0.tar --repair out.tar",
+    "tarconvert": "-q {0}in-{{0..2}}.tar -o out-%d.gz",
     "tarcreate": "--dir {0}tree --class-field cls --classes out.txt -o out.tar",
+    "tarexport": "-q {0}in-{{0..2}}.tar -o out-%d.jsonl",
     "tarfirst": "{0}in-0.tar --tar -o out.tar",
     "targrep": "text {0}in-0.tar -o out.tar",
+    "tarimport": "-q {0}rows.jsonl -o out-%d.tar",
     "tarindex": "{0}in-0.tar --format dali -o .",
     "tarmerge": "{0}in-0.tar {0}in-0.tar --conflict first -o out.tar",
     "tarmix": "{0}in-0.tar {0}in-1.tar -o out.tar",
@@ -32,8 +36,8 @@ WRITING = {
     "tarsort": "{0}in-0.tar -o out.tar",
     "tarsplit": "{0}in-{{0..2}}.tar -n 4 --index -o out-%d.tar",
 }
-#: The tools that write no files but markers, plans, logs and blocks of a cache.
-OTHERS = {"kujob", "tarcache", "tarjob"}
+#: The tools that write no files but markers, plans, logs, blocks of a cache, and catalogs.
+OTHERS = {"kujob", "tarcache", "tarcatalog", "tarjob"}
 
 
 def make_inputs(folder: Path, *, size: int = 4) -> None:
@@ -42,6 +46,7 @@ def make_inputs(folder: Path, *, size: int = 4) -> None:
         for i in range(9):
             writer.write({"__key__": f"{i:03d}", "txt": b"text".ljust(size, b"x"), "cls": b"%d" % (i % 3)})
     (folder / "lines.txt").write_text("a".ljust(size, "x") + "\nb\n")
+    (folder / "rows.jsonl").write_text('{"txt": "' + "a".ljust(size, "x") + '"}\n{"txt": "b"}\n')
     (folder / "tree/cat").mkdir(parents=True)
     (folder / "tree/cat/a.txt").write_text("text".ljust(size, "x"))
 

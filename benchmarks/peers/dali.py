@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checks import FIELD
 from nvidia.dali import Pipeline, fn
-from sets import Data
+from sets import FIELDS, Data
 from wds2idx import IndexCreator
 
 PACKAGES = ("nvidia-dali-cuda120==2.4.0", "numpy==2.4.6")
 SYSTEM = ()
 OWN = False
 THREADS = ("stream", "arrays", "decode", "crop", "resume", "restore")
+DECODERS = ("libjpeg-turbo of its own",)
 CANNOT = {"random": "its readers deliver epochs; no access by number", "write": "reads only"}
 BATCH, POOL, CROP = 64, 1000, 224
 
@@ -74,10 +74,10 @@ def load(
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     pipe = Pipeline(size, threads, None, seed=0, checkpoint=checkpoint, **options)
     with pipe:
-        payload, label = fn.readers.webdataset(
+        *payloads, label = fn.readers.webdataset(
             paths=list(data.urls),
             index_paths=[path for path in indexes(data) if Path(path).exists()],
-            ext=[FIELD[data.kind], "cls"],
+            ext=[*FIELDS[data.kind], "cls"],
             missing_component_behavior="error",
             random_shuffle=shuffled,
             initial_fill=POOL,
@@ -87,14 +87,14 @@ def load(
             pad_last_batch=True,
             name="shards",
         )
-        pipe.set_outputs(graph(payload), label)
+        pipe.set_outputs(*map(graph, payloads), label)
     pipe.build()
     return Loader(pipe, (rank, ranks), deliver, taken)
 
 
-def as_bytes(count: int, payloads: Any, labels: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Arrays of bytes, one per sample, in DALI's memory."""
-    return [np.asarray(payloads.at(i)) for i in range(count)], [np.asarray(labels.at(i)) for i in range(count)]
+def as_bytes(count: int, *outputs: Any) -> tuple[list[np.ndarray], ...]:
+    """Arrays of bytes, one per field of each sample, in DALI's memory."""
+    return tuple([np.asarray(each.at(i)) for i in range(count)] for each in outputs)
 
 
 def as_arrays(count: int, payloads: Any, labels: Any) -> tuple[np.ndarray, list[int]]:
@@ -140,11 +140,13 @@ def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
 
 
 def plain(task: str, item: Any, data: Data) -> Iterator[tuple[Any, int]]:
-    payloads, labels = item
+    *payloads, labels = item
     if task in ("stream", "resume"):
-        payloads, labels = [payload.tobytes() for payload in payloads], [label.tobytes() for label in labels]
-    yield from zip(payloads, map(int, labels))
+        parts = ([part.tobytes() for part in payload] for payload in payloads)
+        yield from zip(map(b"".join, zip(*parts)), (int(label.tobytes()) for label in labels))
+    else:
+        yield from zip(payloads[0], map(int, labels))
 
 
 def size(task: str, item: Any) -> int:
-    return len(item[1])
+    return len(item[-1])

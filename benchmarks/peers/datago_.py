@@ -21,6 +21,7 @@ PACKAGES = ("datago==2026.10.1", "numpy==2.4.6")
 SYSTEM = ()
 OWN = False
 THREADS = ("decode",)
+DECODERS = ("Rust, of its own",)
 CANNOT = {
     "stream": "delivers decoded images; of other members, only texts",
     "arrays": "delivers images, one by one",

@@ -25,6 +25,7 @@ PACKAGES = ("datasets==5.2.0", "aiohttp==3.14.5", "torch==2.13.0", "torchdata==0
 SYSTEM = ()
 OWN = False
 THREADS = ()
+DECODERS = ("Pillow",)
 CANNOT = {"index": "reads tars in order, or converts them; it has no index of them"}
 TYPES = {
     "raw": datasets.Value("binary"),

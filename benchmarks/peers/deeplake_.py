@@ -23,6 +23,7 @@ PACKAGES = ("deeplake==4.7.4", "torch==2.13.0", "torchvision==0.28.0")
 SYSTEM = ()
 OWN = True
 THREADS = ()
+DECODERS = ("of its own",)
 CANNOT = {"index": "reads no tars", "resume": "its columns and batches have no state"}
 TYPES = {
     "raw": types.Bytes(),

@@ -37,6 +37,7 @@ PACKAGES = ("megatron-energon==7.4.1", "torch==2.13.0", "torchvision==0.28.0")
 SYSTEM = ()
 OWN = False
 THREADS = ()
+DECODERS = ("Pillow",)
 CANNOT = {"write": "has no writer of its own"}
 
 

@@ -15,7 +15,7 @@ from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import RandomHorizontalFlip, ToTensor
 from ffcv.writer import DatasetWriter
-from sets import Data, Sample
+from sets import FIELDS, Data, Sample
 
 PACKAGES = (
     "ffcv==1.0.2",
@@ -28,6 +28,9 @@ PACKAGES = (
 SYSTEM = ("libopencv-dev", "libturbojpeg0-dev", "pkg-config", "g++")
 OWN = True
 THREADS = ("stream", "arrays", "decode", "crop")
+FORM = {"stream": "rows"}
+DECODERS = ("libjpeg-turbo",)
+SIZES = {"raw-110k": 64, "raw-1m": 16}  # batches of its best size; of small samples 256
 CANNOT = {
     "random": "its loader delivers epochs; no access by number",
     "index": "reads no tars",
@@ -54,8 +57,8 @@ class Samples:
         if self.kind == "jpeg":  # a field of images takes pixels, and compresses them anew
             pixels = cv2.imdecode(np.frombuffer(sample["jpg"], np.uint8), cv2.IMREAD_COLOR)
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), label
-        data = np.frombuffer(sample["bin" if self.kind == "raw" else "txt"], np.uint8)
-        return data, label, len(data)
+        parts = [np.frombuffer(sample[field], np.uint8) for field in FIELDS[self.kind]]
+        return *parts, label, *map(len, parts)
 
 
 def write(samples: list[Sample], data: Data) -> None:
@@ -65,8 +68,9 @@ def write(samples: list[Sample], data: Data) -> None:
         "jpeg": {"x": RGBImageField(write_mode="jpg", jpeg_quality=90), "y": IntField()},
     }
     # Rows of bytes are as long as the longest and not cleared, so that the true length needs a field of its own.
-    fields["raw"] = fields["text"] = {"x": BytesField(), "y": IntField(), "size": IntField()}
-    writer = DatasetWriter(str(data.folder / "set.beton"), fields[data.kind])
+    names = FIELDS[data.kind]
+    own = {name: BytesField() for name in names} | {"y": IntField()} | {f"size of {name}": IntField() for name in names}
+    writer = DatasetWriter(str(data.folder / "set.beton"), fields.get(data.kind, own))
     writer.from_indexed_dataset(Samples(samples, data.kind))
 
 
@@ -87,7 +91,7 @@ def load(data: Data, size: int, workers: int, *, shuffled: bool = True, image: l
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Loader:
-    return load(data, 64 if data.name == "raw-110k" else 256, workers, shuffled=shuffled)  # its best
+    return load(data, SIZES.get(data.name, 256), workers, shuffled=shuffled)
 
 
 def arrays(data: Data, *, size: int, workers: int) -> Loader:
@@ -104,10 +108,18 @@ def crop(data: Data, *, workers: int) -> Loader:
 
 
 def plain(task: str, item: tuple[torch.Tensor, ...], data: Data) -> Iterator[tuple[Any, int]]:
-    values, labels, *sizes = (column.numpy() for column in item)
-    for place, label in enumerate(labels[:, 0].tolist()):
-        yield (values[place, : sizes[0][place, 0]].tobytes() if sizes else values[place]), label
+    columns, count = [column.numpy() for column in item], len(FIELDS[data.kind])
+    values, labels, sizes = columns[:count], columns[count][:, 0].tolist(), columns[count + 1 :]
+    for place, label in enumerate(labels):
+        if sizes:
+            yield b"".join(each[place, : size[place, 0]].tobytes() for each, size in zip(values, sizes)), label
+        else:
+            yield values[0][place], label
+
+
+def pair(item: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    return item[0], item[1][:, 0]
 
 
 def size(task: str, item: tuple[torch.Tensor, ...]) -> int:
-    return len(item[1])
+    return len(item[0])

@@ -16,6 +16,7 @@ PACKAGES = ("simplejpeg==1.9.0", "numpy==2.4.6")
 SYSTEM = ()
 OWN = False
 THREADS = ("decode",)
+DECODERS = ("simplejpeg",)
 CANNOT = {
     "stream": "is a decoder",
     "arrays": "is a decoder",

@@ -24,6 +24,7 @@ PACKAGES = ("spdl==0.8.0", "spdl-io==0.8.0", "numpy==2.4.6")
 SYSTEM = ("ffmpeg",)
 OWN = False
 THREADS = ("arrays", "decode", "crop")  # stream with 0 is iter_tarfile alone; with 1 and 2 these are threads too
+DECODERS = ("FFmpeg",)
 CANNOT = {
     "random": "iterates over an archive; no access by number",
     "write": "has no writer of samples",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from checks import FIELD
-from peers import _pil
+from peers import _images
 from sets import Data, Sample, read_samples
 from squirrel.driver import MessagepackDriver
 from squirrel.iterstream import Composable, IterableSource
@@ -19,10 +19,11 @@ from squirrel.iterstream.iterators import shuffle_
 from squirrel.iterstream.torch_composables import SplitByRank, SplitByWorker
 from torch.utils.data import DataLoader
 
-PACKAGES = ("squirrel-core==0.20.2", "torch==2.13.0", "pillow==13.0.0")
+PACKAGES = ("squirrel-core==0.20.2", "torch==2.13.0", "pillow==13.0.0", "simplejpeg==1.9.0")
 SYSTEM = ()
 OWN = True
 THREADS = ()
+DECODERS = ("Pillow", "simplejpeg")
 CANNOT = {"index": "reads no tars", "resume": "a stream has no state; it starts again"}
 SHARDS, BUFFER = 16, 1000
 
@@ -84,12 +85,12 @@ def images(data: Data, transform: Callable[[bytes], np.ndarray], workers: int) -
     return load(batches, workers) if workers else batches
 
 
-def decode(data: Data, *, workers: int) -> Any:
-    return images(data, _pil.decode, workers)
+def decode(data: Data, *, workers: int, decoder: str = "Pillow") -> Any:
+    return images(data, partial(_images.decode, decoder=decoder), workers)
 
 
-def crop(data: Data, *, workers: int) -> Any:
-    return images(data, _pil.random_crop, workers)
+def crop(data: Data, *, workers: int, decoder: str = "Pillow") -> Any:
+    return images(data, partial(_images.random_crop, decoder=decoder), workers)
 
 
 def places(data: Data) -> Callable[[int], Any]:

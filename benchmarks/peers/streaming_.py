@@ -9,17 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from checks import FIELD
 from peers import _torchvision  # noqa: F401 - before what imports torchvision
 from PIL import Image
-from sets import Data, Sample
+from sets import FIELDS, Data, Sample
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
-PACKAGES = ("mosaicml-streaming==0.13.0", "torch==2.13.0", "torchvision==0.28.0")
+PACKAGES = (
+    "mosaicml-streaming==0.13.0",
+    "torch==2.13.0",
+    "torchvision==0.28.0",
+    "s3torchconnector==1.5.0",  # for remote_peers.py
+)
 SYSTEM = ()
 OWN = True
 THREADS = ()
+FORM = {"crop": "transforms in Python"}
+DECODERS = ("Pillow",)
 CANNOT = {"index": "reads no tars"}
 PREDOWNLOAD = 1 << 16  # nothing is downloaded, so the threads that look ahead can be done at once
 
@@ -29,16 +35,16 @@ ENCODINGS = {"otto": "ndarray:float32:93", "cifar": "ndarray:uint8:32,32,3"}
 
 
 def write(samples: list[Sample], data: Data) -> None:
-    field = FIELD[data.kind]
-    columns = {"x": ENCODINGS.get(data.kind, "bytes"), "y": "int"}
+    fields = FIELDS[data.kind]
+    columns = dict.fromkeys(fields, ENCODINGS.get(data.kind, "bytes")) | {"y": "int"}
     with MDSWriter(out=str(data.folder), columns=columns) as writer:
         for sample in samples:
-            value: Any = sample[field]
+            values: dict[str, Any] = {field: sample[field] for field in fields}
             if data.kind == "otto":
-                value = np.load(BytesIO(value))
+                values = {"x.npy": np.load(BytesIO(values["x.npy"]))}
             elif data.kind == "cifar":
-                value = np.frombuffer(value, np.uint8).reshape(32, 32, 3)
-            writer.write({"x": value, "y": int(sample["cls"])})
+                values = {"rgb": np.frombuffer(values["rgb"], np.uint8).reshape(32, 32, 3)}
+            writer.write({**values, "y": int(sample["cls"])})
 
 
 class Images(StreamingDataset):
@@ -50,7 +56,7 @@ class Images(StreamingDataset):
 
     def __getitem__(self, place: int) -> tuple[np.ndarray, int]:
         sample = super().__getitem__(place)
-        image = Image.open(BytesIO(sample["x"])).convert("RGB")
+        image = Image.open(BytesIO(sample["jpg"])).convert("RGB")
         return np.asarray(image if self.transform is None else self.transform(image)), sample["y"]
 
 
@@ -92,9 +98,10 @@ def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
 
 
 def plain(task: str, item: Any, data: Data) -> Iterator[tuple[Any, int]]:
-    values, labels = item if isinstance(item, list) else (item["x"], item["y"])
+    parts = [item[field] for field in FIELDS[data.kind]] if isinstance(item, dict) else item[:-1]
+    values, labels = parts[0], item["y"] if isinstance(item, dict) else item[-1]
     if isinstance(labels, int):
-        yield values, labels
+        yield b"".join(parts), labels
     elif isinstance(values, torch.Tensor):
         yield from zip(values.numpy(), labels.tolist())
     else:

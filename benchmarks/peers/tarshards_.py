@@ -10,7 +10,7 @@ from typing import Any
 import msgpack  # noqa: F401 - which the index imports late, and
 import simplejpeg  # noqa: F401 - which the image reader does
 from checks import FIELD
-from sets import Data, Sample
+from sets import FIELDS, Data, Sample
 
 from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, build_index
 from tarshards.index.manifests import write_manifest
@@ -23,6 +23,7 @@ PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()
 OWN = False
 THREADS = ("arrays", "decode", "crop")
+DECODERS = ("simplejpeg",)
 CANNOT = {}
 BATCH, SHARDS, CROP = 64, 4, 224
 SIDES = {"photos256": (256, 256), "photos500": (375, 500)}
@@ -106,10 +107,15 @@ def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
 
 
 def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[Any, int]]:
-    payloads, labels = item[FIELD[data.kind]], item["cls"]
+    payloads, labels = [item[field] for field in FIELDS[data.kind]], item["cls"]
     if isinstance(labels, bytes):
-        payloads, labels = [payloads], [labels]
-    yield from zip(payloads, map(int, labels))
+        yield b"".join(payloads), int(labels)
+    else:
+        yield from zip(payloads[0] if len(payloads) == 1 else map(b"".join, zip(*payloads)), map(int, labels))
+
+
+def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+    return batch["jpg"], batch["cls"]
 
 
 def size(task: str, item: dict[str, Any]) -> int:

@@ -8,8 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from checks import FIELD
-from sets import Data
+from sets import FIELDS, Data
 
 from tarshards import ArrayLoader, Stream, World
 from tarshards.loaders.arrays.readers.arrays import ragged
@@ -19,7 +18,9 @@ PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()
 OWN = False
 BATCH = 64
+SIZES = {"raw-110k": 64, "raw-1m": 16}  # batches of its best size; of small samples 1,024
 THREADS = ("stream", "restore")
+FORM = {"stream": "rows"}
 CANNOT = {
     "arrays": "same as tarshards",
     "decode": "same as tarshards",
@@ -37,14 +38,15 @@ def shards(data: Data) -> Any:
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> ArrayLoader:
-    return loader(data, BATCH if data.name == "raw-110k" else 1024, workers, shuffled=shuffled)  # its best
+    return loader(data, SIZES.get(data.name, 1024), workers, shuffled=shuffled)
 
 
 def loader(data: Data, size: int, workers: int, *, shuffled: bool) -> ArrayLoader:
     """Data that only need copying are copied fastest by the caller's own thread, the default."""
     threads = None if workers == 1 else workers
     dataset = Stream.from_shards(shards(data), shuffle=shuffled, world=World.detect())
-    return ArrayLoader(dataset, size, fields={FIELD[data.kind]: ragged(), "cls": integer()}, threads=threads)
+    fields = {field: ragged() for field in FIELDS[data.kind]}
+    return ArrayLoader(dataset, size, fields={**fields, "cls": integer()}, threads=threads)
 
 
 def start(data: Data, *, workers: int) -> tuple[ArrayLoader, Callable[[], bytes]]:
@@ -59,9 +61,12 @@ def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
 
 
 def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[bytes, int]]:
-    values, offsets = item[FIELD[data.kind]]
-    whole = values.tobytes()
-    yield from zip((whole[begin:end] for begin, end in pairwise(offsets.tolist())), item["cls"].tolist())
+    columns = []
+    for field in FIELDS[data.kind]:
+        values, offsets = item[field]
+        whole = values.tobytes()
+        columns.append([whole[begin:end] for begin, end in pairwise(offsets.tolist())])
+    yield from zip(map(b"".join, zip(*columns)), item["cls"].tolist())
 
 
 def size(task: str, item: dict[str, Any]) -> int:

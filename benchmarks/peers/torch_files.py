@@ -6,23 +6,23 @@ import io
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from checks import FIELD
-from peers._pil import decode as decode_image
-from peers._pil import random_crop
-from sets import Data, Sample
+from peers import _images
+from sets import FIELDS, Data, Sample
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-PACKAGES = ("torch==2.13.0", "torchdata==0.11.0", "numpy==2.4.6", "pillow==13.0.0")
+PACKAGES = ("torch==2.13.0", "torchdata==0.11.0", "numpy==2.4.6", "pillow==13.0.0", "simplejpeg==1.9.0")
 SYSTEM = ()
 OWN = True
 THREADS = ()
 CANNOT = {"index": "reads no tars"}
+DECODERS = ("Pillow", "simplejpeg")
 BATCH, FOLDER = 64, 1000
 
 
@@ -51,10 +51,14 @@ class Files(Dataset[tuple[Any, int]]):
         return self.data.count
 
     def __getitem__(self, place: int) -> tuple[Any, int]:
-        with open(path(self.data, place, FIELD[self.data.kind]), "rb") as file:
-            payload = file.read()
-        with open(path(self.data, place, "cls"), "rb") as file:
-            return self.read(payload), int(file.read())
+        payload = [read_file(path(self.data, place, field)) for field in FIELDS[self.data.kind]]
+        label = int(read_file(path(self.data, place, "cls")))
+        return (self.read(payload[0]) if len(payload) == 1 else payload), label
+
+
+def read_file(name: str) -> bytes:
+    with open(name, "rb") as file:
+        return file.read()
 
 
 class Arrays(Dataset[tuple[np.ndarray, int]]):
@@ -97,12 +101,12 @@ def arrays(data: Data, *, size: int, workers: int) -> Iterable[Any]:
     return load(Arrays(data), size, workers, shuffled=True)
 
 
-def decode(data: Data, *, workers: int) -> Iterable[Any]:
-    return load(Files(data, decode_image), BATCH, workers, shuffled=False)
+def decode(data: Data, *, workers: int, decoder: str = "Pillow") -> Iterable[Any]:
+    return load(Files(data, partial(_images.decode, decoder=decoder)), BATCH, workers, shuffled=False)
 
 
-def crop(data: Data, *, workers: int) -> Iterable[Any]:
-    return load(Files(data, random_crop), BATCH, workers, shuffled=True)
+def crop(data: Data, *, workers: int, decoder: str = "Pillow") -> Iterable[Any]:
+    return load(Files(data, partial(_images.random_crop, decoder=decoder)), BATCH, workers, shuffled=True)
 
 
 def places(data: Data) -> Callable[[int], tuple[bytes, int]]:
@@ -126,6 +130,8 @@ def plain(task: str, item: Any, data: Data) -> Iterator[tuple[Any, int]]:
         yield item
     else:
         payloads, labels = item
+        if data.kind == "five":  # a tuple of each field
+            payloads = list(map(b"".join, zip(*payloads)))
         yield from zip(map(np.asarray, payloads) if torch.is_tensor(payloads) else payloads, map(int, labels))
 
 

@@ -6,21 +6,23 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from checks import FIELD
-from peers._pil import decode as decode_image
-from peers._pil import random_crop
-from sets import Data, Sample
+from peers import _images
+from sets import FIELDS, Data, Sample
 from webdataset import ShardWriter, WebDataset, WebLoader, split_by_node
 from wids import ShardListDataset
 from wids.wids import compute_num_samples
 
-PACKAGES = ("webdataset==1.0.2", "wids==0.1.11", "torch==2.13.0", "pillow==13.0.0")
+PACKAGES = ("webdataset==1.0.2", "wids==0.1.11", "torch==2.13.0", "pillow==13.0.0", "simplejpeg==1.9.0")
 SYSTEM = ()
 OWN = False
 THREADS = ()
+FORM = {"crop": "transforms in Python"}
+DECODERS = ("Pillow", "simplejpeg")
 CANNOT = {"resume": "has no state; its author recommends resampling shards instead"}
 BATCH, SHARDS, POOL = 64, 4, 1000
 
@@ -57,12 +59,12 @@ def arrays(data: Data, *, size: int, workers: int) -> WebLoader:
     return batches(data, read_npy if data.kind == "otto" else read_rgb, size, workers, shuffled=True)
 
 
-def decode(data: Data, *, workers: int) -> WebLoader:
-    return batches(data, decode_image, BATCH, workers, shuffled=False)
+def decode(data: Data, *, workers: int, decoder: str = "Pillow") -> WebLoader:
+    return batches(data, partial(_images.decode, decoder=decoder), BATCH, workers, shuffled=False)
 
 
-def crop(data: Data, *, workers: int) -> WebLoader:
-    return batches(data, random_crop, BATCH, workers, shuffled=True)
+def crop(data: Data, *, workers: int, decoder: str = "Pillow") -> WebLoader:
+    return batches(data, partial(_images.random_crop, decoder=decoder), BATCH, workers, shuffled=True)
 
 
 def places(data: Data) -> Callable[[int], dict[str, Any]]:
@@ -92,7 +94,7 @@ def plain(task: str, item: Any, data: Data) -> Iterator[tuple[Any, int]]:
         yield item[f".{FIELD[data.kind]}"].read(), int(item[".cls"].read())
     elif task == "stream":
         for sample in item if isinstance(item, list) else [item]:
-            yield sample[FIELD[data.kind]], int(sample["cls"])
+            yield b"".join(sample[field] for field in FIELDS[data.kind]), int(sample["cls"])
     else:
         yield from zip(map(np.asarray, item[0]), map(int, item[1]))
 

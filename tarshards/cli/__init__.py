@@ -4,7 +4,9 @@
 - shards to shards: ``tarcat``, ``tarpcat``, ``tarmix``, ``tarmerge``, ``tarsort``, ``tarreshard``, ``tarsplit``,
   ``targrep``, ``tarfirst``, ``tarproc``
 - files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``
+- other formats to shards: ``tarimport``; and back: ``tarexport``; msgpack shards, both ways: ``tarconvert``
 - looking into shards: ``tarshow``, ``tarcheck``, ``tarindex``
 - commands over many shards: ``tarjob``, also as ``kujob``
 - the cache of blocks of remote shards: ``tarcache``
+- names and descriptions of datasets: ``tarcatalog``, ``tarcard``
 """

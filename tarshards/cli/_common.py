@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -340,9 +341,18 @@ class Input:
         return [term.alternatives for term in terms]
 
     def __iter__(self) -> Iterator[Sample]:
-        from tarshards.samples.read import read_samples
+        return self.chosen(self.read())
 
-        samples = read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
+    def read(self, *, to_copy: bool = False) -> Iterator[Sample]:
+        """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``."""
+        from tarshards.samples.read import read_samples, read_to_copy
+
+        if to_copy:
+            return read_to_copy(self.shards, ledger=self.ledger, concatenated=self.concatenated)
+        return read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
+
+    def chosen(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Return those of *samples*, all that there are, that the command line asks for."""
         return self.choose(self.require(samples), self.known)
 
     def require(self, samples: Iterable[T]) -> Iterator[T]:
@@ -528,6 +538,7 @@ sync_option = click.option(
     show_default=False,
     help="Do not wait for the disk: for scratch data.",
 )
+max_errors_option = click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more.")
 allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 shuffle_option = click.option(
@@ -624,7 +635,7 @@ def reads_samples(
             shell_complete=words("fail", "skip", "quarantine="),
             help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
         ),
-        click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."),
+        max_errors_option,
         click.option("--connections", type=click.IntRange(1), metavar="N", help="Requests at once.  [default: 32]"),
         click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for what is fetched ahead."),
         click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep what was fetched in FOLDER."),
@@ -638,6 +649,29 @@ def reads_samples(
 def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
     """Return the shard expressions of a command line: SHARDS, and the files of --list."""
     return [*shards, *(f"@{name}" for name in lists)]
+
+
+def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
+    """Return the shard expressions of each split: of arguments SPLIT=SHARDS, or all of them as one split.
+
+    That one has the name that its shards begin with.
+
+    >>> named_splits(["train=a.tar", "train=b.tar", "val=c.tar"]), named_splits(["d/train-{0..9}.tar"])
+    ({'train': ['a.tar', 'b.tar'], 'val': ['c.tar']}, {'train': ['d/train-{0..9}.tar']})
+    """
+    from tarshards.storage.expressions import common_name, expand_urls
+
+    specs = list(arguments)
+    found = [re.fullmatch(r"(\w[\w.+-]*)=(.+)", spec, re.DOTALL) for spec in specs]
+    splits: dict[str, list[str]] = {}
+    if not any(found):
+        name = common_name(expand_urls(specs)).rpartition("/")[2].strip("0123456789-_.")
+        return {re.sub(r"[^\w.+-]", "-", name) or "data": specs}
+    for spec, match in zip(specs, found):
+        if match is None:
+            raise click.UsageError(f"{spec} has no split, but others have: write SPLIT=SHARDS")
+        splits.setdefault(match[1], []).append(match[2])
+    return splits
 
 
 def named_shards(specs: Iterable[str], ignore_zeros: bool) -> list[Shard]:
@@ -662,6 +696,30 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
         raise
     except (ValueError, ModuleNotFoundError) as error:
         raise click.UsageError(str(error) if option is None else f"{option}: {error}") from error
+
+
+def convert(
+    function: Callable[..., list[str]],
+    source: Any,
+    target: str,
+    *,
+    parallel: int,
+    max_errors: int | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Run an import or export with *parallel* processes, and say how many samples are in which files."""
+    from tarshards.parallel import ProcessPool
+    from tarshards.samples.ledger import Ledger
+
+    ledger = Ledger(max_errors=max_errors or 0)
+    shows = not quiet and sys.stderr.isatty()
+    with usage_errors(), ProcessPool(parallel) as pool:
+        made = function(source, target, executor=pool, on_error=ledger, progress=shows, **options)
+    if ledger.quarantined:
+        click.echo(str(ledger), err=True)
+    if not quiet:
+        say(f"{ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")
 
 
 def refuse_terminal(reads_stdin: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import click
@@ -25,13 +25,14 @@ from tarshards.cli._common import (
     write_new_keys,
 )
 from tarshards.samples.keys import Sample
-from tarshards.samples.read import read_samples
 from tarshards.stream.ops import add_source, rekey, shuffle
 from tarshards.verbs.cat import interleave
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that arrange samples; it gets *arrange*, a function from samples to samples.
+
+    *holds* says whether that holds samples until others are read.
 
     The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """
@@ -59,13 +60,13 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             if skip_:
                 samples = source.sliced(samples, slice(skip_, None), "--skip")
             if buffer is not None:
-                samples = shuffle(samples, buffer, seed=seed)
+                samples = shuffle(samples, buffer, initial=buffer, seed=seed)
             samples = source.choose(samples, left)
             if add:
                 samples = add_source(samples)
             return iter(samples if template is None else rekey(samples, template))
 
-        return command(source=source, arrange=arrange, **values)
+        return command(source=source, arrange=arrange, holds=buffer is not None, **values)
 
     return options(
         rekey_option,
@@ -89,7 +90,13 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 @overwrite_option
 @sync_option
 def main(
-    source: Input, arrange: Callable[..., Iterator[Sample]], width: int | None, output: str, overwrite: bool, sync: bool
+    source: Input,
+    arrange: Callable[..., Iterator[Sample]],
+    holds: bool,
+    width: int | None,
+    output: str,
+    overwrite: bool,
+    sync: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar.
 
@@ -98,6 +105,10 @@ def main(
     One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
     """
     check_output(output, overwrite)
-    read = read_samples if width is None else partial(interleave, width=width)
-    samples = read(source.shards, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True)
+    if width is None:
+        samples = source.read(to_copy=not holds)
+    else:
+        samples = interleave(
+            source.shards, width, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True
+        )
     write_new_keys(arrange(samples), output, source.reject, sync=sync)

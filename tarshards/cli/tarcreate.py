@@ -28,13 +28,15 @@ from tarshards.cli._common import (
 )
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
+from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress
+from tarshards.tar.read import pack_members
 from tarshards.verbs.create import read_member_lines, read_plan
 from tarshards.verbs.jsonl import read_json_lines
 from tarshards.verbs.table import escape
-from tarshards.write.shards import pack_sample, write_samples
+from tarshards.write.shards import write_samples
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
 and with --dir the names of one folder."""
@@ -138,7 +140,8 @@ def _count(samples: Iterator[Sample], output: str) -> None:
     count = size = 0
     for sample in samples:
         count += 1
-        size += sum(map(len, pack_sample(sample)))
+        encoded = encode_sample(sample)
+        size += sum(map(len, pack_members(sample["__key__"], *encoded)))
     say(f"would write {count} samples, {size} bytes, to {output}")
 
 

@@ -90,7 +90,7 @@ def main(
             named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids", sync=sync
         )
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
-    found, failed, faults = [], 0, 0
+    found, unchanged, failed, faults = [], set(), 0, 0
     for outcome in shard_progress(outcomes, len(named), quiet):
         if outcome.error is not None:
             say(str(outcome.error))
@@ -101,6 +101,8 @@ def main(
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
         found.append(outcome.shard)
+        if outcome.written is None:
+            unchanged.add(outcome.shard.url)
     no_manifest_words = "; no manifest is written" if writes_manifest else ""
     if failed:
         say(f"{failed} of {len(named)} shards failed{no_manifest_words}")
@@ -109,7 +111,8 @@ def main(
         say(f"no samples in {len(named)} shard{'s' * (len(named) != 1)}{no_manifest_words}; {ACCEPT}")
         sys.exit(1)
     if writes_manifest:
-        for name in manifests.update_manifests(found, manifest or output, dry_run=dry_run, sync=sync):
+        target = manifest or output
+        for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
     if faults:

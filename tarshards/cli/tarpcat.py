@@ -37,6 +37,7 @@ from tarshards.verbs.cat import read_parallel
 def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
+    holds: bool,
     parallel: int,
     keep_order: bool,
     memory: int,

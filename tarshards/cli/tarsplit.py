@@ -89,7 +89,7 @@ def main(
     command = ShardCommand(post, jobs=parallel, delete=delete) if post else None
     with command or nullcontext():
         shards = split_samples(
-            source,
+            source.chosen(source.read(to_copy=by is None)),
             _full_pattern(output, list(routes)),
             max_samples=samples,
             max_bytes=DEFAULT_SIZE if samples is None and size is None else size,

@@ -87,6 +87,7 @@ class Part:
         self.taken = self.lost = self.members = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
+        self.is_aside = False  # whether that reader was not told of these samples
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -120,6 +121,10 @@ class Part:
         part.reader = self.reader
         return part
 
+    def read_all(self, reader: SampleReader) -> Iterator[Sample | TarshardsError]:
+        """Yield the samples as *reader* returns them; in place of one that cannot be read, the error."""
+        return (reader.read_aside_all if self.is_aside else reader.read_all)(self.shards, self.numbers)
+
     def read(self, reader: SampleReader, on_error: Callable[[Exception], Any]) -> Iterator[Sample]:
         """Yield the samples, by the loop's reader or else by *reader*; errors of samples go to *on_error*.
 
@@ -131,7 +136,7 @@ class Part:
         came: list[str] = []
         note, entries = came.append, 0
         try:
-            for result in reader.read_all(self.shards, self.numbers):
+            for result in self.read_all(reader):
                 self.taken += 1
                 if isinstance(result, dict):
                     entries += len(result)
@@ -182,10 +187,7 @@ class EpochLoop:
             order = repr((plan.state(0), plan.tail))
             self._tally.epochs[f"{digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
             self._tally.parts = 0 if whole else 1
-            if world.rank < plan.dropped:
-                self._drop(plan.resume(len(plan), 1, "exact"), [world.rank])
-        if left_out:
-            self._drop(plan, [position for position in left_out if position < plan.total])
+        self._left_out = [position for position in left_out if position < plan.total]
 
     @property
     def taken(self) -> int:
@@ -270,6 +272,11 @@ class EpochLoop:
                 tally.in_flight += tally.delivered - before
 
     def _finish(self) -> None:
+        # What is dropped is looked up now: a plan by a schedule comes to its last positions by way of all others.
+        if self._world.worker == 0 and self._world.rank < self.plan.dropped:
+            self._drop(self.plan.resume(len(self.plan), 1, "exact"), [self._world.rank])
+        if self._left_out:
+            self._drop(self.plan, self._left_out)
         self._tally.broken_off = 0
         try:
             self.reader.verify()

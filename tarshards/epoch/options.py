@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tarshards.errors import flag, whole_number
+from tarshards.errors import flag, shortened, whole_number
 
 Tail = Literal["exact", "pad", "drop"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
@@ -23,9 +25,13 @@ class EpochOptions:
     - *pool*: the samples that are shuffled together, over all ranks (None: 2**18). Requires indexes.
     - *block*: the consecutive samples that stay in one stretch of the order, and that a remote shard is asked for
       together (None: about 1 MiB, at most 16). Requires indexes.
+    - *resample*: True draws the samples of an epoch, as many as there are, with replacement by (*seed*, epoch,
+      position); without indexes it draws shards. A list of weights, one for each shard, draws the shards by these.
+      Excludes *pool* and *block*; *shuffle* has no effect.
 
-    Raises TypeError for a *seed*, *pool* or *block* that is no integer and a *shuffle* that is no bool, and ValueError
-    for a *pool* or *block* below 1 and another *tail*.
+    Raises TypeError for a *seed*, *pool* or *block* that is no integer, a *shuffle* that is no bool and a *resample*
+    that is neither a bool nor a list, and ValueError for a *pool* or *block* below 1, another *tail*, and weights that
+    are negative, not finite or all 0.
     """
 
     shuffle: bool = False
@@ -33,6 +39,7 @@ class EpochOptions:
     tail: Tail | None = None
     pool: int | None = None
     block: int | None = None
+    resample: bool | Sequence[float] = False
 
     def __post_init__(self) -> None:
         advice = "; pool= is the number of samples that are shuffled together"
@@ -42,6 +49,9 @@ class EpochOptions:
         for name in ("pool", "block"):
             if getattr(self, name) is not None:
                 self.__dict__[name] = whole_number(name, getattr(self, name), 1)
+        self.__dict__["resample"] = _check_resample(self.resample)
+        if self.resample and (self.pool or self.block):
+            raise ValueError("resample= draws each sample by itself: leave out pool= and block=")
 
     @property
     def needs_index(self) -> bool:
@@ -51,6 +61,22 @@ class EpochOptions:
     def tail_for(self, ranks: int) -> Tail:
         """Return *tail*, or its default for so many ranks."""
         return self.tail or ("exact" if ranks == 1 else "pad")
+
+
+def _check_resample(resample: Any) -> bool | tuple[float, ...]:
+    """Return ``resample=``, weights as a tuple; raise TypeError or ValueError for what it cannot be."""
+    if isinstance(resample, bool):
+        return resample
+    try:
+        weights = tuple(map(float, resample))
+    except (TypeError, ValueError):
+        words = "resample= is True, or a list of weights, one for each shard"
+        raise TypeError(f"{words}, not {shortened(resample)}") from None
+    if not any(weights) or min(weights) < 0 or not math.isfinite(sum(weights)):
+        raise ValueError(
+            f"weights in resample= must be finite, positive or 0, and not all 0, not {shortened(resample)}"
+        )
+    return weights
 
 
 def check_tail(tail: Any) -> Tail:

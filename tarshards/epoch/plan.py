@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail, check_tail
-from tarshards.epoch.permutations import fold, hash_of, permutations
+from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of, permutations
 from tarshards.errors import StateError, whole_number
 
 LANES = 192
@@ -25,6 +25,7 @@ POOL = 2**18
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
 CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many places
+SUBSTITUTES, AROUND = 64, 64  # how many are drawn for a position, and from how many samples at least
 
 
 def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
@@ -87,7 +88,7 @@ class Order:
         self.counts, self.block, self.shuffle = counts, min(block, 2**32) if shuffle else 2**32, shuffle
         self.lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
         self.window = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
-        self.block_key, self.window_key = hash_of(*seeds, 0), hash_of(*seeds, 1)
+        self.block_key, self.window_key, self.substitute_key = (hash_of(*seeds, number) for number in range(3))
 
     @cached_property
     def first_block(self) -> NDArray[np.int64]:
@@ -214,6 +215,13 @@ class PlannedEpoch(ABC):
         """Return the shards of the samples at *positions*, and their numbers in them."""
 
     @abstractmethod
+    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+        """Yield the shards and numbers of samples to try in place of the one at *position*, some of them repeatedly.
+
+        They are drawn by the seed, the epoch and the sample's place in it, so that neither ranks nor a resume matter.
+        """
+
+    @abstractmethod
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PlannedEpoch:
         """Return what is left, for *ranks*, after all ranks together took *position* positions."""
 
@@ -329,19 +337,47 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         if not len(positions):
             return positions, positions
+        return self._locate(*self._places(positions))
+
+    def _places(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of *positions* in the whole epoch, and the lanes that they are in here."""
         place = self._begin + np.minimum(positions, self.total - 1)
         lane = place - place // self.lanes * self.lanes  # numpy divides much faster than it takes remainders
         for recut in reversed(self._recuts):
             place = recut(place)
-        order = self._order
         if self.repeated:
-            place = np.where(positions < self.total, place, (positions - self.total) % order.lanes.total)
+            place = np.where(positions < self.total, place, (positions - self.total) % self._order.lanes.total)
+        return place, lane
+
+    def _locate(self, place: NDArray[np.int64], lane: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = self._order
         if order.window == 1:
             return order.locate(order.lanes.start(place % order.lanes.lanes) + place // order.lanes.lanes)
         if self._windows.process != os.getpid():
             self._windows = Windows(order, self.lanes)
         found = self._windows.look_up(place, lane).astype(np.int64)
         return found[:, 0], found[:, 1]
+
+    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+        """Yield samples of the lane and the window of *position*, whose blocks are at hand when it is read.
+
+        Where a lane has fewer than 64 samples, they are drawn from the whole epoch.
+        """
+        (place,), lane = self._places(np.array([position], np.int64))
+        order = self._order
+        draws = finalize(fold(order.substitute_key, place) + np.arange(1, SUBSTITUTES + 1, dtype=np.uint64) * GOLDEN)
+        turn, original = divmod(int(place), order.lanes.lanes)
+        length = int(order.lanes.length(original))
+        if length < AROUND:
+            places = (draws % np.uint64(order.lanes.total)).astype(np.int64)
+        else:
+            width = max(order.window, AROUND)
+            first = min(turn // width * width, length - AROUND)
+            last = min(turn // width * width + width, length)
+            turns = first + (draws % np.uint64(last - first)).astype(np.int64)
+            places = turns * order.lanes.lanes + original
+        shards, samples = self._locate(places, np.repeat(lane, SUBSTITUTES))
+        yield from zip(shards.tolist(), samples.tolist())
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> EpochPlan:
         """Return the rest of this plan for *ranks* ranks, after all of them together took *position* positions.

@@ -89,14 +89,20 @@ def check_until(until: Any) -> Until:
     return until
 
 
-def _whole(weights: Sequence[Any]) -> list[int]:
-    """The least whole numbers in the ratios of *weights*."""
+def fractions_of(weights: Sequence[Any]) -> list[Fraction]:
+    """Return *weights* as fractions, a float as the decimal it is written as; raise ValueError as ``Mixture`` does."""
     try:
         shares = [Fraction(str(weight)) for weight in weights]
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"weights must be finite numbers, not {list(weights)}") from None
     if not any(shares) or min(shares) < 0:
         raise ValueError(f"weights must be positive or 0, and not all 0, not {list(weights)}")
+    return shares
+
+
+def _whole(weights: Sequence[Any]) -> list[int]:
+    """The least whole numbers in the ratios of *weights*."""
+    shares = fractions_of(weights)
     scale = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * scale) for share in shares]
     return [weight // math.gcd(*whole) for weight in whole]

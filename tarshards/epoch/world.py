@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from tarshards.errors import WorldError, shortened, whole_number
@@ -71,6 +72,16 @@ class World:
         'bfj'
         """
         return items[self.rank :: self.world_size][self.worker :: self.num_workers]
+
+    def share_iterator(self, iterator: Iterator[T]) -> Iterator[T]:
+        """The items of this worker, shared out like ``share`` does; the others are taken and passed over.
+
+        >>> "".join(World(rank=1, world_size=2, worker=0, num_workers=2).share_iterator(iter("abcdefghij")))
+        'bfj'
+        """
+        if self.world_size * self.num_workers == 1:
+            return iterator
+        return islice(iterator, self.rank + self.worker * self.world_size, None, self.world_size * self.num_workers)
 
     def positions(self, total: int) -> range:
         """The positions of this worker in a sequence of *total*, shared out like ``share`` does."""

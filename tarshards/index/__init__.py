@@ -7,6 +7,7 @@ Read in this order:
 - ``options``: how shards are opened, as one value
 - ``headers``: members taken from mapped shards after their headers were compared with the index (``_headers.c``)
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
+- ``readahead``: samples of mapped shards asked for before they are read, where their disk is slow
 - ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)

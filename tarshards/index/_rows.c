@@ -5,12 +5,23 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../storage/_guard.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#define UNCACHED (1 << 24)     /* bytes of a batch which no cache would keep until it is read, */
+#define UNCACHED_ROW (1 << 12) /* and of those of its rows which are copied past the caches */
 
 #define AHEAD 8 /* rows; about the number of loads that a core keeps in flight */
 #define LINE 64 /* bytes of a cache line */
 #define LINES 8 /* of a row; the processor itself prefetches the rest of a longer one */
+#define NEAR (1 << 15) /* bytes between two stretches that are read rather than skipped */
+#define PIECE (1 << 17) /* bytes asked for by one call, which Linux cuts to what the device reads ahead */
 #define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
 
 static Guarded guarded;
@@ -24,6 +35,7 @@ typedef struct {
     int64_t bytes; /* of a row of *out* */
     const void *prefix;
     int64_t prefix_length;
+    int is_uncached; /* whether large rows are copied past the caches */
     int (*read)(const char *text, int64_t size, void *out);
 } Rows;
 
@@ -76,12 +88,35 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     return result;
 }
 
+#ifdef __SSE2__
+/* Copy past the caches: what is written is not read into them first, and does not drive out what is in them. */
+static void copy_past_caches(char *to, const char *from, int64_t size) {
+    int64_t i = -(int64_t)(uintptr_t)to & 15;
+    if (i > size) i = size;
+    memcpy(to, from, (size_t)i);
+    for (; i + 64 <= size; i += 64) {
+        const __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16)),
+                      c = _mm_loadu_si128((const __m128i *)(from + i + 32)),
+                      d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    memcpy(to + i, from + i, (size_t)(size - i));
+    _mm_sfence();
+}
+#else
+static void copy_past_caches(char *to, const char *from, int64_t size) { memcpy(to, from, (size_t)size); }
+#endif
+
 static void pack_rows(void *argument) {
     Rows *rows = argument;
     char *to = rows->out;
     for (int64_t i = 0; i < rows->count; to += rows->size[i++]) {
         if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->size[i + AHEAD]);
-        if (rows->size[i]) memcpy(to, row_of(rows, i), (size_t)rows->size[i]);
+        if (rows->is_uncached && rows->size[i] >= UNCACHED_ROW) copy_past_caches(to, row_of(rows, i), rows->size[i]);
+        else if (rows->size[i]) memcpy(to, row_of(rows, i), (size_t)rows->size[i]);
     }
 }
 
@@ -89,7 +124,8 @@ static PyObject *pack(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer out, addresses, sizes;
     if (!PyArg_ParseTuple(args, "w*y*y*:pack", &out, &addresses, &sizes)) return NULL;
-    Rows rows = {.address = addresses.buf, .size = sizes.buf, .count = addresses.len / 8, .out = out.buf};
+    Rows rows = {.address = addresses.buf, .size = sizes.buf, .count = addresses.len / 8, .out = out.buf,
+                 .is_uncached = out.len >= UNCACHED};
     int64_t left = out.len;
     int fits = sizes.len == 8 * rows.count;
     for (int64_t i = 0; fits && i < rows.count; left -= rows.size[i++]) fits = rows.size[i] >= 0 && rows.size[i] <= left;
@@ -196,6 +232,30 @@ static PyObject *parse_floats(PyObject *self, PyObject *args) {
     return parse(args, "w*y*y*:parse_floats", read_float, 1);
 }
 
+/* Let the system read stretches of mapped files ahead: near ones together, as they come. */
+static PyObject *ask(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer addresses, sizes;
+    if (!PyArg_ParseTuple(args, "y*y*:ask", &addresses, &sizes)) return NULL;
+    const uint64_t *address = addresses.buf, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    const int64_t *size = sizes.buf, count = addresses.len / 8;
+    const int fits = sizes.len == addresses.len;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = 0; fits && i < count;) {
+        uint64_t begin = address[i] / page * page;
+        uint64_t end = address[i] + (uint64_t)size[i];
+        for (i++; i < count && address[i] >= begin && address[i] <= end + NEAR; i++)
+            if (address[i] + (uint64_t)size[i] > end) end = address[i] + (uint64_t)size[i];
+        for (; begin < end; begin += PIECE) /* a hint: it may fail */
+            (void)madvise((void *)(uintptr_t)begin, end - begin < PIECE ? end - begin : PIECE, MADV_WILLNEED);
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&addresses);
+    PyBuffer_Release(&sizes);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "addresses and sizes do not fit together");
+    Py_RETURN_NONE;
+}
+
 static void compare_rows(void *argument) {
     Rows *rows = argument;
     int64_t i = 0;
@@ -223,6 +283,7 @@ static PyMethodDef methods[] = {
     {"pack", pack, METH_VARARGS, "pack(out, addresses, sizes); see tarshards.index._rows_py"},
     {"copy_bytes", copy_bytes, METH_VARARGS, "copy_bytes(address, size) -> bytes; see tarshards.index._rows_py"},
     {"find_other", find_other, METH_VARARGS, "find_other(addresses, prefix) -> index; see tarshards.index._rows_py"},
+    {"ask", ask, METH_VARARGS, "ask(addresses, sizes); see tarshards.index._rows_py"},
     {"parse_integers", parse_integers, METH_VARARGS,
      "parse_integers(out, addresses, sizes) -> index; see tarshards.index._rows_py"},
     {"parse_floats", parse_floats, METH_VARARGS, "parse_floats(out, addresses, sizes) -> index; see tarshards.index._rows_py"},

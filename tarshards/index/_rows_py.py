@@ -46,6 +46,13 @@ def find_other(addresses: np.ndarray, prefix: bytes) -> int:
     return next((i for i, address in enumerate(addresses.tolist()) if string_at(address, len(prefix)) != prefix), -1)
 
 
+def ask(addresses: np.ndarray, sizes: np.ndarray) -> None:
+    """Let the system read stretches of mapped files ahead; here nothing is done, for none is mapped.
+
+    Neighbours that follow each other are asked for together. A stretch must lie in a mapping that is there.
+    """
+
+
 def parse_integers(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> int:
     """Parse ASCII decimals, which white space may surround, into int64; return the first row that fails, or -1."""
     return _parse(_integer, out, addresses, sizes)

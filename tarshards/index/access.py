@@ -16,6 +16,7 @@ import numpy as np
 from tarshards.errors import TarshardsError
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
+from tarshards.index.readahead import Readahead
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
@@ -45,6 +46,10 @@ class SampleReader:
         """Return a sample; raise TarshardsError where it cannot be read."""
         raise NotImplementedError
 
+    def read_aside(self, shard: int, sample: int) -> Sample:
+        """Return a sample that a reader that fetches ahead was not told of, as ``read`` does."""
+        return self.read(shard, sample)
+
     def is_remote(self) -> bool:
         """Return whether reading a sample waits for a network, so that several should be read at once."""
         raise NotImplementedError
@@ -55,20 +60,31 @@ class SampleReader:
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples as ``read`` returns them; in place of one that cannot be read, the error."""
-        for shard, sample in zip(shards.tolist(), samples.tolist()):
-            try:
-                result: Sample | TarshardsError = self.read(shard, sample)
-            except TarshardsError as error:
-                result = error
-            yield result
+        return _each(self.read, shards, samples)
+
+    def read_aside_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        """Yield many samples as ``read_aside`` returns them; in place of one that cannot be read, the error."""
+        return _each(self.read_aside, shards, samples)
 
     @contextmanager
     def ahead(self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int) -> Iterator[Self]:
-        """Give a reader of the same samples, which fetches remote ones ahead as *upcoming* says.
+        """Give a reader of the same samples, which fetches remote ones ahead, as *upcoming* says, and local ones, too,
+        where their disk is waited for.
 
         *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it.
         """
         yield self
+
+
+def _each(
+    read: Callable[[int, int], Sample], shards: np.ndarray, samples: np.ndarray
+) -> Iterator[Sample | TarshardsError]:
+    for shard, sample in zip(shards.tolist(), samples.tolist()):
+        try:
+            result: Sample | TarshardsError = read(shard, sample)
+        except TarshardsError as error:
+            result = error
+        yield result
 
 
 class Fan:
@@ -119,6 +135,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._range = range(self._ends[-1])
         self._fetcher: BlockFetcher | None = None
+        self._readahead: Readahead | None = None
 
     def __len__(self) -> int:
         return len(self._range)
@@ -191,19 +208,29 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             return self._fetcher.read(shard, sample)
         return (self.shards.in_use.get(shard) or self.shards.use(shard)).read(sample)
 
+    def read_aside(self, shard: int, sample: int) -> Sample:
+        if self._fetcher is not None:
+            return self._fetcher.read_aside(shard, sample)
+        return self.read(shard, sample)
+
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         if self._fetcher is not None:
-            return super().read_all(shards, samples)
-        return self._read_remote(shards, samples) if self._is_remote else self._read_local(shards, samples)
+            return self._fetcher.read_all(shards, samples)
+        return self._read_remote(shards, samples) if self.is_remote() else self._read_local(shards, samples)
 
     def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         in_use, use = self.shards.in_use, self.shards.use  # not by ``read``: a call more costs a tenth of the speed
-        for shard, sample in zip(shards.tolist(), samples.tolist()):
-            try:
-                result: Sample | TarshardsError = (in_use.get(shard) or use(shard)).read(sample)
-            except TarshardsError as error:
-                result = error
-            yield result
+        step = max(1, len(shards)) if self._readahead is None else self._readahead.every
+        for begin in range(0, len(shards), step):
+            numbers = shards[begin : begin + step].tolist()
+            if self._readahead is not None:
+                self._readahead.take(len(numbers))
+            for shard, sample in zip(numbers, samples[begin : begin + step].tolist()):
+                try:
+                    result: Sample | TarshardsError = (in_use.get(shard) or use(shard)).read(sample)
+                except TarshardsError as error:
+                    result = error
+                yield result
 
     def _read_remote(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         from tarshards.index.fetch import in_parts
@@ -215,8 +242,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def ahead(
         self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int = 1
     ) -> Iterator[IndexedShards]:
-        if not self._is_remote:
-            yield self
+        if not self.is_remote():
+            reader = copy.copy(self)
+            reader._readahead = Readahead(self.shards, upcoming)
+            yield reader
             return
         from tarshards.index.fetch import BlockFetcher
 
@@ -232,10 +261,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
 
     @cached_property
     def _is_remote(self) -> bool:
-        return self.is_remote()
+        return not all(Location.of(url).is_local for url in self.urls)
 
     def is_remote(self) -> bool:
-        return not all(Location.of(url).is_local for url in self.urls)
+        return self._is_remote
 
     def verify(self) -> None:
         self.shards.verify()

@@ -15,7 +15,10 @@ from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
 from tarshards.samples.fields import check_name, no_field
+from tarshards.storage.ranges import most_open
 from tarshards.storage.streams import failure
+
+TOGETHER = 1 << 10  # shards that are kept open, and whose arrays are copied at once
 
 
 @dataclass
@@ -84,10 +87,26 @@ class Column:
         if places.ndim != 1:
             raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
         out = np.empty((len(places), *self._header.shape), self.dtype)
-        addresses = np.empty(len(places), np.uint64)
         numbers = np.searchsorted(self._ends, places, "right")
+        order = np.argsort(numbers, kind="stable")
+        shards, begins = np.unique(numbers[order], return_index=True)
+        together = _together()
+        if len(shards) <= together:
+            self._fill(out, places, numbers, shards.tolist())
+            return out
+        for first in range(0, len(shards), together):
+            end = begins[first + together] if first + together < len(shards) else len(order)
+            here = order[begins[first] : end]
+            part = np.empty((len(here), *self._header.shape), self.dtype)
+            self._fill(part, places[here], numbers[here], shards[first : first + together].tolist())
+            out[here] = part
+        return out
+
+    def _fill(self, out: np.ndarray, places: np.ndarray, numbers: np.ndarray, shards: list[int]) -> None:
+        """Copy the arrays at *places*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
+        addresses = np.empty(len(places), np.uint64)
         held: dict[int, Payloads] = {}
-        for number in np.unique(numbers).tolist():
+        for number in shards:
             here = np.flatnonzero(numbers == number)
             payloads = self._payloads(number, places[here] - (self._ends[number] - self._shards.counts[number]))
             addresses[here] = payloads.addresses
@@ -98,7 +117,6 @@ class Column:
             for number, payloads in held.items():
                 self._check_bytes(number, payloads)
             raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
-        return out
 
     def _check_bytes(self, number: int, payloads: Payloads) -> None:
         """Raise OpenError, which names the shard, if it has shrunk so that *payloads* are no longer there."""
@@ -128,6 +146,8 @@ class Column:
         arrays = self._arrays.get(number)
         if arrays is None:
             arrays = self._arrays[number] = self._find_arrays(number)
+            for oldest in list(self._arrays)[: max(0, len(self._arrays) - _together())]:
+                self._arrays.pop(oldest, None)
         return arrays
 
     def _members(self, number: int) -> tuple[OpenShard, np.ndarray]:
@@ -182,3 +202,7 @@ class Column:
             key=self._shards.index(number).keys[sample],
             field=self._field,
         )
+
+
+def _together() -> int:
+    return max(1, min(TOGETHER, most_open() // 4))

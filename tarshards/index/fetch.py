@@ -21,17 +21,18 @@ from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.window import Window, is_compiled
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
-from tarshards.storage.ahead import fetching_threads
 from tarshards.storage.cache import BlockCache
+from tarshards.storage.connections import fetching_threads
 
 if TYPE_CHECKING:
-    from tarshards.index.open import OpenShards
+    from tarshards.index.open import OpenShard, OpenShards
 
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
 SOON, PART = 64, 64  # the samples at the beginning that are asked for by themselves, at most, and a 64th of all
 SLOW = 1 << 18  # bytes of a block that takes longer than a sample
+MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
 
 TOO_LITTLE = (
     "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
@@ -51,6 +52,7 @@ class _Block:
         self.size = 0  # bytes, about
         self.wanted: set[int] | range = set()
         self.future: Future[list[Window]] | None = None
+        self.found: tuple[OpenShard, list[Window]] | None = None  # when it is here
 
     def add(self, samples: np.ndarray) -> None:
         self.samples.append(samples)
@@ -67,7 +69,8 @@ class BlockFetcher:
     without one, or where it is too small, each sample is asked for by itself, which a warning says. If the reader
     *is_alone* on this host, the cache drops what was kept for it after its use.
 
-    The first samples of a shuffled epoch are asked for by themselves, so that a batch comes soon.
+    The first samples of a shuffled epoch are asked for by themselves, so that a batch comes soon. Up to 16,384 blocks
+    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards.
     """
 
     def __init__(
@@ -101,8 +104,11 @@ class BlockFetcher:
         is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
         self._soon = min(SOON, int(shards.counts.sum()) // PART) if is_slow else 0  # samples that are left of these
         self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
-        self._mean, self._unit = mean, units
+        self._mean, self._unit, self._units = mean, units, units.tolist()
+        kept = sum(len(shard.kept) for shard in shards.in_use.values())
+        self._may_keep = MOST_KEPT - kept if self._is_whole and not self._drops else 0
         self._reach, self._budget = reach, budget
+        self._are_kept = self._is_whole and self._find_all_kept()
         remote = shards.remote
         self._most = 2 * remote.connections  # blocks under way: one to come for each that is there
         self._threads = fetching_threads(remote.connections)
@@ -112,11 +118,27 @@ class BlockFetcher:
         self._scanned = self._taken = self._bytes = self._under_way = 0
         self._is_closed = False
 
+    def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        """Yield many samples as ``read`` returns them; in place of one that cannot be read, the error."""
+        in_use, use, units = self._shards.in_use, self._shards.use, self._units
+        for shard, sample in zip(shards.tolist(), samples.tolist()):
+            try:
+                if self._are_kept:
+                    opened = in_use.get(shard) or use(shard)
+                    kept = opened.kept.get(_kept_key(sample, units[shard]))
+                    result: Sample | TarshardsError = opened.read(sample, kept)
+                else:
+                    result = self.read(shard, sample)
+            except TarshardsError as error:
+                result = error
+            yield result
+
     def read(self, shard: int, sample: int) -> Sample:
         """Return a sample; raise TarshardsError where it cannot be read."""
         with self._lock:
             self._taken += 1
-            self._look_ahead()
+            if self._scanned - self._taken < self._reach:
+                self._look_ahead()
             block = self._find(shard, sample)
             if block is not None and block.future is None:
                 if self._is_whole and self._bytes and self._bytes + self._size(block) > self._budget:
@@ -124,7 +146,14 @@ class BlockFetcher:
                     block = None
                 else:
                     self._submit(block)
-            self._fill()
+            if self._queue:
+                self._fill()
+            found = None if block is None or self._drops else block.found
+            if block is not None and found is not None:
+                self._leave(block)
+        if found is not None:
+            opened, windows = found
+            return opened.read(sample, windows)
         if block is None or block.future is None:
             return self._shards.use(shard).read(sample)
         try:
@@ -135,10 +164,38 @@ class BlockFetcher:
             raise self._own(error, shard, sample) from error
         finally:
             with self._lock:
-                block.left -= 1
-                if not block.left:
-                    self._release(block)
-                    self._fill()
+                self._leave(block)
+
+    def _find_all_kept(self) -> bool:
+        """Return whether all blocks of all shards are mapped since an earlier epoch."""
+        counts = self._shards.counts
+        blocks = int((-(-counts // self._unit)).sum())
+        if blocks > min(MOST_KEPT, self._reach):  # for a few samples it would take longer than these
+            return False
+        for shard, (count, unit) in enumerate(zip(counts.tolist(), self._units)):
+            opened = self._shards.in_use.get(shard)
+            keys = (_kept_key(sample, unit) for sample in range(0, count, unit))
+            if not all(opened is not None and opened.find_kept(key) for key in keys):
+                return False
+        traffic.count("cache_hits", blocks)
+        return True
+
+    def _leave(self, block: _Block) -> None:
+        """Count that a sample of a block has been taken."""
+        block.left -= 1
+        if not block.left:
+            self._release(block)
+            self._fill()
+
+    def read_aside(self, shard: int, sample: int) -> Sample:
+        """Return a sample that was not upcoming, from a block that is at hand or else by a request of its own."""
+        with self._lock:
+            blocks = self._blocks.get(self._key(shard, sample), ())
+            found = next((block.found for block in blocks if block.found and sample in block.wanted), None)
+        opened, windows = found or (self._shards.use(shard), None)
+        if windows is None and self._is_whole:
+            windows = opened.kept.get(_kept_key(sample, self._units[shard]))
+        return opened.read(sample, windows)
 
     def _own(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
         """Return the error of a sample whose block could not be fetched."""
@@ -156,7 +213,7 @@ class BlockFetcher:
         return None
 
     def _key(self, shard: int, sample: int) -> int:
-        return shard << 32 | sample // int(self._unit[shard])
+        return shard << 32 | sample // self._units[shard]
 
     def _look_ahead(self) -> None:
         """Note the blocks of what will be read next."""
@@ -246,17 +303,34 @@ class BlockFetcher:
 
     def _fetch(self, block: _Block, samples: np.ndarray) -> list[Window]:
         windows: list[Window] = []
+        found = None
         try:
             if not self._is_closed:
-                windows = self._shards.use(block.shard).fetch(samples)
+                opened = self._shards.use(block.shard)
+                windows = self._fetch_or_keep(opened, block, samples)
+                found = opened, windows
             return windows
         finally:
             with self._lock:
                 self._under_way -= 1
+                block.found = found
                 if windows and all(window.is_mapped for window in windows):
                     self._bytes -= block.size
                     block.size = 0
                 self._fill()
+
+    def _fetch_or_keep(self, opened: OpenShard, block: _Block, samples: np.ndarray) -> list[Window]:
+        if not self._is_whole:
+            return opened.fetch(samples)
+        key = _kept_key(int(samples[0]), self._units[block.shard])
+        kept = opened.find_kept(key)
+        if kept is not None:
+            traffic.count("cache_hits")
+            return kept
+        windows = opened.fetch(samples)
+        if self._may_keep > 0:
+            self._may_keep -= opened.keep(key, windows)
+        return windows
 
     def _release(self, block: _Block) -> None:
         blocks = self._blocks[block.key]
@@ -264,7 +338,7 @@ class BlockFetcher:
         if not blocks:
             del self._blocks[block.key]
         self._bytes -= block.size
-        block.size, block.future = 0, None
+        block.size, block.future, block.found = 0, None, None
         if self._drops and not blocks:
             self._threads.submit(self._drop, block)
 
@@ -279,6 +353,11 @@ class BlockFetcher:
             futures = [block.future for blocks in self._blocks.values() for block in blocks if block.future is not None]
         for future in futures:
             future.cancel()
+
+
+def _kept_key(sample: int, unit: int) -> int:
+    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too."""
+    return sample // unit << 32 | unit
 
 
 def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Places]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from tarshards.samples.keys import Sample, is_reserved
 
 if TYPE_CHECKING:
     from tarshards.index.fetch import Places
+
+Read = Callable[[int, int], Sample]  # of a shard and a sample
 
 
 class JoinedShards(SampleReader):
@@ -44,8 +46,14 @@ class JoinedShards(SampleReader):
             yield reader
 
     def read(self, shard: int, sample: int) -> Sample:
-        result = self.left.read(shard, sample)
-        extra = self.right.read(shard, self._partner(shard, sample, result["__key__"]))
+        return self._join(self.left.read, self.right.read, shard, sample)
+
+    def read_aside(self, shard: int, sample: int) -> Sample:
+        return self._join(self.left.read_aside, self.right.read_aside, shard, sample)
+
+    def _join(self, left: Read, right: Read, shard: int, sample: int) -> Sample:
+        result = left(shard, sample)
+        extra = right(shard, self._partner(shard, sample, result["__key__"]))
         for field, value in extra.items():
             if is_reserved(field):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 
 from tarshards.errors import OpenError, ShardIndexError
@@ -68,12 +68,17 @@ def _describe(url: str) -> Shard | None:
 
 
 def update_manifests(
-    shards: Iterable[Shard], url: str | None = None, *, dry_run: bool = False, sync: bool = True
+    shards: Iterable[Shard],
+    url: str | None = None,
+    *,
+    unchanged: Container[str] = (),
+    dry_run: bool = False,
+    sync: bool = True,
 ) -> Iterator[str]:
     """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
     A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
-    that it names and that still exist; shards are sorted by name.
+    that it names and that still exist, and the checksums of shards that are *unchanged*; shards are sorted by name.
     """
     if url is not None:
         series = {url: list(shards)}
@@ -81,7 +86,7 @@ def update_manifests(
         series = {}
         for shard in shards:
             series.setdefault(manifest_url(_without_number(shard.url)), []).append(shard)
-        series = {name: _merged(name, group) for name, group in series.items()}
+        series = {name: _merged(name, group, unchanged) for name, group in series.items()}
     for name, group in series.items():
         if not dry_run:
             write_manifest(name, group, sync=sync)
@@ -99,16 +104,19 @@ def _without_number(url: str) -> str:
     return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
 
 
-def _merged(url: str, shards: list[Shard]) -> list[Shard]:
+def _merged(url: str, shards: list[Shard], unchanged: Container[str]) -> list[Shard]:
     """Return *shards* and the other shards of the manifest *url*, sorted by name."""
-    others = [shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))]
-    merged = {shard.url: shard for shard in [*others, *shards]}
-    return sorted(merged.values(), key=lambda shard: _natural(shard.url))
+    merged = {shard.url: shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))}
+    for shard in shards:
+        if shard.url in unchanged and shard.url in merged and shard.sha256 is None:
+            shard = shard._replace(sha256=merged[shard.url].sha256)
+        merged[shard.url] = shard
+    return sorted(merged.values(), key=lambda shard: natural_order(shard.url))
 
 
-def _natural(url: str) -> list[tuple[int, str]]:
-    """Return a sort key that compares numbers by value and the rest as text."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", url)]
+def natural_order(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that compares the numbers in *text* by value and the rest as text."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def _may_exist(location: Location) -> bool:

@@ -12,18 +12,20 @@ import numpy as np
 
 try:
     from tarshards.index._pixels import resize
-    from tarshards.index._rows import copy_bytes, find_other, gather, pack, parse_floats, parse_integers
+    from tarshards.index._rows import ask, copy_bytes, find_other, gather, pack, parse_floats, parse_integers
 
     READS_MAPPINGS = True
 except ImportError:
     from tarshards.index._pixels_py import resize
-    from tarshards.index._rows_py import copy_bytes, find_other, gather, pack, parse_floats, parse_integers
+    from tarshards.index._rows_py import ask, copy_bytes, find_other, gather, pack, parse_floats, parse_integers
 
     READS_MAPPINGS = False  # without a guard against SIGBUS, they must not touch a mapped file
 
 __all__ = [
     "Buffers",
     "Payloads",
+    "address_of",
+    "ask",
     "copy_bytes",
     "find_other",
     "gather",
@@ -43,7 +45,7 @@ class Buffers:
 
     def __init__(self, buffers: Iterable[Any]):
         self.views = [memoryview(buffer).cast("B") for buffer in buffers]
-        self.addresses = np.array([_address(view) for view in self.views], np.uint64)
+        self.addresses = np.array([address_of(view) for view in self.views], np.uint64)
         self.lengths = np.array([len(view) for view in self.views], np.int64)
 
     def __len__(self) -> int:
@@ -101,7 +103,8 @@ class Payloads:
         return Payloads.known(self.buffers, self.number[place], self.addresses[place], self.sizes[place])
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of *view* begin in memory, 0 if it has none."""
     if not len(view):
         return 0
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges
+from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
+from tarshards.tar.read import BLOCK
 
-HELD = 1 << 22  # members of the shards that are held at once
+HELD = 1 << 22  # members of the shards whose indexes are held at once
+EACH = 1 << 7  # members that take as much memory as what else an index, and its shard, consist of
 KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
@@ -48,6 +51,7 @@ class OpenShard:
             fields.check(index.fields, self.name)
         self._fields = [field if fields is None or field in fields else None for field in index.fields]
         self._fill: Any = None
+        self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         self._faults = index.faults
 
     @cached_property
@@ -94,12 +98,39 @@ class OpenShard:
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
         return result
 
-    def _take(self, result: Sample, sample: int, windows: Sequence[Window]) -> Sample:
-        begin, end = self.index.first[sample], self.index.first[sample + 1]
+    def _take(self, result: Sample, sample: int, windows: Sequence[Window], *, again: bool = True) -> Sample:
+        if len(windows) > 1:
+            begin, end = self.index.first[sample], self.index.first[sample + 1]
+            windows = [window for window in windows if window.begin < end and window.end > begin]
         for window in windows:
-            if window.begin < end and window.end > begin and not window.fill(result, self._fields, sample):
-                return self._take(result, sample, self.fetch([sample], mapped=False))
+            if not window.fill(result, self._fields, sample):
+                found = self._fetch_again(sample, window) if again else self.fetch([sample], mapped=False)
+                return self._take(result, sample, found, again=False)
         return result
+
+    def find_kept(self, key: int) -> list[Window] | None:
+        """Return the block under a key if it is mapped, and as it was."""
+        kept = self.kept.get(key)
+        return kept if kept is not None and all(window.is_current() for window in kept) else None
+
+    def _fetch_again(self, sample: int, window: Window) -> list[Window]:
+        """Return what holds *sample* in place of *window*, whose file is gone; a block that stays is mapped anew."""
+        for key, kept in list(self.kept.items()):
+            if window in kept:
+                first, last = (int(self.index.sample[member]) for member in (kept[0].begin, kept[-1].end - 1))
+                found = self.fetch(np.arange(first, last + 1))
+                self.keep(key, found)
+                return found
+        return self.fetch([sample], mapped=False)
+
+    def keep(self, key: int, windows: list[Window]) -> bool:
+        """Let a block stay mapped if it is one that a cache keeps, and return whether it does."""
+        stays = all(window.stays for window in windows)
+        if stays:
+            self.kept[key] = windows
+        else:
+            self.kept.pop(key, None)
+        return stays
 
     def take(self, member: int) -> bytes:
         """Return the data of one member."""
@@ -149,6 +180,20 @@ class OpenShard:
             windows.append(Window(self.name, self.index, begin, end, low, data, self._decide))
         return windows
 
+    def ask(self, samples: np.ndarray) -> None:
+        """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs."""
+        if self.buffer is None:
+            return
+        offset, begin = self.index.offset, memory.address_of(self.buffer)
+        lows, sizes = [], []
+        for first, _, low, size in self._stretches(samples):
+            if first and (before := int(offset[first - 1]) - BLOCK) < low:  # whose header is compared, too
+                lows.append(before)
+                sizes.append(BLOCK)
+            lows.append(low)
+            sizes.append(size)
+        memory.ask(np.array(lows, np.uint64) + np.uint64(begin), np.array(sizes, np.int64))
+
     def drop(self, samples: Sequence[int] | np.ndarray) -> None:
         """Let a cache remove the members of *samples*, fetched together before, if it keeps them for this use only."""
         for _, _, low, size in self._stretches(np.asarray(samples, np.int64)):
@@ -189,8 +234,10 @@ class OpenShard:
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
-    Shards of up to 4 million members are held; above that the oldest are released. Threads that ask for the same shard
-    wait for the one that opens it. A forked process inherits what is open, a pickled copy opens anew.
+    Indexes of up to 4 million members are held; above that the oldest are released, with their shards. Of all shards
+    that this process has open, those used last stay open, up to ``most_open``. What refers to a released one may still
+    read it. Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open,
+    a pickled copy opens anew.
 
     *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else its index, which is then
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
@@ -208,7 +255,13 @@ class OpenShards:
         self._held = 0  # their members
         self._open: dict[int, OpenShard] = {}
         self.in_use: dict[int, OpenShard] = {}  # the open ones that samples have been read from
+        self._open_before: dict[int, OpenShard] = {}  # those not asked for since shards were last released
+        self._in_use_before: dict[int, OpenShard] = {}
+        self._entered = 0  # the local ones that were asked for since then
         self._failed: dict[int, TarshardsError] = {}
+        self._changed: TarshardsError | None = None  # of a shard that was released
+        with _locks(os.getpid())[0]:
+            _all_shards.add(self)
 
     def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
         known = [(shard.samples, shard.size) for shard in shards]
@@ -217,8 +270,8 @@ class OpenShards:
         for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
             known[number] = len(shard.index), shard.index.shard_size
             self._hold(number, shard.index)
-            if len(self._open) < KEPT:
-                self._open[number] = shard
+            if len(self._open) < min(KEPT, most_open() // 2):
+                self._enter(self._open, number, shard)
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
@@ -247,17 +300,27 @@ class OpenShards:
         """Return the index of a shard if it is held."""
         return self._indexes.get(number)
 
+    def are_loaded(self) -> bool:
+        """Return whether the indexes of all shards are held."""
+        return len(self._indexes) == len(self.urls)
+
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
 
         The one that is open is returned, unless its file has been replaced or written to.
         """
         with self._lock(number):
-            index, shard = self.index(number), self._open.get(number)
-            if shard is None or not shard.ranges.is_current():
-                shard = OpenShard(self.location(number), index, self.fields)
-                if number in self._indexes:  # another thread may have released it
-                    self._open[number] = shard
+            index = self.index(number)
+            for known in (self._open, self.in_use, self._open_before, self._in_use_before):
+                shard = known.get(number)
+                if shard is not None and shard.ranges.is_current():
+                    if known is self._open_before:
+                        known.pop(number, None)
+                        self._enter(self._open, number, shard)
+                    return shard
+            shard = OpenShard(self.location(number), index, self.fields)
+            if number in self._indexes:  # another thread may have released it
+                self._enter(self._open, number, shard)
             return shard
 
     def use(self, number: int) -> OpenShard:
@@ -270,6 +333,9 @@ class OpenShards:
                 return self.in_use[number]
             if number in self._failed:
                 raise self._failed[number].with_traceback(None)
+            if (shard := self._in_use_before.pop(number, None)) is not None:
+                self._enter(self.in_use, number, shard)
+                return shard
             try:
                 shard = self.open(number)
             except TarshardsError as error:
@@ -277,12 +343,16 @@ class OpenShards:
                 raise
             if number in self._indexes:
                 self.in_use[number] = shard
+                self._open.pop(number, None)
             return shard
 
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""
         self._failed.clear()
-        for shard in list(self.in_use.values()):
+        if self._changed is not None:
+            error, self._changed = self._changed, None
+            raise error
+        for shard in [*self._in_use_before.values(), *self.in_use.values()]:
             shard.ranges.verify()
 
     @cached_property
@@ -307,12 +377,43 @@ class OpenShards:
         """Hold an index, and release the oldest shards where those held have too many members."""
         with _locks(os.getpid())[0]:
             self._indexes[number] = index
-            self._held += len(index.sample)
+            self._held += EACH + len(index.sample)
             while self._held > HELD and len(self._indexes) > 1:
                 oldest = next(iter(self._indexes))
-                self._held -= len(self._indexes.pop(oldest).sample)
+                self._held -= EACH + len(self._indexes.pop(oldest).sample)
                 self._open.pop(oldest, None)
-                self.in_use.pop(oldest, None)
+                self._open_before.pop(oldest, None)
+                for used in (self.in_use.pop(oldest, None), self._in_use_before.pop(oldest, None)):
+                    self._let_go(used)
+
+    def _enter(self, shards: dict[int, OpenShard], number: int, shard: OpenShard) -> None:
+        """Note in *shards*, ``_open`` or ``in_use``, a shard that is asked for; release others if too many are open.
+
+        Half of those that may be open are the ones asked for since others were last released, and the other half those
+        from before: so a look-up in ``in_use`` need note nothing.
+        """
+        with _locks(os.getpid())[0]:
+            if isinstance(shard.ranges, LocalRanges):
+                if sum(each._entered for each in _all_shards) >= most_open() // 2:
+                    for each in _all_shards:
+                        each._age()
+                self._entered += 1
+            shards[number] = shard
+
+    def _age(self) -> None:
+        """Release the local shards that were not asked for since this was called before."""
+        for used in self._in_use_before.values():
+            self._let_go(used)
+        self._open_before, self._in_use_before = _move_local(self._open), _move_local(self.in_use)
+        self._entered = 0
+
+    def _let_go(self, used: OpenShard | None) -> None:
+        """Find out of a shard that is released whether it was written to while it was in use."""
+        if used is not None:
+            try:
+                used.ranges.verify()
+            except TarshardsError as error:
+                self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("urls", "names", "fields", "remote", "counts", "sizes")}
@@ -320,6 +421,17 @@ class OpenShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _move_local(shards: dict[int, OpenShard]) -> dict[int, OpenShard]:
+    """Remove the local ones of *shards*, and return them; remote ones are no open files."""
+    local = {number: shard for number, shard in list(shards.items()) if isinstance(shard.ranges, LocalRanges)}
+    for number in local:
+        shards.pop(number, None)
+    return local
+
+
+_all_shards: WeakSet[OpenShards] = WeakSet()  # of this process
 
 
 @cache

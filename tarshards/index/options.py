@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -101,14 +101,19 @@ class Opening:
         )
         return False
 
-    def read(self, shards: Sequence[Shard], ledger: Ledger, processes: int = 1) -> Iterator[Sample]:
+    def read(
+        self, shards: Sequence[Shard], ledger: Ledger, processes: int = 1, draws: Iterable[int] | None = None
+    ) -> Iterator[Sample]:
         """Yield the samples of *shards*, read as streams; *ledger* receives the errors.
 
-        What is fetched ahead of remote ones shares the memory with as many *processes* on this host.
+        What is fetched ahead of remote ones shares the memory with as many *processes* on this host. *draws* gives each
+        shard a number, which its samples have as ``__draw__``.
         """
-        return read_in_turn(shards, partial(self._read, ledger), self.remote, processes)
+        return read_in_turn(
+            shards, partial(self._read, ledger, None if draws is None else iter(draws)), self.remote, processes
+        )
 
-    def _read(self, ledger: Ledger, shard: Shard, location: Location) -> Iterator[Sample]:
+    def _read(self, ledger: Ledger, draws: Iterator[int] | None, shard: Shard, location: Location) -> Iterator[Sample]:
         samples = read_shard(
             shard,
             ledger=ledger,
@@ -119,4 +124,12 @@ class Opening:
             concatenated=self.concatenated,
             location=location,
         )
-        return samples if self.fields is None else self.fields.take(samples, location.name, ledger)
+        if self.fields is not None:
+            samples = self.fields.take(samples, location.name, ledger)
+        return samples if draws is None else _drawn(samples, next(draws))
+
+
+def _drawn(samples: Iterator[Sample], draw: int) -> Iterator[Sample]:
+    for sample in samples:
+        sample["__draw__"] = draw
+        yield sample

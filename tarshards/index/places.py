@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from mmap import PAGESIZE
-from typing import Any, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
+from weakref import WeakSet
 
 import numpy as np
 
@@ -19,10 +21,15 @@ from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
 from tarshards.samples.fields import Term, find_field, no_field, pick_field
+from tarshards.storage.ranges import most_open
+from tarshards.tar.read import BLOCK
 
-MOST_SHARDS = 1 << 12  # that are mapped at once
+SOON = 1 << 12  # shards that are opened before the first batch is made
+ASKED = 1 << 8  # shards of a look-up, up to which each is checked for changes every time
 MOST_SAMPLES = 1 << 25  # whose places are held
 MOST_TOUCHED = 1 << 30  # bytes of shards that are read into memory ahead of their use
+SMALL = 1 << 14  # bytes of a sample for which a disk needs about as long as for a place further on
+NEAR = np.uint64(1 << 11)  # bytes before a member that have its headers, and those of a small one before it
 TOUCHED = 1 << 10  # pages of these that are touched by one call
 
 Failures = dict[int, TarshardsError]  # by position among the samples that were asked for
@@ -93,6 +100,20 @@ class Places(NamedTuple):
         """Return the failures, with those of samples whose headers differ from the index."""
         return self.failures if self.headers is None else self.headers.mapped.find_stale(self.headers) | self.failures
 
+    def ask(self, begin: int, end: int) -> None:
+        """Let the system read the samples from *begin* to *end* into memory, with what their check needs."""
+        lows, ends = [], []
+        for payloads in self.payloads:
+            address = payloads.addresses[begin:end]
+            lows.append(np.maximum(address - NEAR, payloads.buffers.addresses[payloads.number[begin:end]]))
+            ends.append(address + payloads.sizes[begin:end].astype(np.uint64))
+        if self.headers is not None:
+            lows += self.headers.mapped.headers_before(self.headers.part(begin, end))
+            ends += [low + np.uint64(BLOCK) for low in lows[len(ends) :]]
+        low, stop = np.concatenate(lows), np.concatenate(ends)
+        order = np.argsort(low)
+        memory.ask(low[order], (stop - low)[order].astype(np.int64))
+
     def part(self, begin: int, end: int) -> Places:
         """Return the places of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
@@ -111,6 +132,8 @@ class MappedPlaces:
     while places are in use, reading what is gone raises OSError (see ``Payloads``).
     """
 
+    _all: ClassVar[WeakSet[MappedPlaces]] = WeakSet()  # of this process
+
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
         self.names, self.terms, self._fields = shards.names, terms, shards.fields
         self._shards: dict[int, OpenShard] = {}
@@ -122,6 +145,7 @@ class MappedPlaces:
         starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
         self._members = np.full((len(terms), total), -1, np.int64)  # their numbers in their shards
         self._compared = np.zeros(total, bool)  # whether all headers of a sample have matched
+        self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
         self._mapped: list[MappedMembers | None] = [None] * len(shards.urls)
         buffers: list[Any] = [b""] * len(shards.urls)
         for number in range(len(shards.urls)):
@@ -138,6 +162,7 @@ class MappedPlaces:
         for i, rows in enumerate(zip(starts, np.maximum(sizes, 0))):
             payloads = Payloads(self._buffers, shard_of, *rows)
             self._table[:, i] = np.stack([payloads.addresses.view(np.int64), payloads.sizes], axis=1)
+        self._all.add(self)
 
     def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
         begin, end = self._first[number], self._first[number + 1]
@@ -153,14 +178,26 @@ class MappedPlaces:
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
-        """Return the places in *shards*, None where they cannot be mapped or are too many."""
-        few = len(shards.urls) <= MOST_SHARDS and int(shards.counts.sum()) <= MOST_SAMPLES
-        if not few or not isinstance(shards, IndexedShards) or shards.is_remote():
+        """Return the places in *shards*, None where they cannot be mapped or are too many.
+
+        Thousands of shards are mapped when they have been read once: until then a batch would wait for all of them.
+        """
+        if not isinstance(shards, IndexedShards) or shards.is_remote():
+            return None
+        held = sum(len(places.names) for places in cls._all)
+        if held + len(shards.urls) > most_open() // 2 or int(shards.counts.sum()) > MOST_SAMPLES:
+            return None
+        if len(shards.urls) > SOON and not shards.shards.are_loaded():
             return None
         try:
             return cls(shards, terms)
         except TypeError:  # without the compiled kernels, shards have no buffer
             return None
+
+    def are_small(self) -> bool:
+        """Return whether the shards are read into memory as a whole sooner than the samples, one here and one there."""
+        size = int(self._buffers.lengths.sum())
+        return size <= min(MOST_TOUCHED, SMALL * max(1, len(self._keys)))
 
     @contextmanager
     def touching(self) -> Iterator[None]:
@@ -181,13 +218,14 @@ class MappedPlaces:
                 thread.join()
 
     def _touch(self, over: threading.Event) -> None:
-        lengths = self._buffers.lengths if self._buffers.lengths.sum() <= MOST_TOUCHED else ()
-        for shard, (address, length) in enumerate(zip(self._buffers.addresses, lengths)):
+        for shard, (address, length) in enumerate(zip(self._buffers.addresses, self._buffers.lengths)):
             pages = address + np.arange(0, length, PAGESIZE, dtype=np.uint64)
             for i in range(0, len(pages), TOUCHED):
                 if over.is_set():
                     return
-                part = pages[i : i + TOUCHED]
+                part, after = pages[i : i + TOUCHED], pages[i + TOUCHED : i + 2 * TOUCHED]
+                if len(after):
+                    memory.ask(after[:1], np.array([after[-1] - after[0]], np.int64))
                 with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
                     memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
             for members in self._members[:, self._first[shard] : self._first[shard + 1]]:
@@ -197,9 +235,11 @@ class MappedPlaces:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
         number = self._first[shards] + samples
         failures: Failures = {}
-        for shard in np.flatnonzero(np.bincount(shards)).tolist():
+        for shard in self._doubtful(np.flatnonzero(np.bincount(shards))):
             error = self.broken.get(shard) or self._change(shard)
-            if error is not None:
+            if error is None:
+                self._sound[shard] = time.monotonic()
+            else:
                 failures |= dict.fromkeys(np.flatnonzero(shards == shard).tolist(), error)
         keys = BatchKeys(self._keys, number)
         for term, missing in zip(self.terms, self._missing):
@@ -211,6 +251,12 @@ class MappedPlaces:
         known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
         headers = None if self._compared[number].all() else Headers(self, shards, number)
         return Places(keys, list(known), failures, headers)
+
+    def _doubtful(self, shards: np.ndarray) -> list[int]:
+        """Return those of *shards* that may have been written to; many are asked for at most once a second."""
+        if len(shards) > ASKED:
+            shards = shards[self._sound[shards] < time.monotonic() - 1]
+        return list(shards.tolist())
 
     def _missing_field(self, shard: int, sample: int, term: Term) -> SampleError:
         index = self._shards[shard].index
@@ -232,6 +278,19 @@ class MappedPlaces:
         self._compared[numbers] = True
         self._compared[headers.numbers[list(failures)]] = False
         return failures
+
+    def headers_before(self, headers: Headers) -> list[np.ndarray]:
+        """Return for each field the addresses of the headers before those of the samples, which are compared, too."""
+        found = []
+        for members in self._members.take(headers.numbers, axis=1):
+            address = np.zeros(len(members), np.uint64)
+            for shard in np.unique(headers.shards).tolist():
+                here = (headers.shards == shard) & (members > 0)
+                if here.any():
+                    offset = self._shards[shard].index.offset[members[here] - 1]
+                    address[here] = self._buffers.addresses[shard] + offset - np.uint64(BLOCK)
+            found.append(address[address > 0])
+        return found
 
     def changes(self) -> Iterator[TarshardsError]:
         """Yield an error for each shard that has been written to since it was opened."""

@@ -98,7 +98,8 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
     if not fresh and not dry_run:
         index.save(url, sync=sync)
     written = None if fresh else index_location(url).url
-    return IndexOutcome(index.shard(url, indexed=fresh or not dry_run), written, faults=_faults(index, url))
+    found = index.shard(url, indexed=fresh or not dry_run)._replace(sha256=shard.sha256 if fresh else None)
+    return IndexOutcome(found, written, faults=_faults(index, url))
 
 
 def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:

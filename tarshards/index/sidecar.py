@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from errno import ENOENT
 from functools import cached_property
@@ -26,7 +27,8 @@ VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, only wh
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
-FEW = 64  # local shards for which starting threads takes longer than reading their sidecars one by one
+FEW = 64  # local shards after which it is asked whether threads would read them sooner
+MANY = 1 << 10  # local shards that threads read until that is asked again
 MISSING = "no index found; create one with `tarindex`"
 
 
@@ -310,16 +312,34 @@ def count_samples(shard_url: str) -> int | None:
 
 
 def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of each URL, in order; threads call it for several at once, except for a few local shards."""
-    if len(urls) <= FEW and all(Location.of(url).is_local for url in urls):
-        yield from map(function, urls)
-        return
-    from tarshards.parallel import bounded_map
-    from tarshards.storage.ahead import fetching_threads
+    """Yield *function* of each URL, in order; threads call it for several at once where that has to wait.
 
-    connections = Location.of(urls[0]).remote.connections
-    threads = fetching_threads(connections)
-    yield from bounded_map(function, urls, executor=threads, window=2 * connections)
+    What is in memory or on a quick disk takes less time without threads, which wait for each other.
+    """
+    is_local = all(Location.of(url).is_local for url in urls)
+    begin, is_quick = 0, is_local
+    while begin < len(urls):
+        if is_quick:
+            before = _waits()
+            found = [function(url) for url in urls[begin : begin + FEW]]
+            is_quick = _waits() - before < FEW
+            yield from found
+            begin += FEW
+            continue
+        from tarshards.parallel import bounded_map
+        from tarshards.storage.connections import fetching_threads
+
+        end = begin + MANY if is_local else len(urls)
+        connections = Location.of(urls[begin]).remote.connections
+        yield from bounded_map(
+            function, urls[begin:end], executor=fetching_threads(connections), window=2 * connections
+        )
+        begin, is_quick = end, is_local
+
+
+def _waits() -> int:
+    """Return how often this thread has waited so far, for a disk or another thread."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 def _what_is_wrong(packed: bytes) -> str:

@@ -31,6 +31,7 @@ class Window:
         self.begin, self.end, self.low = begin, end, low
         self._mapped: MappedBlock | None = None if isinstance(data, (bytes, bytearray, memoryview)) else data
         self._buffer: Any = data if self._mapped is None else self._mapped.mapping
+        self._is_current: Callable[[], bool] | None = None if self._mapped is None else self._mapped.mapping.is_current
         self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
         self._name, self._index, self._decide = name, index, decide
         has_before = begin > 0 and int(index.offset[begin - 1]) - BLOCK >= low
@@ -39,14 +40,15 @@ class Window:
         sample = index.sample[self._base : end].astype(np.int64)
         self._sample = int(sample[0])
         count = int(sample[-1]) - self._sample + 1
+        start = 0 if self._mapped is None else self._mapped.start  # headers are to begin at multiples of 512 from there
         self._members = MappedMembers(
-            self._buffer if is_compiled or self.is_mapped else _Bytes(data),
+            memoryview(self._buffer)[start:] if is_compiled else _Bytes(self._cut, low, len(self._buffer) - start),
             index.keys[self._sample : self._sample + count],
             index.fields,
             np.searchsorted(sample, np.arange(self._sample, self._sample + count + 1)).astype("<i8"),
             (sample - self._sample).astype("<u4"),
             np.ascontiguousarray(index.field[self._base : end]),
-            (index.offset[self._base : end].astype(np.int64) - self._zero).astype("<u8"),
+            (index.offset[self._base : end].astype(np.int64) - low).astype("<u8"),
             np.ascontiguousarray(index.size[self._base : end]),
         )
 
@@ -55,6 +57,15 @@ class Window:
         """Whether its data take no memory."""
         return self._mapped is not None
 
+    def is_current(self) -> bool:
+        """Return whether its data are as they were: what is mapped may have been removed, or written to."""
+        return self._is_current is None or self._is_current()
+
+    @property
+    def stays(self) -> bool:
+        """Whether its data lie on the disk for later epochs, too, and may stay mapped for them."""
+        return is_compiled and self._mapped is not None and self._mapped.stays
+
     def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.
 
@@ -62,24 +73,25 @@ class Window:
         ShardIndexError for a member whose headers differ from the index.
         """
         try:
-            self._fill(result, names, sample)
+            settled = 0
+            if not self._is_begun and self._index.sample[self.begin] == sample:
+                settled = self._begin(names)
+            undecided = self._members.fill(result, names, sample - self._sample, settled)
+            while undecided >= 0:
+                self.check(undecided + self._base)
+                undecided = self._members.fill(result, names, sample - self._sample, undecided + 1)
         except (OSError, ShardIndexError):
-            if self._mapped is None or self._mapped.is_whole():
+            if self.is_current():
                 raise
             return False
-        return self._mapped is None or self._mapped.is_whole()
+        return self.is_current()
 
-    def _fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> None:
-        settled = 0
-        if not self._is_begun and self._index.sample[self.begin] == sample:
-            if names[self._index.field[self.begin]] is not None:
-                self.check(self.begin)
-                self._is_begun = True
-            settled = 1
-        undecided = self._members.fill(result, names, sample - self._sample, settled)
-        while undecided >= 0:
-            self.check(undecided + self._base)
-            undecided = self._members.fill(result, names, sample - self._sample, undecided + 1)
+    def _begin(self, names: list[str | None]) -> int:
+        """Decide on the first member, unless it is not asked for, and return 1: that many are settled."""
+        if names[self._index.field[self.begin]] is not None:
+            self.check(self.begin)
+            self._is_begun = True
+        return 1
 
     def check(self, member: int) -> None:
         """Raise ShardIndexError unless the headers of *member* say what the index says."""
@@ -103,13 +115,13 @@ class Window:
 
 
 class _Bytes:
-    """Bytes as the twin in Python reads a mapped file."""
+    """The *size* bytes of a shard from *low* on, which *cut* returns, as the twin in Python reads a mapped file."""
 
-    def __init__(self, data: bytes):
-        self._data = data
+    def __init__(self, cut: Callable[[int, int], bytes], low: int, size: int):
+        self._cut, self._low, self._size = cut, low, size
 
     def __len__(self) -> int:
-        return len(self._data)
+        return self._size
 
     def read(self, offset: int, size: int) -> bytes:
-        return bytes(self._data[offset : offset + size])
+        return self._cut(self._low + offset, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tarshards.epoch.world import World
-from tarshards.errors import StateError, whole_number
+from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.storage import traffic
@@ -48,10 +49,16 @@ class Passes:
 
     The state of a planned stream holds on any number of ranks and workers. That of another is replayed, which requires
     the same *topology*: what else the order of the batches depends on.
+
+    With *steps* a pass over the loader is that many batches, of one epoch after the other: *number* is the one that is
+    next or under way, and *step* how many of its batches came.
     """
 
-    def __init__(self, maker: BatchMaker, **topology: int):
+    def __init__(self, maker: BatchMaker, steps: int | None = None, **topology: int):
         self.maker, self.stream, self.topology = maker, maker.stream, topology
+        self.steps = None if steps is None else whole_number("steps", steps, 1)
+        self.number = self.step = 0
+        self.has_jumped = False  # since a pass began
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None
@@ -65,7 +72,7 @@ class Passes:
 
     def begin(self) -> Pass:
         """Begin the next epoch, or what a loaded state says is left of its own."""
-        this, self._resumed = self._next(), None
+        this, self._resumed, self.has_jumped = self._next(), None, False
         self.stream.epochs.begin(World(), this.epoch if this.state else None)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
@@ -102,17 +109,58 @@ class Passes:
                 self.stream.set_epoch(this.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be *epoch*, or what a loaded state says is left of it; those after it count on."""
+        """Let the next pass be *epoch*, or what a loaded state says is left of it; those after it count on.
+
+        With *steps* an epoch is that many batches, so that several may be parts of one epoch of the dataset.
+        """
         epoch = whole_number("epoch", epoch, 0)
-        if self._resumed is None or self._resumed["epoch"] != epoch:
+        if self.steps is not None:
+            if epoch != self.number:
+                self._go_to(epoch, self.steps)
+        elif self._resumed is None or self._resumed["epoch"] != epoch:
             self._current = self._resumed = None
             self.stream.set_epoch(epoch)
+
+    def _go_to(self, number: int, steps: int) -> None:
+        """Let the next pass be this one of *steps* batches; without indexes it begins with that epoch."""
+        self._current = self._resumed = None
+        self.number, self.step, self.has_jumped = number, 0, True
+        plan = self.maker.plan(0, self.world.world_size)
+        count = 0 if plan is None else len(self.maker.shares(plan, self.world.rank))
+        epoch, batch = divmod(number * steps, count) if count else (number, 0)
+        self.stream.set_epoch(epoch)
+        if batch:
+            self._current = self._next()
+            self._current.delivered = batch
+            self.go_on()
+
+    def count_step(self) -> bool:
+        """Count a batch of a pass of *steps*; return whether it is the last."""
+        self.step += 1
+        if self.step < (self.steps or 0):
+            return False
+        self.number, self.step = self.number + 1, 0
+        return True
+
+    def go_on(self) -> None:
+        """Let the next pass begin behind what was delivered of the one that was left."""
+        if self._current is not None:
+            self._resumed = self.state_dict()
+            self._current = None
+
+    def leave(self) -> None:
+        """End a pass of *steps* before its last batch; the next one begins behind it."""
+        self.number, self.step = self.number + 1, 0
+        self.go_on()
 
     def announce(self, epoch: int) -> None:
         """Let the next pass, or the one under way, be *epoch* as a trainer counts, unless a state is loaded.
 
         Raises StateError if the trainer would stop before the end of what is left, for it counts to a shorter length.
         """
+        if self.steps is not None:
+            self.set_epoch(epoch)
+            return
         if self._announced is None and not self.maker.is_planned:
             log.warning(
                 "without indexes a loader has no length, and Lightning then saves states one batch ahead: "
@@ -137,6 +185,8 @@ class Passes:
             )
 
     def __len__(self) -> int:
+        if self.steps is not None:
+            return self.steps
         plan = self.maker.plan(0, self.world.world_size)
         if plan is None:
             raise TypeError("only planned epochs have a length; index the shards with `tarindex`")
@@ -149,6 +199,8 @@ class Passes:
             return dict(self._resumed)
         this = self._current or self._next()
         state = {"version": VERSION, "digest": self.stream.source.digest}
+        if self.steps is not None:
+            state |= {"pass": self.number, "step": self.step}
         if this.plan is not None:
             taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
             return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
@@ -173,6 +225,10 @@ class Passes:
                     )
         elif type(batches := state.get("batches", 0)) is not int or batches < 0:
             raise StateError(f"the state has batches {batches!r}")
+        for name in ("pass", "step"):
+            if type(number := state.get(name, 0)) is not int or number < 0:
+                raise StateError(f"the state has {name} {number!r}")
+        self.number, self.step, self.has_jumped = state.get("pass", 0), state.get("step", 0), True
         self._resumed = dict(state)
 
     def _next(self) -> Pass:
@@ -203,6 +259,8 @@ class ResumableLoader:
     """
 
     passes: Passes
+    _under_way: Generator[tuple[Any, bool], None, None] | None = None  # over several passes, with ``steps=``
+    _maker: ResumableLoader  # the loader whose batches these are
 
     #: Where the time of the current iteration goes, or of the last one.
     monitor = Monitor()
@@ -220,12 +278,12 @@ class ResumableLoader:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        this = self.passes.begin()
+        batches = self._epoch() if self.passes.steps is None else self._steps()
         self.end_of_dataloader = False
         self.monitor = monitor = Monitor()
         asked, before = perf_counter(), traffic.so_far()
-        with _known_to_accelerate(self), closing(self.make_batches(this)) as batches:
-            for batch, is_last in self.passes.deliver(this, batches):
+        with _known_to_accelerate(self), closing(batches):
+            for batch, is_last in batches:
                 taken, now = perf_counter(), traffic.so_far()
                 monitor.waited += taken - asked
                 monitor.traffic += now - before
@@ -233,6 +291,46 @@ class ResumableLoader:
                 yield batch
                 asked, before = perf_counter(), now
                 monitor.consumed += asked - taken
+
+    def _epoch(self) -> Generator[tuple[Any, bool], None, None]:
+        """Yield the batches of the pass that begins now, each with whether it is the last."""
+        this = self.passes.begin()
+        with closing(self.make_batches(this)) as batches:
+            yield from self.passes.deliver(this, batches)
+
+    def _steps(self) -> Generator[tuple[Any, bool], None, None]:
+        """Yield the batches of a pass of ``steps=``; what makes them stays open for the pass after."""
+        passes, is_last = self.passes, False
+        if self._under_way is not None and passes.has_jumped:
+            self._under_way.close()
+            self._under_way = None
+        if self._under_way is None:
+            # A copy of the loader, which does not refer to this one: in a cycle of references the garbage collector
+            # would find workers before what ends them, and torch wait 5 s for each.
+            self._maker = copy.copy(self)
+            self._under_way = self._maker._endless()
+        under_way, self._maker.monitor = self._under_way, self.monitor
+        try:
+            while not is_last:
+                batch, _ = next(under_way)
+                is_last = passes.count_step()
+                yield batch, is_last
+        finally:
+            if not is_last:
+                passes.leave()
+                under_way.close()
+                self._under_way = None
+
+    def _endless(self) -> Generator[tuple[Any, bool], None, None]:
+        """Yield the batches of one epoch after the other."""
+        while True:
+            is_empty = True
+            with closing(self._epoch()) as batches:
+                for batch in batches:
+                    is_empty = False
+                    yield batch
+            if is_empty:
+                raise SampleError("steps= asks for batches, and an epoch of this dataset has none")
 
     @cached_property
     def sampler(self) -> Any:

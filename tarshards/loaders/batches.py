@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import whole_number
+from tarshards.errors import flag, whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 class BatchMaker:
     """Makes batches of *size* samples of a stream; a kind of loader says in ``read`` what a batch is.
 
-    Batch g of a rank is made of the g-th *size* positions that it has in the plan. Raises TypeError for what is no
-    stream, and for a *size* that is no integer, and ValueError for one below 1.
+    Batch g of a rank is made of the g-th *size* positions that it has in the plan. With *fill* a sample that is left
+    out, or cannot be read, is replaced: see ``Substitutes``. With *drop_last* there is no smaller batch at the end.
+    Raises TypeError for what is no stream, and for a *size* that is no integer, and ValueError for one below 1.
     """
 
-    def __init__(self, stream: Stream, size: int):
+    def __init__(self, stream: Stream, size: int, *, fill: bool = False, drop_last: bool = False):
         self.stream, self.size = stream, whole_number("batch_size", size, 1)
+        self.fill, self.drop_last = flag("fill", fill), flag("drop_last", drop_last)
         self._planned: tuple[Any, PlannedEpoch] | None = None
 
     @property
@@ -58,4 +60,12 @@ class BatchMaker:
         """Return the positions of each batch of a rank, whichever worker makes it."""
         from tarshards.epoch.loop import Shares
 
-        return Shares(range(rank, len(plan), plan.ranks), self.size)
+        positions = range(rank, len(plan), plan.ranks)
+        if not self.drop_last:
+            return Shares(positions, self.size)
+        return Shares(positions, self.size, range(0, len(positions) // self.size * self.size, self.size))
+
+    def left_out(self, plan: PlannedEpoch, rank: int) -> range:
+        """Return the positions of a rank that are in no batch."""
+        shares = self.shares(plan, rank)
+        return shares.positions[len(shares) * self.size :] if self.drop_last else range(0)

@@ -37,6 +37,29 @@ def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generat
             yield moved
 
 
+def tensors(batch: Any, *, pinned: bool = False) -> Any:
+    """Return a collated batch with tensors, which may be *pinned*, in place of arrays of numbers; in lists, too.
+
+    A tensor shares its array's memory, unless it is pinned.
+    """
+    import numpy as np
+    import torch
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return (
+                [convert(each) for each in value]
+                if value and isinstance(value[0], np.ndarray | torch.Tensor)
+                else value
+            )
+        value = _tensor(value)
+        return value.pin_memory() if pinned and isinstance(value, torch.Tensor) else value
+
+    if isinstance(batch, dict):
+        return {field: convert(value) for field, value in batch.items()}
+    return tuple(convert(value) for value in batch) if isinstance(batch, tuple) else convert(batch)
+
+
 def _tensor(value: Any, device: Any = None) -> Any:
     import numpy as np
     import torch
@@ -45,6 +68,6 @@ def _tensor(value: Any, device: Any = None) -> Any:
         return tuple(_tensor(part, device) for part in value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         return value
-    array = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    array = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])  # of one that is read-only, a copy
     tensor = torch.from_numpy(array)
     return tensor if device is None else tensor.pin_memory().to(device, non_blocking=True)

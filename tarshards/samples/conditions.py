@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from string import Formatter
 from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError
@@ -160,6 +159,8 @@ class Template:
 
     def __init__(self, template: str, like: Mapping[str, Any]):
         try:
+            from string import Formatter
+
             self._parts = list(Formatter().parse(template))
             for _, name, spec, conversion in self._parts:
                 if name is not None and (name not in like or conversion or "{" in (spec or "")):

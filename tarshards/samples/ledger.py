@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from tarshards.errors import AuditError, shortened, visible
+from tarshards.errors import AuditError, check_function, shortened, visible
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
@@ -32,8 +32,6 @@ def error_handler(on_error: ErrorPolicy) -> OnError | None:
     if not callable(on_error):
         words = f'"raise", "skip", a Ledger, or a function of the error, not {shortened(on_error)}'
         raise ValueError(f"on_error must be {words}")
-    from tarshards.parallel import check_function
-
     check_function(on_error, "on_error=")
     return on_error
 
@@ -68,12 +66,13 @@ class Tally:
       last batch, when that is left out
     - *in_flight*: it was read and not yet delivered when the epoch was left: in a shuffle buffer, or made ahead
 
-    *samples* were read, so that *delivered* are those without the filtered, failed, discarded and in_flight. *planned*
-    samples are to be read in planned epochs: planned = delivered + filtered + failed + lost + dropped + discarded, and
-    *repeated*, delivered again to fill the tail, are apart. *read* counts by shard the planned samples that were read,
-    lost or dropped, without repeats. *epochs* counts the epochs started, by dataset and order, and *parts* those
-    started in the middle. *joined* counts the archives after the first in concatenated shards. *failures* says why
-    samples failed, and *quarantined* why shards and samples were not read.
+    *samples* were read, so that *delivered* are those without the filtered, failed, discarded and in_flight; *streamed*
+    of them were read outside of planned epochs. *planned* samples are to be read in planned epochs: planned = delivered
+    + filtered + failed + lost + dropped + discarded, and *repeated*, delivered again to fill the tail, are apart.
+    *read* counts by shard the planned samples that were read, lost or dropped, without repeats. *epochs* counts the
+    epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts the archives after
+    the first in concatenated shards. *failures* says why samples failed, and *quarantined* why shards and samples were
+    not read.
     """
 
     shards: int = 0
@@ -93,6 +92,7 @@ class Tally:
     dropped: int = 0
     repeated: int = 0
     parts: int = 0
+    streamed: int = 0
     read: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
 
@@ -274,7 +274,8 @@ class Ledger:
         total = Tally()
         for tally in tallies:
             total.add(tally)
-        taken, counted = total.read.total() + total.repeated, total.samples + total.lost + total.dropped
+        taken = total.read.total() + total.repeated
+        counted = total.samples - total.streamed + total.lost + total.dropped
         if total.planned and not total.shards and taken != counted:
             raise AuditError(f"{taken} samples taken, {counted} read, quarantined or dropped")
         if total.delivered < 0:
@@ -331,6 +332,8 @@ class Ledger:
             lines = [_line("planned", tally.planned, "samples") + left + broken_off]
         else:
             lines = [_line("shards", tally.shards) + broken_off]
+        if tally.planned and tally.streamed:
+            lines.append(_line("streamed", tally.streamed, "samples"))
         if tally.joined:
             lines.append(_line("joined", tally.joined, "archives to the first of their shard"))
         lines.append(_line("members", tally.members))
@@ -344,7 +347,8 @@ class Ledger:
             lines.append(_line("dropped", tally.discarded, "samples"))
         if tally.skipped or not tally.planned:
             lines.append(_line("skipped", tally.skipped.total(), "members", tally.skipped))
-        lines.append(_line("quarantined", tally.lost if tally.planned else len(tally.quarantined)))
+        is_planned = tally.planned and not tally.streamed
+        lines.append(_line("quarantined", tally.lost if is_planned else len(tally.quarantined)))
         return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])
 
     def share(self) -> None:

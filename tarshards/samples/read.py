@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, TypeAlias, get_args
+from io import FileIO
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, UrlError, flag, shortened
 from tarshards.samples.codecs import encode_field
@@ -21,11 +23,15 @@ from tarshards.samples.keys import (
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
-from tarshards.tar.read import ArchiveEnd, Member, read_members
+from tarshards.tar.read import ArchiveEnd, Grouper, Member, Reached, read_archive
+
+if TYPE_CHECKING:
+    from tarshards.tar._tar_py import Event
 
 #: What reading does at damage: end the shard, or continue at the next sound header.
 OnDamage: TypeAlias = Literal["end", "resync"]
@@ -86,6 +92,15 @@ def read_in_turn(
         yield from read(shard, location=location)
 
 
+def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger, concatenated: bool) -> Iterator[Sample]:
+    """Yield the samples of all *shards* to be written again, each before the next is taken.
+
+    They are those of ``read_samples``, but the large fields of plain local files are not read; see ``read_shard``.
+    """
+    read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=True, extents=True)
+    return read_in_turn(shards, read)
+
+
 def _is_remote(location: Location) -> bool:
     try:
         return location.is_remote
@@ -115,11 +130,14 @@ def read_shard(
     end: ArchiveEnd = "required",
     concatenated: bool = False,
     location: Location | None = None,
+    extents: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    It is read at its URL, or at *location*. The other options are those of ``Opening``. What a manifest says of *shard*
-    applies: it may be concatenated, and another number of samples is an error (if *split* is the default).
+    It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
+    each is an ``Extent``, which lasts until the next sample is taken. The other options are those of ``Opening``. What
+    a manifest says of *shard* applies: it may be concatenated, and another number of samples is an error (if *split*
+    is the default).
     """
     shard = Shard.of(shard)
     location = location or Location.of(shard.url)
@@ -148,11 +166,15 @@ def read_shard(
         refused = False
 
     try:
-        with open_shard(location, allow_pipe=allow_pipe) as stream:
-            members = read_members(stream, url=name, end=end, concatenated=concatenated, ledger=ledger)
-            yield from group_members(
-                members, url=name, ledger=ledger, split=split, on_error=quarantine, expected=expected
+        with (
+            open_shard(location, allow_pipe=allow_pipe) as stream,
+            _Grouping(name, ledger, split, quarantine, expected) as grouping,
+        ):
+            leave = _leave(stream, name) if extents else None
+            yield from read_archive(
+                stream, grouping, url=name, end=end, concatenated=concatenated, ledger=ledger, leave=leave
             )
+            yield from grouping.end()
         ledger.count(shards=1)
     except (TarshardsError, OSError) as error:
         if refused:
@@ -162,6 +184,14 @@ def read_shard(
         ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()
+
+
+def _leave(stream: Any, url: str) -> Callable[[int, int], Extent] | None:
+    """Return a function from offset and size to that part of the archive in *stream*, None if it is no plain file."""
+    if not isinstance(stream, FileIO) or not stream.seekable():
+        return None
+    descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
+    return lambda offset, size: Extent(descriptor, url, begin + offset, size)
 
 
 def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
@@ -202,62 +232,88 @@ def group_members(
     >>> list(group_members(members, url="x.tar"))
     [{'__key__': 'a', '__url__': 'x.tar', 'jpg': b'1', 'cls': b'2'}]
     """
-    key = ""
-    sample: Sample = {}
-    earlier: list[str] | set[str] = []  # keys; a list while they are sorted, since that needs no look-up
-    delivered = refused = fields = 0
-    try:
-        for name, data, offset in members:
-            parts = split(name)
-            if parts is None:
-                if ledger is not None:
-                    ledger.skip("reserved name" if is_reserved(name) else "no extension")
-                continue
-            if parts[0] != key or not sample:
-                if sample:
-                    delivered += 1
-                    fields += len(sample) - 2
-                    yield sample
-                    sample = {}
-                    if isinstance(earlier, list):
-                        earlier.append(key)
-                        if parts[0] < key:
-                            earlier = set(earlier)
-                    else:
-                        earlier.add(key)
-                elif isinstance(earlier, set) and parts[0] == key:
-                    continue  # another member of a sample that was refused
-                key = parts[0]
-                if isinstance(earlier, set) and key in earlier:
-                    refuse(SampleError(NOT_ADJACENT, url=url, offset=offset, key=key), on_error)
-                    refused += 1
-                    continue
-                sample = {"__key__": key, "__url__": url}
-            if parts[1] in sample:
-                refuse(SampleError(DUPLICATE_FIELD, url=url, offset=offset, key=key, field=parts[1]), on_error)
-                refused += 1
-                sample = {}
-                earlier = set(earlier) if isinstance(earlier, list) else earlier
-                earlier.add(key)
-                continue
-            sample[parts[1]] = data
-        if sample:
-            delivered += 1
-            fields += len(sample) - 2
-            yield sample
-        if expected is not None and delivered + refused != expected:
-            raise wrong_number(delivered + refused, expected, url)
-    except TarError as error:
-        if expected is not None:
-            error.cost = f"{expected - delivered - refused} of {expected} samples lost; "
-        raise
-    except GeneratorExit:
-        if ledger is not None:
-            ledger.count(broken_off=1)
-        raise
-    finally:
-        if ledger is not None:
-            ledger.count(samples=delivered, members=fields)
+    with _Grouping(url, ledger, split, on_error, expected) as grouping:
+        iterator = iter(members)
+        while (found := grouping.grouper.next(iterator)) is not None:
+            yield from grouping.deliver(*found)
+        yield from grouping.end()
+
+
+class _Grouping:
+    """Groups the members of a shard, as ``group_members`` says; it is counted at the end of its with-block."""
+
+    def __init__(
+        self,
+        url: str,
+        ledger: Ledger | None,
+        split: KeyRule,
+        on_error: Callable[[SampleError], Any] | None,
+        expected: int | None,
+    ):
+        self.grouper = Grouper(url, split, split is split_name)
+        self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
+        self._delivered = self._refused = self._fields = 0
+
+    def __enter__(self) -> _Grouping:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, TarError) and self._expected is not None:
+            lost = self._expected - self._delivered - self._refused
+            error.cost = f"{lost} of {self._expected} samples lost; "
+        if self._ledger is not None:
+            broken_off = int(kind is GeneratorExit)
+            samples = self._delivered
+            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
+
+    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
+        """Return the samples that the members in a buffer complete; see ``read_archive``."""
+        samples, events, *reached = self.grouper.read(buffer, position, zeros, limit, base)
+        return self.deliver(samples, events), tuple(reached)  # type: ignore[return-value]
+
+    def add(self, name: str, data: bytes, offset: int) -> Iterable[Sample]:
+        """Return the samples that a member completes."""
+        found = self.grouper.next(iter([(name, data, offset)]))
+        return () if found is None else self.deliver(*found)
+
+    def end(self) -> Iterator[Sample]:
+        """Yield the last sample; raise SampleError if there were not as many samples as expected."""
+        yield from self.deliver(self.grouper.end())
+        found = self._delivered + self._refused
+        if self._expected is not None and found != self._expected:
+            raise wrong_number(found, self._expected, self._url)
+
+    def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
+        """Return the samples; between them, members that are skipped are counted and faults refused."""
+        if len(samples) != 1 or events:
+            return self._deliver(samples, events)
+        self._delivered += 1
+        self._fields += len(samples[0]) - 2
+        return samples
+
+    def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
+        rest = iter(samples)
+        taken = 0
+        self._fields += _fields_in(samples)  # before who gets a sample changes it
+        try:
+            for before, kind, name, field, offset in events:
+                yield from islice(rest, before - taken)
+                taken = before
+                if kind is None:
+                    reason = NOT_ADJACENT if field is None else DUPLICATE_FIELD
+                    refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
+                    self._refused += 1
+                elif self._ledger is not None:
+                    self._ledger.skip(kind or ("reserved name" if is_reserved(name) else "no extension"))
+            yield from rest
+        finally:
+            left = list(rest)  # where the consumer has stopped, or an error is raised
+            self._delivered += len(samples) - len(left)
+            self._fields -= _fields_in(left)
+
+
+def _fields_in(samples: list[Sample]) -> int:
+    return sum(map(len, samples)) - 2 * len(samples)
 
 
 def wrong_number(samples: int, expected: int, url: str) -> SampleError:
@@ -273,14 +329,16 @@ def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) ->
     on_error(error)
 
 
-def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
-    """Encode a sample as the names and bytes of its members, sorted by field; names like ``__url__`` are not fields.
+def encode_sample(sample: Sample) -> tuple[tuple[str, ...], list[bytes]]:
+    """Return the fields of a sample, sorted, and the bytes of each; names like ``__url__`` are not fields.
+
+    An ``Extent`` stands for its bytes.
 
     Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
     a value that does not encode.
 
-    >>> sample_members({"__key__": "a", "txt": "hello", "cls": 7})
-    [('a.cls', b'7'), ('a.txt', b'hello')]
+    >>> encode_sample({"__key__": "a", "txt": "hello", "cls": 7})
+    (('cls', 'txt'), [b'7', b'hello'])
     """
     try:
         key = sample.get("__key__")
@@ -291,30 +349,27 @@ def sample_members(sample: Sample) -> list[tuple[str, bytes]]:
     fields, are_plain = _fields_of(tuple(sample))
     if not fields:
         raise SampleError("a sample without fields cannot be written", key=key)
-    # Such names always read back, so join_name() need not check each of them.
-    are_plain = are_plain and not ("." in key or "__" in key or "\0" in key or key[-1] == "/")
-    members = []
+    # Other names always read back, so join_name() need not check each of them.
+    if not are_plain or "." in key or "__" in key or "\0" in key or key[-1] == "/":
+        for field in fields:
+            join_name(key, field)
+    values = []
     for field in fields:
-        name = f"{key}.{field}" if are_plain else join_name(key, field)
-        data = sample[field]
-        if type(data) is not bytes:
-            data = _encoded(data, key, field)
-        members.append((name, data))
-    return members
+        value = sample[field]
+        if type(value) is not bytes and type(value) is not Extent:
+            try:
+                value = encode_field(field, value)
+            except EncodeError as error:
+                raise EncodeError(error.reason, key=key, field=field) from error
+        values.append(value)
+    return fields, values
 
 
 @lru_cache(1024)
-def _fields_of(names: tuple[str, ...]) -> tuple[list[str], bool]:
+def _fields_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
     """Return the fields among *names*, sorted, and whether all of them read back after any key without dots."""
     for name in names:
         if not isinstance(name, str):
             raise SampleError(f"the name of a field is a str, not {shortened(name)}")
-    fields = sorted(name for name in names if not is_reserved(name))
+    fields = tuple(sorted(name for name in names if not is_reserved(name)))
     return fields, all(split_name(f"k.{field}") == ("k", field) and "\0" not in field for field in fields)
-
-
-def _encoded(value: Any, key: str, field: str) -> bytes:
-    try:
-        return encode_field(field, value)
-    except EncodeError as error:
-        raise EncodeError(error.reason, key=key, field=field) from error

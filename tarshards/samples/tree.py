@@ -64,6 +64,11 @@ def tree_digest(folder: str) -> str:
     return digest.hexdigest()
 
 
+def walk_tree(folder: str) -> Iterator[TreeEntry]:
+    """Yield the key and the paths of the fields of each sample that ``read_tree`` finds, in its order."""
+    return _walk(folder, "", Counter())
+
+
 def list_classes(folder: str) -> dict[str, int]:
     """Return the number of each folder in *folder*: 0, 1, ... in the order of names; hidden folders are left out."""
     return {entry.name: number for number, entry in enumerate(filter(_is_open_folder, _scan(folder)))}

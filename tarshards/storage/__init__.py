@@ -6,7 +6,8 @@ Read in this order:
 - ``remote``: how remote files are read, as one value
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
-- ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return
+- ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return, ``extent`` are parts of open
+  files that the system copies into one
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
   and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,6 +24,8 @@ typedef struct {
     PyObject_HEAD
     char *address; /* NULL where the file is empty */
     Py_ssize_t size;
+    char *path;
+    struct stat status; /* of the file that is mapped, when it was */
 } Mapping;
 
 static __thread sigjmp_buf *recovery; /* where to go on after a SIGBUS in this thread's work */
@@ -79,7 +82,8 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
     Mapping *self = NULL;
     struct stat status;
     void *address = NULL;
-    int file = open(PyBytes_AsString(path), O_RDONLY | O_CLOEXEC);
+    char *name = strdup(PyBytes_AsString(path));
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0 || fstat(file, &status) < 0) goto failed;
     if (!S_ISREG(status.st_mode)) {
         errno = S_ISDIR(status.st_mode) ? EISDIR : ENODEV;
@@ -94,14 +98,18 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
     self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) {
         if (address) munmap(address, (size_t)status.st_size);
+        free(name);
         return NULL;
     }
     self->address = address;
     self->size = (Py_ssize_t)status.st_size;
+    self->path = name;
+    self->status = status;
     return (PyObject *)self;
 failed:
     PyErr_SetFromErrno(PyExc_OSError);
     if (file >= 0) close(file);
+    free(name);
     Py_DECREF(path);
     return NULL;
 }
@@ -110,6 +118,7 @@ static void mapping_dealloc(PyObject *object) {
     Mapping *self = (Mapping *)object;
     PyTypeObject *type = Py_TYPE(object);
     if (self->address) munmap(self->address, (size_t)self->size);
+    free(self->path);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -142,6 +151,17 @@ static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_
     return read_bytes((Mapping *)object, offset, size);
 }
 
+static PyObject *mapping_is_current(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Mapping *self = (Mapping *)object;
+    const struct stat *then = &self->status;
+    struct stat now;
+    return PyBool_FromLong(
+        stat(self->path, &now) == 0 && now.st_dev == then->st_dev && now.st_ino == then->st_ino &&
+        now.st_mtim.tv_sec == then->st_mtim.tv_sec && now.st_mtim.tv_nsec == then->st_mtim.tv_nsec
+    );
+}
+
 static Py_ssize_t mapping_length(PyObject *object) { return ((Mapping *)object)->size; }
 
 static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
@@ -152,6 +172,8 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
+    {"is_current", mapping_is_current, METH_NOARGS,
+     "Return whether its path is that of the same file, not written to since."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,7 +14,8 @@ class Mapping:
     def __init__(self, path: str | os.PathLike[str]):
         with open(path, "rb", buffering=0) as file:
             self._file = os.dup(file.fileno())
-        self._size = os.fstat(self._file).st_size
+        self._path, self._opened = path, os.fstat(self._file)
+        self._size = self._opened.st_size
 
     def __len__(self) -> int:
         return self._size
@@ -30,6 +31,14 @@ class Mapping:
                 raise OSError("the file has shrunk since it was opened")
             data += more
         return data
+
+    def is_current(self) -> bool:
+        """Return whether its path is that of the same file, not written to since."""
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            return False
+        return os.path.samestat(now, self._opened) and now.st_mtime_ns == self._opened.st_mtime_ns
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 from tarshards.errors import TarshardsError
-from tarshards.parallel import DaemonThreads
 from tarshards.storage import traffic
+from tarshards.storage.connections import fetching_threads
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
 from tarshards.storage.streams import InputStream
@@ -28,17 +27,6 @@ from tarshards.storage.transfer import (
 
 FIRST = 1 << 18  # bytes of the first piece: who reads only a beginning has it soon, and little is fetched in vain
 LEAST = 1 << 16  # bytes of a piece where little memory may be used
-
-
-def fetching_threads(connections: int) -> DaemonThreads:
-    """Return the threads of this process that fetch over as many *connections*."""
-    return _threads(os.getpid(), connections)
-
-
-@cache
-def _threads(process: int, connections: int) -> DaemonThreads:
-    """The threads of one process; a forked process needs its own."""
-    return DaemonThreads(connections)
 
 
 class _Piece:
@@ -65,7 +53,7 @@ class _Piece:
         return self._download(file, address)
 
     def _download(self, file: _File, address: Address) -> bytearray:
-        with large_request(address, self.size):
+        with large_request(address, self.size) as large:
             if file.version is None:
                 transfer = begin_transfer(address, self.end, lambda: self.is_dropped)
                 if isinstance(transfer, WholeTransfer):
@@ -74,6 +62,7 @@ class _Piece:
                 file.version = transfer.version
             else:
                 transfer = RangeTransfer(address, self.begin, self.end, file.version)
+            transfer.large = large
             self._transfer = transfer
             buffer = bytearray(transfer.end - self.begin)
             try:

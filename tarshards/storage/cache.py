@@ -93,21 +93,13 @@ class Block(NamedTuple):
 
 
 class MappedBlock:
-    """A block on the disk: its data begin at *start* of *mapping*.
+    """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
-    What was copied out of it is right if it ``is_whole`` afterwards.
+    What was copied out of it is right if the mapping ``is_current`` afterwards.
     """
 
-    def __init__(self, path: str, name: str, version: int, start: int):
-        self.mapping, self.start = Mapping(path), start
-        self._path, self._name, self._expected = path, name, version
-
-    def is_whole(self) -> bool:
-        """Return whether its file is there, and as it was when its checksum was compared."""
-        try:
-            return _version(self._name, os.lstat(self._path)) == self._expected
-        except OSError:
-            return False
+    def __init__(self, path: str, start: int, stays: bool):
+        self.mapping, self.start, self.stays = Mapping(path), start, stays
 
 
 # Locks belong to open files, and a child that is forked has the same open files: it would keep the locks of its parent
@@ -639,10 +631,10 @@ class BlockCache:
         """Return a block whose checksum was compared before."""
         path, start = self.folder.block_path(name, kind), start_of(key)
         with suppress(OSError):
-            version = _version(name, os.lstat(path))
-            if version in self._verified:
-                found = MappedBlock(path, name, version, start)
-                return found if len(found.mapping) == start + length and found.is_whole() else None
+            if _version(name, os.lstat(path)) in self._verified:
+                found = MappedBlock(path, start, kind == "pinned")
+                is_right = len(found.mapping) == start + length and found.mapping.is_current()
+                return found if is_right and _version(name, os.lstat(path)) in self._verified else None
         return None
 
     def _read(self, name: str, key: bytes, length: int, kind: str) -> memoryview | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tarshards.errors import OpenError
@@ -72,6 +73,13 @@ def gunzip(data: bytes) -> bytes:
     """Decompress gzip data of any number of members; raise ValueError for damaged data and decompression bombs."""
     if find_compression(data) != "gzip":
         raise ValueError("not gzip data")
+    import zlib
+
+    whole = zlib.decompressobj(31)  # mostly there is one member, and nothing is wrong with it
+    with suppress(zlib.error):
+        plain = whole.decompress(data, (1 << 20) + MAX_RATIO * len(data))
+        if whole.eof and not whole.unused_data:
+            return plain
     stream = Decompressed(io.BytesIO(data), "gzip", "", MAX_RATIO)
     try:
         return b"".join(iter(lambda: stream.read(_PIECE), b""))
@@ -220,14 +228,18 @@ class _Gzip:
 
 
 class _Zstd:
-    # zstandard has no max_length, and four bytes may stand for 128 KiB: a slice gives 32 MiB at most.
-    _SLICE = 1 << 10
+    # zstandard has no max_length, and four bytes may stand for 128 KiB. So it is given only as many blocks, found by
+    # their headers (RFC 8878, 3.1.1), as may expand to max_length.
+    _BLOCK = 1 << 17  # bytes that a block may expand to
 
     def __init__(self) -> None:
         import zstandard
 
         self._object = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
         self._input = b""
+        self._header = b""  # the part of a header that came with earlier data
+        self._left = 0  # bytes before the next header
+        self._is_begun = self._is_last = False
 
     @property
     def needs_input(self) -> bool:
@@ -242,13 +254,39 @@ class _Zstd:
         return self._object.unused_data + self._input
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        data, pieces, made, start = self._input + data, [], 0, 0
-        while start < len(data) and made < max_length and not self._object.eof:
-            pieces.append(self._object.decompress(data[start : start + self._SLICE]))
-            made += len(pieces[-1])
-            start += self._SLICE
-        self._input = data[start:]
-        return b"".join(pieces)
+        data = self._input + data
+        end = self._end_of(data, max(2, max_length // self._BLOCK))
+        self._input = data[end:]
+        return self._object.decompress(data[:end])
+
+    def _end_of(self, data: bytes, blocks: int) -> int:
+        """Return the length of the beginning of *data* that holds at most this number of *blocks*."""
+        earlier, seen, at = len(self._header), self._header + data, self._left
+        while at < len(seen) and not self._is_last:
+            if not blocks:
+                self._header, self._left = b"", 0
+                return at - earlier
+            if not (length := self._length(seen, at)):
+                break
+            at += length
+            blocks -= 1
+        self._header, self._left = seen[at:], max(0, at - len(seen))
+        return len(data)
+
+    def _length(self, seen: bytes, at: int) -> int:
+        """Return the number of bytes between two headers, 0 if *seen* ends within the first."""
+        if self._is_begun:
+            header = int.from_bytes(seen[at : at + 3], "little")
+            if len(seen) - at < 3:
+                return 0
+            self._is_last = bool(header & 1)
+            return 3 + (1 if header >> 1 & 3 == 1 else header >> 3)
+        if len(seen) - at < 5:
+            return 0
+        self._is_begun, descriptor = True, seen[at + 4]
+        self._is_last = seen[at + 3] == 0x18  # a frame to skip has no blocks
+        is_single = descriptor >> 5 & 1
+        return 6 - is_single + (0, 1, 2, 4)[descriptor & 3] + (is_single, 2, 4, 8)[descriptor >> 6]
 
 
 def _decoder(compression: str) -> Decoder:

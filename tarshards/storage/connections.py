@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+from tarshards.parallel import DaemonThreads
 from tarshards.storage import traffic
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
@@ -28,6 +29,8 @@ PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
 BLOCK = 1 << 18  # bytes of a body that are sent at a time
 WAKE = 1 << 15  # bytes of a body that are awaited at once; of more the kernel would keep its receive window small
 FAR = 0.1  # seconds to the beginning of an answer
+STALL, ANSWERS = 0.5, 5  # seconds without a byte in a body, and as many times as long as an answer takes to begin
+ELSEWHERE = 1 << 20  # bytes that come meanwhile over other connections, so that it is not the server that is slow
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -47,8 +50,18 @@ class Origin(NamedTuple):
         return cls(parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
 
 
+class StalledError(ConnectionError):
+    """A connection over which nothing has come for a while, though much has come over others."""
+
+
 class Response:
-    """The answer to a request; closing it gives the connection back if the body has been read, else closes it too."""
+    """The answer to a request; closing it gives the connection back if the body has been read, else closes it too.
+
+    With *leaves_stalled*, reading raises StalledError where nothing comes over this connection while others bring what
+    they are asked for: a packet that is lost again and again is sent after ever longer pauses.
+    """
+
+    leaves_stalled = False
 
     def __init__(self, key: Any, connection: http.client.HTTPConnection, response: http.client.HTTPResponse):
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
@@ -82,14 +95,25 @@ class Response:
 
     def _await(self, size: int) -> None:
         """Wait until *size* bytes are there, so that a thread is not woken for every packet."""
-        connection = self._connection
-        if type(connection.sock) is not socket.socket:  # encrypted ones may hold back the end of what came
+        connection: Any = self._connection
+        sock, timeout = connection.sock, connection.timeout
+        is_plain = type(sock) is socket.socket
+        if is_plain:
+            self._wake_at(size)
+        elif sock is None or not self.leaves_stalled or sock.pending():  # None where the server closes it after this
             return
-        self._wake_at(size)
-        if size > 1 and not _is_readable(connection.sock, connection.timeout):
-            self._wake_at(1)  # for a server so slow that its few bytes are progress
-            if not _is_readable(connection.sock):
+        pause = max(STALL, ANSWERS * _pool(os.getpid()).soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
+        waited, before = 0.0, traffic.so_far().bytes
+        while not _is_readable(sock, min(pause, timeout - waited)):
+            if is_plain:
+                self._wake_at(1)  # for a server so slow that its few bytes are progress
+                if _is_readable(sock):
+                    return
+            waited += pause
+            if waited >= timeout:
                 raise TimeoutError("timed out")
+            if traffic.so_far().bytes - before >= ELSEWHERE:
+                raise StalledError("nothing came for a while")
 
     def _wake_at(self, size: int) -> None:
         if size != self._awaited and self._connection.sock is not None:
@@ -174,10 +198,21 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             raise
 
 
-def is_far(url: str) -> bool:
-    """Whether answers of the server of *url* begin late, as far as this process knows."""
+def soonest(url: str) -> float:
+    """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
     origin = Origin.of(url)
-    return _pool(os.getpid()).soonest.get((origin, _proxy_of(origin)), 0.0) > FAR
+    return _pool(os.getpid()).soonest.get((origin, _proxy_of(origin)), 0.0)
+
+
+def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
+    """Return the threads of this process for one *use* that fetch over as many *connections*."""
+    return _threads(os.getpid(), connections, use)
+
+
+@cache
+def _threads(process: int, connections: int, use: str) -> DaemonThreads:
+    """The threads of one process; a forked process needs its own."""
+    return DaemonThreads(connections, f"tarshards-{use}")
 
 
 class _AnsweredEarly(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 
 from tarshards.errors import UrlError, shortened
 from tarshards.storage.beside import INDEX
@@ -15,6 +16,10 @@ from tarshards.storage.streams import failure
 
 #: A shard expression, a shard that one named, or any nesting of them.
 Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
+
+#: The module that expands an entry of a file, such as `catalog.yaml#imagenet@2`, by the end of the file's name: its
+#: `expand(file, entry)` yields shards. It lies above this one, so it is imported by name, at first use.
+EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
 
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
@@ -40,6 +45,7 @@ def expand_urls(spec: Spec) -> list[str]:
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.
+    - `catalog.yaml#imagenet@2/train`: the shards of an entry of a catalog; see ``tarshards.catalog``.
 
     Raises UrlError for an expression that is malformed or names nothing.
     """
@@ -92,8 +98,52 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
                 yield from _read_list(url[1:], lists, remote)
             elif not url:
                 raise UrlError("an empty name in a shard expression")
+            elif (entry := _split_entry(location := Location.of(url, remote).expanduser())) is not None:
+                module, file, name = entry
+                yield from import_module(module).expand(file, name)
             else:
-                yield from _shards_of(Location.of(url, remote).expanduser())
+                yield from _shards_of(location)
+
+
+def shards_in(file: Location, spec: str) -> Iterator[Shard]:
+    """Yield the shards that the expression *spec* in the text of *file* names, relative to it.
+
+    It is data, often someone else's. Raises UrlError where it names a command, stdin, a list, an entry of a file, or
+    from a remote file a local one.
+    """
+    for part in _split(spec):
+        for name in _braces(part):
+            location = Location.of(name, file.remote)
+            if not name or name.startswith("@") or _split_entry(location) is not None:
+                raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
+            yield from _shards_of(Location.of(resolve(file, name), file.remote))
+
+
+def relative_to(file: Location, spec: str) -> str:
+    """Return *spec*, relative to the current folder, as ``shards_in(file, spec)`` takes it.
+
+    >>> relative_to(Location("sets/catalog.yaml"), "sets/a-{0..9}.tar::http://host/b.tar")
+    'a-{0..9}.tar::http://host/b.tar'
+    """
+    return "::".join(file.relative(Location.of(part).expanduser()) for part in _split(spec))
+
+
+def _split_entry(location: Location) -> tuple[str, Location, str] | None:
+    """Return the module that expands an entry of a file, the file and the entry; None for other names.
+
+    >>> _split_entry(Location("d/sets.yaml#a@2/train")), _split_entry(Location("d/a#2.tar"))
+    (('tarshards.catalog', Location('d/sets.yaml'), 'a@2/train'), None)
+    """
+    if "#" not in location.url or location.is_stream or (location.path and os.path.lexists(location.path)):
+        return None
+    before, _, entry = location.url.rpartition("#")
+    file = Location(before, location.remote)
+    module = next((module for ending, module in EXPANDERS.items() if file.base.endswith(ending)), None)
+    return None if module is None else (module, file, entry)
+
+
+def _kind(file: Location) -> str:
+    return "manifest" if file.base.endswith(".json") else "catalog"
 
 
 def _split(spec: str) -> Iterator[str]:
@@ -161,18 +211,20 @@ def _shards_of(location: Location) -> Iterator[Shard]:
 
 def _read_manifest(location: Location) -> Iterator[Shard]:
     for shard in parse_manifest(location.read(MAX_BYTES), location.name):
-        yield shard._replace(url=_resolve(location, shard.url).url)
+        yield Shard(resolve(location, shard.url), *shard[1:])
 
 
-def _resolve(manifest: Location, name: str) -> Location:
-    """Return the location of the shard that *manifest* calls *name*."""
+def resolve(manifest: Location, name: str) -> str:
+    """Return the URL of what *manifest*, or a catalog, calls *name*; raise UrlError for what data may not name."""
+    if ":" not in name and not os.path.isabs(name) and name != "-":
+        return manifest.beside(name).url
     shard = Location.of(name)
     is_whole = os.path.isabs(name) or bool(shard.scheme)
     links = [Location(link) for link in shard.links if link not in CHAINED] if is_whole else []
     if any(link.is_stream or (link.scheme in _LOCAL and manifest.is_remote) for link in links):
-        # A manifest is data, often someone else's: it may neither run commands nor read local files.
-        raise UrlError(f"a manifest may not name {shard.name!r}", url=manifest.name)
-    return shard if is_whole else manifest.beside(name)
+        # It is data, often someone else's: it may neither run commands nor read local files.
+        raise UrlError(f"a {_kind(manifest)} may not name {shard.name!r}", url=manifest.name)
+    return (shard if is_whole else manifest.beside(name)).url
 
 
 def common_name(urls: list[str]) -> str:

@@ -8,8 +8,8 @@ import io
 import os
 import signal
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ class Local(Transport):
     def open(self, location: Location, mode: str, *, sync: bool, **_: Any) -> io.FileIO | OutputStream:
         path = str(location.path)
         try:
-            return io.FileIO(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
+            return _open_reader(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
         except (OSError, ValueError) as exc:
             error = failure(exc, location.name)
             raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc
@@ -60,6 +60,14 @@ class Local(Transport):
 TRANSPORT = Local()
 
 
+def _open_reader(path: str) -> io.FileIO:
+    """Open a file that will be read to its end; the system reads farther ahead than usual."""
+    file = io.FileIO(path)
+    with suppress(OSError, AttributeError):  # a pipe, or a system without such hints
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file
+
+
 def _cure(exc: Exception, path: str, mode: str) -> str:
     """What to do where a file cannot be opened, if its name tells; with the semicolon before it."""
     if isinstance(exc, IsADirectoryError) and mode == "rb" and not path.endswith(INDEX):
@@ -80,7 +88,7 @@ def open_writer(path: str, name: str, *, sync: bool) -> OutputStream:
     """Return an OutputStream that replaces *path* in one step, when all bytes are written, with *sync* to the disk."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
-        return OutputStream(name, file.write, commit=file.close, discard=file.raw.close)
+        return OutputStream(name, file.write, commit=file.close, discard=file.raw.close, file=file)
     with defer_signals():
         return _open_temporary(os.path.realpath(path), name, sync)
 
@@ -111,15 +119,15 @@ def _open_temporary(target: str, name: str, sync: bool) -> OutputStream:
             os.replace(temporary, target)
         os.close(descriptor)
 
-    def discard() -> None:
-        # Closing the raw file first drops the buffer unwritten.
+    def discard(unlink: Callable[[str], None] = os.unlink, close: Callable[[int], None] = os.close) -> None:
+        # Closing the raw file first drops the buffer unwritten. At the interpreter's exit, os may be gone already.
         file.raw.close()
         try:
-            os.unlink(temporary)
+            unlink(temporary)
         finally:
-            os.close(descriptor)
+            close(descriptor)
 
-    return OutputStream(name, file.write, finish=finish, commit=commit, discard=discard)
+    return OutputStream(name, file.write, finish=finish, commit=commit, discard=discard, file=file)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
@@ -144,19 +144,24 @@ class Location:
         return before, Location(self.links[number], self.remote) if before or after else self, after
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether it is a path that needs no parsing; of many thousands of shards this is asked first."""
+        return ":" not in self.url and self.url != "-"
+
+    @property
     def is_local(self) -> bool:
         """Whether it names a file of this machine."""
-        return self.family == "local"
+        return self._is_plain or self.family == "local"
 
     @property
     def is_stream(self) -> bool:
         """Whether it is read once, forwards, and has nothing beside it: `-` and `pipe:`."""
-        return FAMILIES.get(self.scheme) in ("stdio", "pipe")
+        return not self._is_plain and FAMILIES.get(self.scheme) in ("stdio", "pipe")
 
     @property
     def is_remote(self) -> bool:
         """Whether it names a file of a server or store."""
-        return not self.is_stream and not self.is_local
+        return not self._is_plain and not self.is_stream and not self.is_local
 
     @cached_property
     def path(self) -> str | None:
@@ -165,6 +170,8 @@ class Location:
         >>> [Location(url).path for url in ("a%20b.tar", "file:a%20b.tar", "file:///a%20b.tar", "s3://bucket/b.tar")]
         ['a%20b.tar', 'a%20b.tar', '/a b.tar', None]
         """
+        if self._is_plain:
+            return self.url
         if not self.is_local:
             return None
         if self._file_prefix != "file://":
@@ -176,16 +183,20 @@ class Location:
 
         return unquote(slash + path)
 
-    @cached_property
+    @property
     def name(self) -> str:
         """The URL as messages show it, without credentials: no user, no password, no value of a query.
 
         >>> Location("http://me:secret@host/a.tar?expires=60&signature=abc").name
         'http://host/a.tar?expires=...&signature=...'
         """
+        return self.url if self._is_plain and "@" not in self.url else self._name
+
+    @cached_property
+    def _name(self) -> str:
+        url = self.url
         if len(self.links) > 1:
             return "::".join(Location(link).name for link in self.links)
-        url = self.url
         if "@" in url:
             url = without_userinfo(url)
             if FAMILIES.get(self.scheme) == "http" and not re.match(_HOST, url):
@@ -228,10 +239,13 @@ class Location:
     @property
     def identity(self) -> str:
         """The last part of the name up to any `?`, the same wherever a dataset lies; digests in states depend on it."""
-        return self._around[1].name.partition("?")[0].rpartition("/")[2]
+        return (self if self._is_plain else self._around[1]).name.partition("?")[0].rpartition("/")[2]
 
     @cached_property
     def _parts(self) -> tuple[str, str, str]:
+        if self._is_plain:
+            folder, slash, base = self.url.rpartition("/")
+            return folder + slash, base, ""
         before, named, after = self._around
         if named is not self:
             folder, base, query = named._parts
@@ -287,7 +301,7 @@ class Location:
         >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
         ('d/b 1.tar', 'http://h/d/b%201.tar?key')
         """
-        if FAMILIES.get(self._around[1].scheme) == "http" or self._file_prefix == "file://":
+        if not self._is_plain and (FAMILIES.get(self._around[1].scheme) == "http" or self._file_prefix == "file://"):
             from urllib.parse import quote
 
             name = quote(name)
@@ -370,8 +384,7 @@ class Location:
 
     @property
     def _transport(self) -> Transport:
-        transport: Transport = import_module(f"tarshards.storage.{self.family}").TRANSPORT
-        return transport
+        return _transport_of("local" if self._is_plain else self.family)
 
     def open(
         self,
@@ -398,6 +411,16 @@ class Location:
         if not left:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return b"".join(pieces)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of its bytes as they are stored, in hexadecimal digits."""
+        from hashlib import sha256
+
+        digest = sha256()
+        with self.open() as stream:
+            while data := stream.read(1 << 20):
+                digest.update(data)
+        return digest.hexdigest()
 
     def ranges(self, size: int | None = None) -> Ranges:
         """Open it for reading in any order; where its *size* is known, a server is not asked for it.
@@ -443,6 +466,12 @@ class Location:
                 os.makedirs(folder, exist_ok=True)
             except (OSError, ValueError) as error:
                 raise failure(error, folder) from error
+
+
+@cache
+def _transport_of(family: str) -> Transport:
+    transport: Transport = import_module(f"tarshards.storage.{family}").TRANSPORT
+    return transport
 
 
 class Transport:

@@ -2,7 +2,7 @@
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
 Entries of ours, which others ignore: ``"concatenated": true`` says that a shard may consist of several archives, and
-``"indexed": true`` that its index lies beside it.
+``"indexed": true`` that its index lies beside it. ``"sha256"`` is the checksum of the file, in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from tarshards.errors import UrlError
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
-DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed")  # what an entry says of its shard
+DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256")  # what an entry says of its shard
 MARKS = ("concatenated", "indexed")  # those that are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
+_HEX = frozenset("0123456789abcdef")
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
 
 
 class Shard(NamedTuple):
     """The URL of a shard, and its samples and bytes where a manifest gives them.
 
-    *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it.
+    *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it; *sha256* is
+    the checksum of the file, in hexadecimal digits.
     """
 
     url: str
@@ -31,6 +33,7 @@ class Shard(NamedTuple):
     size: int | None = None
     concatenated: bool = False
     indexed: bool = False
+    sha256: str | None = None
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:
@@ -42,7 +45,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
-    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False)]
+    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None)]
     """
     import json
 
@@ -74,6 +77,8 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
         for word in MARKS:
             if getattr(shard, word):
                 entry[word] = True
+        if shard.sha256 is not None:
+            entry["sha256"] = shard.sha256
         entries.append(entry)
     return _dump({"__kind__": "wids-shard-index-v1", "wids_version": 1}, entries)
 
@@ -123,4 +128,7 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
     for word in MARKS:
         if type(mark := entry.get(word, False)) is not bool:
             raise UrlError(f"{Location(name).name} has {word} {mark!r} in the manifest", url=url)
-    return Shard(name, samples, size, *(entry.get(word, False) for word in MARKS))
+    sha256 = entry.get("sha256")
+    if sha256 is not None and not (isinstance(sha256, str) and len(sha256) == 64 and set(sha256) <= _HEX):
+        raise UrlError(f"{Location(name).name} has sha256 {sha256!r} in the manifest, not 64 hex digits", url=url)
+    return Shard(name, samples, size, entry.get("concatenated", False), entry.get("indexed", False), sha256)

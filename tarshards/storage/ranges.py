@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Any, Self
 
 from tarshards.errors import OpenError
@@ -12,6 +13,19 @@ try:
     from tarshards.storage._mapped import Mapping
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
+
+MOST_MAPPED = 1 << 15  # of the 65,530 mappings that the kernel allows a process (vm.max_map_count)
+
+
+def most_open() -> int:
+    """Return how many local files a process should hold open at most: as mappings, without the kernel as descriptors.
+
+    Others need some, too: libraries, memory, and shards that are being released.
+    """
+    if not Mapping.__module__.endswith("_py"):
+        return MOST_MAPPED
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_MAPPED if descriptors == resource.RLIM_INFINITY else max(1, min(MOST_MAPPED, descriptors // 2))
 
 
 class Ranges:
@@ -83,9 +97,4 @@ class LocalRanges(Ranges):
             raise OpenError("was written to while it was read", url=self.name)
 
     def is_current(self) -> bool:
-        try:
-            now = os.stat(self._path)
-        except OSError:
-            return False
-        then = self._opened
-        return (now.st_dev, now.st_ino, now.st_mtime_ns) == (then.st_dev, then.st_ino, then.st_mtime_ns)
+        return self.mapping.is_current()

@@ -8,16 +8,18 @@ from typing import Any
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import OutputStream, failure
 
+BUFFER = 1 << 16  # bytes; what a pipe holds
+
 
 class Stdio(Transport):
     def open(self, location: Location, mode: str, **_: Any) -> io.FileIO | OutputStream:
         try:
             if mode == "rb":
                 return io.FileIO(0, closefd=False)
-            file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False))
+            file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False), BUFFER)
         except OSError as exc:
             raise failure(exc, location.name) from exc
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close)
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
 
     def exists(self, location: Location) -> bool:
         return True

@@ -11,7 +11,10 @@ from typing import Any
 from warnings import warn
 
 from tarshards.errors import OpenError
+from tarshards.storage.extent import Extent, Run
 from tarshards.storage.redaction import redacted
+
+LONG = 1 << 23  # bytes after which a run is copied: its calls are long enough, and a reader of a pipe need not wait
 
 
 class InputStream(io.RawIOBase):
@@ -43,7 +46,7 @@ class OutputStream(io.RawIOBase):
     """A stream that is written: `close` commits it, `abort` discards it.
 
     Committing has two steps. *finish* does what may still fail, such as writing what is buffered; *commit* gives the
-    file its name. Between them `before_commit` is called.
+    file its name. Between them `before_commit` is called. *file* is what *write* writes to, where the system knows it.
 
     Leaving a with-block by an exception aborts, and so does forgetting to close, which is a RuntimeWarning, too.
     """
@@ -58,8 +61,11 @@ class OutputStream(io.RawIOBase):
         finish: Callable[[], object] | None = None,
         commit: Callable[[], object],
         discard: Callable[[], object],
+        file: Any = None,
     ):
         self.name = name
+        self._file = file
+        self._run: Run | None = None
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
         self._process = os.getpid()
 
@@ -69,6 +75,10 @@ class OutputStream(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         if self.closed:
             raise ValueError(f"{self.name}: closed, so nothing more can be written")
+        if self._run is not None:
+            if self._run.take(data):
+                return len(data)
+            self._end_run()
         try:
             self._write(data)
         except (BrokenPipeError, OpenError):
@@ -77,11 +87,38 @@ class OutputStream(io.RawIOBase):
             raise failure(exc, self.name) from exc
         return len(data)
 
+    def copy(self, extent: Extent) -> None:
+        """Write the bytes of *extent*, which the system copies where it can, with those that follow in its file."""
+        if self._run is not None:
+            if len(self._run) < LONG and self._run.grow(extent):
+                return
+            self._end_run()
+        if self._file is not None and not self.closed:
+            with suppress(OSError):  # a full disk, or too many open files: writing on says what
+                self._file.flush()
+                self._run = Run(extent)
+                return
+        for piece in extent.pieces():
+            self.write(piece)
+
+    def _end_run(self) -> None:
+        """Write what the run stands for, and what came after it."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            for piece in run.pieces(run.copy_to(self._file.fileno())):
+                self.write(piece)
+            for data in run.after:
+                self.write(data)
+        finally:
+            run.close()
+
     def close(self) -> None:
         if self.closed:
             return
         try:
-            for step in (self._finish, self.before_commit, self._commit):
+            for step in (self._end_run, self._finish, self.before_commit, self._commit):
                 if step is not None:
                     step()
         except BaseException as exc:
@@ -95,6 +132,8 @@ class OutputStream(io.RawIOBase):
         """Close and discard what was written, as far as the transport can."""
         if not self.closed:
             super().close()
+            if self._run is not None:
+                self._run.close()
             with suppress(OSError):
                 self._discard()
 
@@ -104,9 +143,9 @@ class OutputStream(io.RawIOBase):
         else:
             self.abort()
 
-    def __del__(self) -> None:
-        # A forked copy must not discard what its parent still writes.
-        if getattr(self, "_process", None) == os.getpid() and not self.closed:
+    def __del__(self, getpid: Callable[[], int] = os.getpid, warn: Callable[..., None] = warn) -> None:
+        # A forked copy must not discard what its parent still writes. At the interpreter's exit, modules may be gone.
+        if getattr(self, "_process", None) == getpid() and not self.closed:
             self.abort()
             # Not a ResourceWarning, which Python does not show unless it is asked to.
             lost = "not closed, so what was written is lost; write in a with-block, or call close()"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
-from time import sleep, time
+from itertools import pairwise
+from time import monotonic, sleep, time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
@@ -23,7 +24,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import TICK
 from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
-from tarshards.storage.connections import Origin, Response
+from tarshards.storage.connections import Origin, Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.streams import errno_of
@@ -33,7 +34,10 @@ PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 REDIRECTS = 10  # at most, for one request
 AT_ONCE = 1 << 18  # bytes
+MOVES = 3  # times that the rest of a range is asked for over another connection because its own has stalled
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
+JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
+LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -271,12 +275,16 @@ class Transfer:
     def fill(self, view: memoryview) -> None:
         """Fill *view*, which is no longer than what is left."""
         done = 0
-        while done < len(view):
+        while done < len(view) and not self._share(view[done:]):
             data = self.read(min(len(view) - done, AT_ONCE))  # copied, for what was read before a failure is known
             view[done : done + len(data)] = data
             done += len(data)
         if self.position == self.end:
             self.close()
+
+    def _share(self, view: memoryview) -> bool:
+        """Return whether *view* was filled over other connections."""
+        return False
 
     def _receive(self, size: int) -> bytes:
         try:
@@ -374,15 +382,45 @@ class RangeTransfer(Transfer):
     """The bytes of a file from *begin* to *end*, of this *version*; without one, of the version that answers."""
 
     end: int
+    large: LargeRequest | None = None
+    _moves = 0
+    _parts: _Parts | None = None
 
     def __init__(
         self, address: Address, begin: int, end: int, version: Version | None, response: Response | None = None
     ):
         super().__init__(address, begin, end, response)
         self.version = version
+        if response is not None:
+            response.leaves_stalled = True
+
+    def _share(self, view: memoryview) -> bool:
+        if self.large is None or self.version is None or len(view) < 2 * LEAST or not self.large.is_late(len(view)):
+            return False
+        self.close()
+        self._parts = _Parts(self.address, self.position, view, self.version)
+        if self.is_dropped:
+            self._parts.drop()
+        self._parts.wait()
+        self.position += len(view)
+        return True
+
+    def drop(self) -> None:
+        super().drop()
+        if self._parts is not None:
+            self._parts.drop()
+
+    def _receive(self, size: int) -> bytes:
+        try:
+            return super()._receive(size)
+        except StalledError:
+            self._moves += 1
+            traffic.count("retries")
+            return self._receive(size)
 
     def _connect(self) -> Response:
         response = ask_for(self.address, self.position, self.end)
+        response.leaves_stalled = self._moves < MOVES
         try:
             check_body(response, self.name)
             found = range_of(response, self.position)
@@ -397,6 +435,35 @@ class RangeTransfer(Transfer):
             response.close()
             raise
         return response
+
+
+class _Parts:
+    """The bytes of a file from *begin* on, which fill *view*, over several connections at once."""
+
+    def __init__(self, address: Address, begin: int, view: memoryview, version: Version):
+        count = max(1, address.location.remote.connections // 2)
+        size = max(LEAST, -(-len(view) // count))
+        cuts = [*range(0, len(view), size), len(view)]
+        self._transfers = [RangeTransfer(address, begin + a, begin + b, version) for a, b in pairwise(cuts)]
+        # Those of fetching_threads may all wait for the bytes that are fetched here.
+        threads = connections.fetching_threads(count, "parts")
+        views = [view[a:b] for a, b in pairwise(cuts)]
+        self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
+
+    def wait(self) -> None:
+        """Wait until all have come; raise the error of one that cannot be read."""
+        try:
+            for future in self._futures:
+                future.result()
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Fetch no more of them."""
+        for transfer, future in zip(self._transfers, self._futures):
+            if not future.cancel():
+                transfer.drop()
 
 
 def begin_transfer(
@@ -438,7 +505,7 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
     Raises OpenError if that is not *version*, or the server supports no ranges.
     """
     transfer = RangeTransfer(address, begin, end, version)
-    with large_request(address, end - begin):
+    with large_request(address, end - begin) as transfer.large:
         try:
             transfer.open()
             buffer = bytearray(transfer.end - begin)
@@ -450,22 +517,26 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
 
 
 @contextmanager
-def large_request(address: Address, size: int) -> Iterator[None]:
-    """Wait until a request for *size* bytes may be sent, and count it while it is under way.
+def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
+    """Wait until a request for *size* bytes may be sent, and count it while it is under way; None if it is not large.
 
     Large ones to a server that answers soon use half of the connections: so many fill the line, and more than that
     overflow its buffers. Where answers begin late, and for small requests, all connections are needed.
     """
-    remote, url = address.location.remote, address.target[0]
-    if size < LARGE or connections.is_far(url):
-        yield
+    if size < LARGE:
+        yield None
         return
+    remote, url = address.location.remote, address.target[0]
+    soonest = connections.soonest(url)
+    most = remote.connections if soonest > connections.FAR else max(1, remote.connections // 2)
     under_way = _large_requests(os.getpid(), Origin.of(url))
     with under_way.changed:
-        under_way.changed.wait_for(lambda: under_way.count < max(1, remote.connections // 2))
+        under_way.changed.wait_for(lambda: under_way.count < most)
         under_way.count += 1
     try:
-        yield
+        begun = monotonic()
+        yield LargeRequest(under_way, most, size, soonest)
+        under_way.end((monotonic() - begun) / size)
     finally:
         with under_way.changed:
             under_way.count -= 1
@@ -473,11 +544,39 @@ def large_request(address: Address, size: int) -> Iterator[None]:
 
 
 class _LargeRequests:
-    """The large requests of a process to one server."""
+    """The large requests of a process to one server, and the *pace* of those that have ended, in seconds a byte."""
 
     def __init__(self) -> None:
         self.count = 0
         self.changed = threading.Condition()
+        self.pace = 0.0
+
+    def end(self, pace: float) -> None:
+        """Count the pace of one that has ended."""
+        self.pace += (pace - self.pace) / 8 if self.pace else pace
+
+
+class LargeRequest:
+    """One of those under way, at most *most* at once, for *size* bytes; an answer takes *soonest* seconds or longer."""
+
+    def __init__(self, under_way: _LargeRequests, most: int, size: int, soonest: float):
+        self._under_way, self._most = under_way, most
+        self._soonest = soonest
+        self._time, self._rest = monotonic(), size
+
+    def is_late(self, rest: int) -> bool:
+        """Return whether idle connections would bring the *rest* much sooner.
+
+        At the end of an epoch all wait for the slowest: that of a connection that sends anew what was lost, little by
+        little, while others have nothing to do.
+        """
+        took, came = monotonic() - self._time, self._rest - rest
+        if took < max(JUDGED, 2 * self._soonest):
+            return False
+        self._time, self._rest = self._time + took, rest
+        pace, others = took / max(came, 1), self._under_way.pace
+        are_idle = 2 * self._under_way.count <= self._most
+        return are_idle and pace > 2 * others > 0 and rest * pace > max(LATE, 5 * self._soonest)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 - ``sources``: where samples come from, planned or read shard by shard
 - ``op``: the traits of an op; ``ops``: one short generator an operation; ``collate``: samples to a batch
+- ``randomness``: a random generator for each sample
 - ``following``: what becomes of samples in a chain of ops, for the ledger
-- ``stream``: ``Stream``, the chain; ``mix``: several indexed streams in proportion
+- ``stream``: ``Stream``, the chain; ``mix``: several streams in proportion, planned or streamed
 - ``dask``: samples mapped on a cluster
 """

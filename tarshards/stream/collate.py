@@ -1,13 +1,14 @@
-"""Samples of one form -> one batch of that form."""
+"""Samples of one form -> one batch of that form, and back."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Number
 from typing import Any
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, shortened
 from tarshards.samples.fields import place
 from tarshards.samples.keys import is_reserved
 
@@ -22,18 +23,67 @@ def collate(samples: list[Any]) -> Any:
     Raises SampleError for samples of different fields, and ValueError for numbers or arrays together with arrays of
     another shape or with something else; both name the first sample and the one that differs.
     """
+    return _collate(samples, _stack)
+
+
+def collate_ragged(samples: list[Any]) -> Any:
+    """Turn samples into a batch as ``collate`` does; where the arrays of a field differ in shape, they stay a list.
+
+    >>> collate_ragged([{"x": 1, "y": "a"}, {"x": 2, "y": "b"}])
+    {'x': array([1, 2]), 'y': ['a', 'b']}
+    """
+    return _collate(samples, _stack_or_list)
+
+
+def _collate(samples: list[Any], stack: Callable[[list[Any], str, list[Any]], Any]) -> Any:
     first = samples[0]
     if isinstance(first, dict):
         for sample in samples:
             if not isinstance(sample, dict) or sample.keys() != first.keys():
                 raise _other_form(sample, samples)
-        return {field: _stack([sample[field] for sample in samples], field, samples) for field in first}
+        return {field: stack([sample[field] for sample in samples], field, samples) for field in first}
     if isinstance(first, tuple):
         for sample in samples:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 raise _other_form(sample, samples)
-        return tuple(_stack(list(values), f"element {i}", samples) for i, values in enumerate(zip(*samples)))
-    return _stack(samples, "sample", samples)
+        return tuple(stack(list(values), f"element {i}", samples) for i, values in enumerate(zip(*samples)))
+    return stack(samples, "sample", samples)
+
+
+def unbatch(batch: Any) -> Iterable[Any]:
+    """Return the samples of a *batch*, of the form that ``collate`` makes; ``unbatched`` says what that is.
+
+    Raises SampleError for a batch whose fields differ in length, and for what is no batch.
+
+    >>> unbatch(([1, 2], ["a", "b"]))
+    [(1, 'a'), (2, 'b')]
+    """
+    if isinstance(batch, dict):
+        rows = _rows({f"field {name}": values for name, values in batch.items()})
+        return [dict(zip(batch, values)) for values in rows]
+    is_tuple = isinstance(batch, tuple) or (isinstance(batch, list) and any(_is_array(part) for part in batch))
+    if is_tuple:
+        return _rows({f"element {i}": values for i, values in enumerate(batch)})
+    if isinstance(batch, list) or _is_array(batch):
+        return batch
+    raise SampleError(f"no batch of samples: {shortened(batch)}")
+
+
+def _rows(columns: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of *columns*; raise SampleError unless they are lists, arrays or tensors of one length."""
+    for name, values in columns.items():
+        if not isinstance(values, list) and not _is_array(values):
+            raise SampleError(f"{name} of a batch is a list, an array or a tensor, not {shortened(values)}")
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) != 1:
+        words = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "it has none"
+        raise SampleError(f"the fields of a batch have one length each, and here {words}")
+    return list(zip(*columns.values()))
+
+
+def _is_array(value: Any) -> bool:
+    """Say whether *value* is an array or a tensor with rows."""
+    return len(getattr(value, "shape", ())) > 0
 
 
 def _other_form(sample: Any, samples: list[Any]) -> SampleError:
@@ -75,6 +125,15 @@ def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
     if not all(type(value) is type(first) for value in values):
         raise _misfit(values, field, samples)
     return sys.modules["torch"].stack(values)
+
+
+def _stack_or_list(values: list[Any], field: str, samples: list[Any]) -> Any:
+    """Return what a batch has of one field, where arrays that differ in shape stay a list."""
+    kind, shape = type(values[0]), getattr(values[0], "shape", ())
+    is_array = shape != () and all(type(value) is kind for value in values)
+    if is_array and any(value.shape != shape for value in values):
+        return values
+    return _stack(values, field, samples)
 
 
 def _misfit(values: list[Any], field: str, samples: list[Any]) -> ValueError:

@@ -1,32 +1,41 @@
-"""Functions on a Dask cluster."""
+"""Functions on a Dask cluster, or by Dask's local schedulers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from itertools import islice
 from typing import Any
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, check_function
 from tarshards.parallel import bounded_map
 from tarshards.stream.op import op
+
+MISSING = "Dask needs a package that is not installed: pip install 'tarshards[dask]'"
+AHEAD = 4  # samples a thread
 
 
 def dask_executor(client: Any = None) -> Executor:
     """Return an executor on the cluster of *client*, a ``distributed.Client``; by default the one that is current.
 
-    Equal calls each run, as in other executors, rather than once.
+    Equal calls each run, as in other executors, rather than once. Raises ValueError where there is no client.
     """
+    client = client or _current_client()
     if client is None:
-        try:
-            from distributed import get_client
-        except ImportError as error:
-            raise OpenError("Dask needs a package that is not installed: pip install 'tarshards[dask]'") from error
-        try:
-            client = get_client()
-        except ValueError as error:
-            raise ValueError("there is no Dask client: begin with distributed.Client()") from error
+        raise ValueError("there is no Dask client: begin with distributed.Client()")
     executor: Executor = client.get_executor(pure=False)
     return executor
+
+
+def _current_client() -> Any:
+    try:
+        from distributed import get_client
+    except ImportError as error:
+        raise OpenError(MISSING) from error
+    try:
+        return get_client()
+    except ValueError:
+        return None
 
 
 @op(one_for_one=True, instead="map() runs in the workers of the loader; dask_map() is for a Stream")
@@ -37,7 +46,48 @@ def dask_map(
 
     *client* is as in ``dask_executor``. At most four samples a thread of the cluster are under way. Breaking off
     cancels what has not begun.
+
+    Without a client Dask's local scheduler runs, the threads of this process unless ``dask.config`` says "processes" or
+    another: on four samples a thread, one such part after the other, in order. Raises OpenError if Dask is missing.
     """
-    executor: Any = dask_executor(client)
-    threads = sum(executor._client.nthreads().values()) if client is None else sum(client.nthreads().values())
-    yield from bounded_map(function, samples, executor=executor, window=4 * max(1, threads), ordered=ordered)
+    check_function(function, "dask_map")
+    return _dask_map(samples, function, client, ordered)
+
+
+def _dask_map(samples: Iterable[Any], function: Callable[[Any], Any], client: Any, ordered: bool) -> Iterator[Any]:
+    client = client or _current_client()
+    if client is None:
+        yield from _local_map(samples, function)
+        return
+    window = AHEAD * max(1, sum(client.nthreads().values()))
+    yield from bounded_map(function, samples, executor=dask_executor(client), window=window, ordered=ordered)
+
+
+def _local_map(samples: Iterable[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
+    import dask
+    from dask.system import CPU_COUNT
+
+    window = AHEAD * (dask.config.get("num_workers", None) or CPU_COUNT)
+    iterator = iter(samples)
+    while part := list(islice(iterator, window)):
+        calls = [dask.delayed(_Call(function, sample), pure=False, traverse=False)() for sample in part]
+        for result, error in dask.compute(*calls, traverse=False):
+            if error is not None:
+                raise error
+            yield result
+
+
+class _Call:
+    """A call that returns its result and None, or None and its error: those before a failed one are delivered.
+
+    It also keeps Dask from looking for its own collections in the sample.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], sample: Any):
+        self.function, self.sample = function, sample
+
+    def __call__(self) -> tuple[Any, Exception | None]:
+        try:
+            return self.function(self.sample), None
+        except Exception as error:
+            return None, error

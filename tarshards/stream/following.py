@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import length_hint
@@ -18,15 +19,17 @@ def is_followed(op: BoundOp) -> bool:
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
-def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, ledger: Ledger) -> Iterator[Any]:
+def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int, ledger: Ledger) -> Iterator[Any]:
     """Run *ops* over the samples of an epoch; *ledger* gets the errors, and counts the samples that are left out.
+
+    *epoch* and *seed* are what random ops draw from.
 
     Raises AuditError if an op lost some, and logs a warning if filters left out all.
     """
     passage = Passage(ops, ledger)
     upstream = iter(samples)
     try:
-        yield from passage.run(upstream, epoch)
+        yield from passage.run(upstream, epoch, seed)
         passage.verify()
         passage.warn()
     finally:
@@ -37,12 +40,42 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, ledger: L
 
 
 def follow_part(
-    ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, ledger: Ledger, leave_out: Callable[[Tally], Any]
+    ops: Sequence[BoundOp],
+    samples: Iterable[Any],
+    epoch: int,
+    seed: int,
+    ledger: Ledger,
+    leave_out: Callable[[Tally], Any],
 ) -> list[Any]:
     """Run *ops* over a few samples of an epoch, as ``follow`` does; the counts go to *leave_out*."""
     passage = Passage(ops, ledger)
     try:
-        results = list(passage.run(samples, epoch))
+        results = list(passage.run(samples, epoch, seed))
+        passage.verify()
+        return results
+    finally:
+        if passage.entered != passage.delivered:
+            leave_out(passage.tally())
+
+
+def follow_each(
+    ops: Sequence[BoundOp],
+    samples: Iterable[Any],
+    place: Callable[[], int],
+    epoch: int,
+    seed: int,
+    ledger: Ledger,
+    leave_out: Callable[[Tally], Any],
+) -> dict[int, Any]:
+    """Run *ops*, which work on each sample by itself, over a few samples of an epoch, as ``follow_part`` does.
+
+    Returns the results by the places of their samples: *place* says that of the sample which *samples* yielded last.
+    """
+    passage = Passage(ops, ledger)
+    results = {}
+    try:
+        for result in passage.run(samples, epoch, seed, place):
+            results[passage.place()] = result
         passage.verify()
         return results
     finally:
@@ -57,14 +90,26 @@ class Passage:
     """
 
     def __init__(self, ops: Sequence[BoundOp], ledger: Ledger):
+        self.place: Callable[[], int]
         self._stages = [_Stage(op, ledger) for op in ops]
         self._counts = [Count() for _ in range(len(ops) + 1)]  # before each op, and after the last
 
-    def run(self, samples: Iterable[Any], epoch: int) -> Iterator[Any]:
-        """Return what comes out of the ops."""
+    def run(
+        self, samples: Iterable[Any], epoch: int, seed: int, place: Callable[[], int] | None = None
+    ) -> Iterator[Any]:
+        """Return what comes out of the ops; after each result the method *place* tells that of its sample.
+
+        To be told it takes *place*, which says where the sample stands that *samples* yielded last.
+        """
         samples = self._counts[0].over(samples)
         for stage, count in zip(self._stages, self._counts[1:]):
-            samples = count.over(stage.run(samples, epoch))
+            if place is not None:
+                samples = stage.placed(samples, place)
+            results = stage.run(samples, epoch, seed)
+            if place is not None:
+                results, place = stage.traced(results), stage.place
+            samples = count.over(results)
+        self.place = place or (lambda: -1)
         return samples
 
     @property
@@ -122,16 +167,39 @@ class _Stage:
         self.op, self.ledger, self.failed = op, ledger, 0
         self.size: int | None = op.argument(op.traits.gathers) if op.traits.gathers else None
         self._handler: Any = None
+        self._places: deque[int] = deque()  # of the samples that have gone in and not come out
+        self._place = -1
 
-    def run(self, samples: Iterable[Any], epoch: int) -> Iterable[Any]:
+    def run(self, samples: Iterable[Any], epoch: int, seed: int) -> Iterable[Any]:
         op, handler = self.op, self.op.options.get("on_error", self.ledger)
         if "on_error" not in op.traits.context or handler is None:
-            return op.run(samples, epoch, handler)
+            return op.run(samples, epoch, seed, handler)
         self._handler = self.ledger.fail if handler is self.ledger else handler
-        return op._replace(options={**op.options, "on_error": self._fail}).run(samples, epoch, self._fail)
+        return op._replace(options={**op.options, "on_error": self._fail}).run(samples, epoch, seed, self._fail)
+
+    def place(self) -> int:
+        """Return the place of the sample of the result that came last."""
+        return self._place
+
+    def placed(self, samples: Iterable[Any], place: Callable[[], int]) -> Iterator[Any]:
+        """Yield *samples*, and note the place of each."""
+        for sample in samples:
+            self._places.append(place())
+            yield sample
+
+    def traced(self, results: Iterable[Any]) -> Iterator[Any]:
+        """Yield *results*, and note which sample each comes from: of an op that does not read ahead, the last one."""
+        for result in results:
+            if not self.op.traits.reads_ahead:
+                while len(self._places) > 1:
+                    self._places.popleft()
+            self._place = self._places.popleft()
+            yield result
 
     def _fail(self, error: Exception) -> None:
         self.failed += 1
+        if self._places and self.op.traits.reads_ahead:
+            self._places.popleft()
         self._handler(error)
 
 

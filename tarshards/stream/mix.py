@@ -1,27 +1,33 @@
-"""Several datasets mixed into one, in proportions that hold at every moment, with one order and one state."""
+"""Several datasets mixed into one, in proportions that hold at every moment: planned over all ranks, or by workers."""
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
+import math
+import os
+import threading
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import accumulate, chain, count
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch
-from tarshards.epoch.proportions import Mixture, Until, check_until
-from tarshards.errors import StateError, whole_number
+from tarshards.epoch.proportions import Mixture, Until, check_until, fractions_of
+from tarshards.epoch.schedules import Quotas, Schedule, ScheduledMixture, check_counts, check_schedule
+from tarshards.epoch.world import World
+from tarshards.errors import SampleError, StateError, WorldError, whole_number
 from tarshards.index.access import Fan, SampleReader
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
-from tarshards.stream.sources import PlannedSource
+from tarshards.stream.sources import PlannedSource, Progress, ShardSource
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
@@ -29,6 +35,10 @@ if TYPE_CHECKING:
     from tarshards.index.fetch import Places
 
 MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, which are held in memory
+CHUNK = 1 << 14  # positions of a schedule that are chosen together
+CHUNKS = 16  # that are kept
+TOGETHER = 64  # choices of a worker that are made together
+END = object()  # of a stream
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -37,7 +47,8 @@ S = TypeVar("S", bound=Stream)
 def mix(
     datasets: Mapping[str, S],
     *,
-    weights: Mapping[str, float] | None = None,
+    weights: Mapping[str, float | Mapping[int, float]] | None = None,
+    schedule: Schedule = "linear",
     seed: int = 0,
     until: Until = "first",
     tail: Tail | None = None,
@@ -46,29 +57,93 @@ def mix(
     """Return one dataset that takes from several by *weights*, by default as many samples of each.
 
     At every moment, over all ranks together, each has had its share to within one sample; *seed* decides ties. Each
-    dataset keeps its order, its fields and its ops; its samples get its name as ``__dataset__``. An epoch ends before
-    the first dataset would begin again (*until* "first"), when the last has been read once ("last"), or after *until*
-    samples; datasets that end earlier begin again, in another order. *tail* and *on_error* are as for a dataset.
+    dataset keeps its order, its fields and its ops; its samples, where they are dicts, get its name as ``__dataset__``.
+    An epoch ends before the first dataset would begin again (*until* "first"), when the last has been read once
+    ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is as for a
+    dataset, and the ledger of the mixture counts for all.
 
-    All datasets need an index. Raises ValueError for weights whose ratios are not those of whole numbers that add up to
-    2**20 or less, and TypeError for ops that hold or count samples.
+    A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, positions being samples of the
+    mixture over all ranks. It is "linear" between these, by *schedule*, or in "steps" from each to the next, and
+    constant after the last. At each position the weights count relative to their sum, and at every moment each dataset
+    has had the integral of its share to within one sample. The epoch then ends where the integral of a share comes to
+    the size of its dataset: "first" leaves out one sample of that dataset at most, and "last" repeats one at most. For
+    "last" a dataset whose weight stays 0 from a position on counts as read from there on.
+
+    Where all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
+    anywhere. Otherwise it is streamed. Every worker then reads of each dataset what it would read of the dataset alone;
+    all that is said above of moments and of *until* holds in each worker, for its own samples; and a state is replayed,
+    by as many ranks and workers. Any op is allowed, and what the end of the epoch leaves of a shard counts as broken
+    off. A mixture among *datasets* is streamed too. The result is a ShardDataset if one of *datasets* is.
+
+    Raises ValueError for weights that are constant and whose ratios are not those of whole numbers that add up to 2**20
+    or less, and TypeError for ops that hold or count samples, where all datasets are indexed. Iterating raises
+    SampleError where a dataset with weight has no samples, and WorldError where there are more workers than shards of a
+    dataset without index.
     """
     if not check_mapping(datasets, "mix", "{name: dataset}"):
         raise ValueError("there is nothing to mix")
-    seed = whole_number("seed", seed)
+    seed, until, schedule = whole_number("seed", seed), check_until(until), check_schedule(schedule)
     weights = check_mapping(dict.fromkeys(datasets, 1) if weights is None else weights, "weights=", "{name: weight}")
     if weights.keys() != datasets.keys():
         raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
-    for name, dataset in datasets.items():
+    for dataset in datasets.values():
         check_dataset(dataset, "mix")
-        if not isinstance(dataset.source, PlannedSource):
-            raise TypeError(f"{name}: mixing requires indexed shards; run `tarindex` first")
-        for op in dataset.ops:
-            if not op.traits.per_sample:
-                raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
-    shares = [weights[name] for name in datasets]
-    source = MixedSource(datasets, shares, seed, check_until(until), tail, on_error)
-    return next(iter(datasets.values()))._over(source)
+    proportions = Proportions([weights[name] for name in datasets], schedule, seed)
+    source: MixedSource | MixedStreams
+    if all(is_planned(dataset) for dataset in datasets.values()):
+        for name, dataset in datasets.items():
+            for op in dataset.ops:
+                if not op.traits.per_sample:
+                    raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
+        source = MixedSource(datasets, proportions, until, tail, on_error)
+    elif tail is not None:
+        names = ", ".join(name for name, dataset in datasets.items() if not is_planned(dataset))
+        raise TypeError(f"{names}: tail= requires that all datasets are indexed; run `tarindex` first")
+    else:
+        source = MixedStreams(datasets, proportions, until, on_error)
+    kinds = [dataset for dataset in datasets.values() if type(dataset) is not Stream]
+    return (kinds or list(datasets.values()))[0]._over(source)
+
+
+def is_planned(dataset: Stream) -> bool:
+    """Say whether a mixture can look up the samples of *dataset* by their numbers."""
+    return isinstance(dataset.source, PlannedSource) and not isinstance(dataset.source, MixedSource)
+
+
+class Proportions:
+    """The *weights* of the datasets of a mixture: numbers, or some of them by a *schedule*."""
+
+    def __init__(self, weights: list[Any], schedule: Schedule, seed: int):
+        self.seed, self.schedule = seed, schedule
+        self.weights = [dict(sorted(w.items())) if isinstance(w, Mapping) else w for w in weights]
+        self.is_scheduled = any(isinstance(weight, Mapping) for weight in weights)
+        if self.is_scheduled:
+            self.quotas = Quotas(self.weights, schedule)
+        else:
+            self.texts = [str(weight) for weight in weights]
+            fractions_of(self.texts)
+
+    @property
+    def settings(self) -> list[Any]:
+        """What a state is compared with."""
+        return [*self.weights, self.schedule] if self.is_scheduled else self.weights
+
+    def choices(self, sizes: list[int], until: Until) -> Choices | ScheduledChoices:
+        """Return the choices of an epoch over datasets of these *sizes*."""
+        if self.is_scheduled:
+            return ScheduledChoices(self.quotas, self.seed, sizes, until)
+        return Choices(self.texts, self.seed, sizes, until)
+
+    def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
+        """Return the choices of one of *workers* workers; and of each dataset that comes, when it does no more."""
+        mixture: Mixture | ScheduledMixture
+        if self.is_scheduled:
+            quotas = Quotas(self.weights, self.schedule, stride=workers)
+            mixture, ends = ScheduledMixture(quotas, self.seed), quotas.ends
+        else:
+            mixture = Mixture(self.texts, self.seed)
+            ends = {i: math.inf for i, weight in enumerate(fractions_of(self.texts)) if weight}
+        return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), ends
 
 
 class MixedSource(PlannedSource):
@@ -80,21 +155,24 @@ class MixedSource(PlannedSource):
     def __init__(
         self,
         datasets: Mapping[str, Stream],
-        weights: Sequence[float],
-        seed: int,
+        proportions: Proportions,
         until: Until,
         tail: Tail | None,
         on_error: ErrorPolicy,
     ):
+        seed = proportions.seed
         self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
         self.shards = self.mixed = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
-        sizes = [int(source.shards.counts.sum()) for source in self.sources]
-        self.choices = Choices([str(weight) for weight in weights], seed, sizes, until)
+        self.sizes = [int(source.shards.counts.sum()) for source in self.sources]
+        self.choices = proportions.choices(self.sizes, until)
         self.ledger = Ledger.of(on_error)
-        orders = [(name, s.digest, s.seed, s.pool, s.options.shuffle) for name, s in zip(datasets, self.sources)]
-        settings = repr((orders, list(weights), seed, until))
-        self.digest = blake2b(settings.encode(), digest_size=16).hexdigest()
+        orders = [
+            (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
+            for name, s in zip(datasets, self.sources)
+        ]
+        self.draws = any(map(draws, self.sources))  # then all samples have a number, for they share batches
+        self.digest = digest_of(orders, proportions.settings, seed, until)
         self.datasets = dict(datasets)
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
 
@@ -105,19 +183,41 @@ class MixedSource(PlannedSource):
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:
         tail = self.options.tail_for(ranks)
         if state is None:
-            return MixedPlan(self, epoch, 0, ranks, tail)
+            return MixedPlan(self, self.choices, epoch, 0, ranks, tail)
         begun, position = state.get("epoch"), state.get("position")
         if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
-        return MixedPlan(self, begun, position, ranks, tail)
+        return MixedPlan(self, self.choices.resumed(position, state), begun, position, ranks, tail)
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
+        passes = numbers = np.empty(0, np.int64)
         for sample in part.read(self.shards, self.ledger):
-            ops = self.datasets[sample["__dataset__"]].ops
-            if ops:
-                yield from follow_part(ops, [sample], epoch, self.ledger, part.leave_out)
+            dataset = self.datasets[sample["__dataset__"]]
+            if not dataset.ops and not self.draws:
+                yield sample
+                continue
+            if not len(passes):
+                passes, numbers = cast(MixedPlan, part.plan).passes(part.positions)
+            own = part.taken - 1  # this sample is the one taken last
+            if self.draws:
+                sample["__draw__"] = int(numbers[own])
+            begun, seed = epoch + int(passes[own]) * PASS, dataset.source.seed
+            if dataset.ops:
+                yield from follow_part(dataset.ops, [sample], begun, seed, self.ledger, part.leave_out)
             else:
                 yield sample
+
+
+def draws(source: Any) -> bool:
+    """Say whether samples of *source* are drawn with replacement, and have the number of their draw."""
+    if isinstance(source, MixedSource | MixedStreams):
+        return source.draws
+    return isinstance(source, PlannedSource | ShardSource) and bool(source.options.resample)
+
+
+def digest_of(*settings: Any) -> str:
+    """Identify a mixture in a state by what its order depends on."""
+    return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
 
 class Choices:
@@ -156,30 +256,153 @@ class Choices:
         dataset = self.dataset[place]
         return dataset, periods * self.shares[dataset] + self.number[place]
 
+    def state(self, position: int) -> dict[str, Any]:
+        """What a state has besides its position."""
+        return {}
+
+    def resumed(self, position: int, state: Mapping[str, Any]) -> Choices:
+        """Return the choices after *state*."""
+        return self
+
+
+class ScheduledChoices:
+    """As ``Choices``, by *quotas* that change: made in chunks, each from the counts that the one before ends with.
+
+    *start* is a position besides 0 to begin at, and the counts there.
+    """
+
+    def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
+        self.quotas, self.seed = quotas, seed
+        self.total = until if isinstance(until, int) else self._end(sizes, until)
+        due = quotas.at(self.total)
+        for i, size in enumerate(sizes):
+            if not size and due[i]:
+                raise ValueError(f"dataset {i} of the mixture has no samples")
+        self._begin((0, [0] * len(sizes)))
+
+    def _begin(self, *starts: tuple[int, list[int]]) -> None:
+        self._starts = list(starts)  # positions, and the counts there
+        self._chunks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_chunks", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin(*self._starts)
+
+    def _end(self, sizes: list[int], until: str) -> int:
+        """The length of an epoch until a dataset would begin again, or the last has been read, by the quotas."""
+        ends = []
+        for i in self.quotas.sources:
+            end = self.quotas.first(i, sizes[i], beyond=until == "first")
+            if until == "first":
+                ends += [] if end is None else [end - 1]
+            else:
+                ends.append(int(min(math.inf if end is None else end, self.quotas.ends[i])))
+        return min(ends) if until == "first" else max(ends)
+
+    def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the datasets of *positions*, and the numbers of the samples among all that have come of theirs."""
+        dataset, number = np.empty_like(positions), np.empty_like(positions)
+        chunks = positions // CHUNK
+        for chunk in np.unique(chunks):
+            here = np.flatnonzero(chunks == chunk)
+            begin, datasets, numbers = self._chunk(int(positions[here].min()))
+            dataset[here], number[here] = datasets[positions[here] - begin], numbers[positions[here] - begin]
+        return dataset, number
+
+    def state(self, position: int) -> dict[str, Any]:
+        """What a state has besides its position: the counts there, from which the choices go on."""
+        begin, datasets, _ = self._chunk(position)
+        counts = np.bincount(datasets[: position - begin], minlength=len(self.quotas.weights))
+        return {"counts": (counts + self._counts(begin)).tolist()}
+
+    def resumed(self, position: int, state: Mapping[str, Any]) -> ScheduledChoices:
+        """Return the choices after *state*; raise StateError if its counts are not of these quotas."""
+        counts = state.get("counts")
+        check_counts(self.quotas, counts, position)
+        choices = copy.copy(self)
+        choices._begin(self._starts[0], (position, list(cast(list[int], counts))))
+        return choices
+
+    def _counts(self, start: int) -> list[int]:
+        return self._starts[bisect_left(self._starts, start, key=itemgetter(0))][1]
+
+    def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return where the chunk of *position* begins, and from there on the datasets and numbers of its samples."""
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()  # the lock may be held during the fork
+        with self._lock:
+            while True:
+                begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]
+                end = (begin // CHUNK + 1) * CHUNK
+                if begin not in self._chunks:
+                    self._make(begin, end, counts)
+                if position < end:
+                    return begin, *self._chunks[begin]
+
+    def _make(self, begin: int, end: int, counts: list[int]) -> None:
+        mixture = ScheduledMixture(self.quotas, self.seed, counts)
+        dataset = np.array(mixture.take(end - begin), np.int64)
+        number = np.empty_like(dataset)
+        for i, before in enumerate(counts):
+            here = np.flatnonzero(dataset == i)
+            number[here] = before + np.arange(len(here))
+        if bisect_left(self._starts, end, key=itemgetter(0)) == bisect_right(self._starts, end, key=itemgetter(0)):
+            insort(self._starts, (end, mixture.counts))
+        while len(self._chunks) >= CHUNKS:
+            del self._chunks[next(iter(self._chunks))]
+        self._chunks[begin] = dataset, number
+
 
 class MixedPlan(PlannedEpoch):
     """What is left of a mixture's epoch from the position *begin* on; the shards are those of all datasets, in turn."""
 
-    def __init__(self, source: MixedSource, epoch: int, begin: int, ranks: int, tail: Tail):
-        self.source, self.epoch, self.begin, self.ranks, self.tail = source, epoch, begin, ranks, tail
-        self.total = source.choices.total - begin
+    def __init__(
+        self,
+        source: MixedSource,
+        choices: Choices | ScheduledChoices,
+        epoch: int,
+        begin: int,
+        ranks: int,
+        tail: Tail,
+    ):
+        self.source, self.choices, self.epoch = source, choices, epoch
+        self.begin, self.ranks, self.tail = begin, ranks, tail
+        self.total = choices.total - begin
         self._plans: dict[tuple[int, int], PlannedEpoch] = {}
 
     def __getitem__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        positions = np.asarray(positions, np.int64)
-        every = max(1, self.source.choices.total)  # what is past the end repeats the epoch's start
-        rest = positions - self.total
-        positions = np.where(rest < 0, positions + self.begin, rest % every)
-        dataset, number = self.source.choices.look_up(positions)
-        shards, samples = np.empty_like(positions), np.empty_like(positions)
+        dataset, again, number = self._look_up(positions)
+        shards, samples = np.empty_like(number), np.empty_like(number)
         for i in np.unique(dataset):
-            size = int(self.source.sources[i].shards.counts.sum())
             here = np.flatnonzero(dataset == i)
-            for again in np.unique(number[here] // size):
-                these = here[number[here] // size == again]
-                shard, sample = self._plan(int(i), int(again))[number[these] % size]
+            for passed in np.unique(again[here]):
+                these = here[again[here] == passed]
+                shard, sample = self._plan(int(i), int(passed))[number[these]]
                 shards[these], samples[these] = shard + self.source.mixed.starts[i], sample
         return shards, samples
+
+    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+        """Yield samples of the dataset of *position*, as its own plan draws them."""
+        (dataset,), (again,), (number,) = self._look_up(np.array([position], np.int64))
+        start = self.source.mixed.starts[dataset]
+        for shard, sample in self._plan(int(dataset), int(again)).substitutes(int(number)):
+            yield start + shard, sample
+
+    def passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how often the datasets of *positions* have begun again before, and the positions in these passes."""
+        return self._look_up(positions)[1:]
+
+    def _look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the datasets of *positions*, and what ``passes`` returns."""
+        positions = np.asarray(positions, np.int64)
+        every = max(1, self.choices.total)  # what is past the end repeats the epoch's start
+        rest = positions - self.total
+        dataset, number = self.choices.look_up(np.where(rest < 0, positions + self.begin, rest % every))
+        return dataset, *np.divmod(number, np.maximum(1, self.source.sizes)[dataset])
 
     def _plan(self, dataset: int, again: int) -> PlannedEpoch:
         plan = self._plans.get((dataset, again))
@@ -192,11 +415,114 @@ class MixedPlan(PlannedEpoch):
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> MixedPlan:
         """Return what is left, for *ranks*, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
-        return MixedPlan(self.source, self.epoch, begin, ranks, tail or self.tail)
+        return MixedPlan(self.source, self.choices, self.epoch, begin, ranks, tail or self.tail)
 
     def state(self, taken: int) -> dict[str, Any]:
         """Return, for JSON, the state after *taken* positions."""
-        return {"epoch": self.epoch, "position": self.begin + min(taken, self.total)}
+        position = self.begin + min(taken, self.total)
+        return {"epoch": self.epoch, "position": position, **self.choices.state(position)}
+
+
+class MixedStreams:
+    """The samples of several streams in proportion, in each worker by itself."""
+
+    order: Sequence[Any] = ()  # it is in the digest
+    ordered_by: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, datasets: Mapping[str, Stream], proportions: Proportions, until: Until, on_error: ErrorPolicy):
+        self.proportions, self.seed, self.until = proportions, proportions.seed, until
+        orders = [(name, dataset.source.digest, dataset.source.order) for name, dataset in datasets.items()]
+        self.digest = digest_of("streamed", orders, proportions.settings, self.seed, until)
+        self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+        self.draws = any(draws(dataset.source) for dataset in datasets.values())
+        self._count(datasets, Ledger.of(on_error))
+
+    def _count(self, datasets: Mapping[str, Stream], ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.datasets = {name: copy.copy(dataset) for name, dataset in datasets.items()}
+        for dataset in self.datasets.values():
+            dataset.source = dataset.source.with_ledger(ledger)
+
+    def with_ledger(self, ledger: Ledger) -> MixedStreams:
+        """Return this source with another ledger."""
+        source = copy.copy(self)
+        source._count(self.datasets, ledger)
+        return source
+
+    def iterate(self, progress: Progress) -> Iterator[Any]:
+        """Yield the samples of one worker; raise WorldError where a worker has no shard of some dataset."""
+        world, until = progress.world, self.until
+        choices, ends = self.proportions.mixture(world.world_size * world.num_workers)
+        streams = [MixedStream(name, data, progress.epoch, world, self.draws) for name, data in self.datasets.items()]
+        for number in ends:
+            streams[number].check()
+        unread = set(ends)
+        try:
+            for taken, number in enumerate(choices, 1):
+                if taken - 1 == until or (until == "first" and streams[number].has_ended()):
+                    return
+                yield streams[number].take()
+                if until == "last":
+                    if streams[number].was_read():
+                        unread.discard(number)
+                    unread.difference_update([i for i in unread if taken >= ends[i]])
+                    if not unread:
+                        return
+        finally:
+            for stream in streams:
+                stream.close()
+
+
+class MixedStream:
+    """The samples of one dataset of a mixture in one worker, pass after pass."""
+
+    def __init__(self, name: str, stream: Stream, epoch: int, world: World, draws: bool):
+        self.name, self.stream, self.epoch, self.world, self.draws = name, stream, epoch, world, draws
+        self._taken = 0
+        self._passes = 0
+        self._samples: Iterator[Any] = iter(())
+        self._next: Any = END
+
+    def check(self) -> None:
+        """Raise WorldError if some worker would have no shard."""
+        source, world = self.stream.source, self.world
+        workers = world.world_size * world.num_workers
+        if isinstance(source, ShardSource) and len(source.shards) < workers:
+            raise WorldError(
+                f"{self.name}: {len(source.shards)} shards for {workers} workers of all ranks, and each needs one "
+                "in a mixture: write more and smaller shards, index all with `tarindex`, or use fewer workers"
+            )
+
+    def has_ended(self) -> bool:
+        """Say whether a pass has ended, and the next not begun."""
+        if self._next is END and self._passes:
+            self._next = next(self._samples, END)
+        return self._next is END and self._passes > 0
+
+    def was_read(self) -> bool:
+        """Whether all samples have come once."""
+        return self._passes > 1 or self.has_ended()
+
+    def take(self) -> Any:
+        """Return the next sample, the first of a new pass if one has ended; raise SampleError if that has none."""
+        if self.has_ended() or not self._passes:
+            self._samples = self.stream.iterate(self.epoch + self._passes * PASS, self.world)
+            self._passes += 1
+            if self.has_ended():
+                raise SampleError(f"{self.name}: no samples to mix: the dataset is empty, or its ops leave none")
+        sample, self._next = self._next, END
+        self._taken += 1
+        if not isinstance(sample, dict):
+            return sample
+        if self.draws:
+            sample = {"__draw__": self._taken - 1, **sample}
+        return {**sample, "__dataset__": self.name}
+
+    def close(self) -> None:
+        """Close what is open; count a sample that was not delivered."""
+        if self._next is not END:
+            self.stream.source.ledger.count(in_flight=1)
+        self._samples, self._next = iter(()), END
 
 
 class MixedShards(SampleReader):
@@ -236,6 +562,11 @@ class MixedShards(SampleReader):
         result = part.read(shard - self.starts[number], sample)
         result["__dataset__"] = name
         return result
+
+    def read_aside(self, shard: int, sample: int) -> Sample:
+        number = bisect_right(self.starts, shard) - 1
+        name, part = self.parts[number]
+        return {**part.read_aside(shard - self.starts[number], sample), "__dataset__": name}
 
     def is_remote(self) -> bool:
         return any(part.is_remote() for _, part in self.parts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Context = Literal["epoch", "on_error"]
+Context = Literal["epoch", "seed", "on_error"]
 Class = Literal["filtered", "discarded"]
 
 
@@ -18,6 +18,8 @@ class Traits(NamedTuple):
     - *resumable*: it holds no sample back and counts none, so that the source's position says where it stands.
     - *one_for_one*: it yields one sample for each that it takes.
     - *leaves_out*: it leaves out some of the samples that it takes, on purpose; as what the ledger counts them.
+    - *reads_ahead*: it takes several samples before it yields the first, and yields or fails them in order.
+    - *filters_with*: the option with which it leaves samples out too, and the ledger counts them as filtered.
     - *gathers*: it makes one result of several samples; the argument that says of how many.
     - *context*: the arguments that a stream supplies unless the caller does.
     - *instead*: what to use where a loader refuses it.
@@ -27,6 +29,8 @@ class Traits(NamedTuple):
     resumable: bool = False
     one_for_one: bool = False
     leaves_out: Class | None = None
+    reads_ahead: bool = False
+    filters_with: str = ""
     gathers: str | None = None
     context: tuple[Context, ...] = ()
     instead: str = ""
@@ -38,12 +42,16 @@ def op(
     resumable: bool = False,
     one_for_one: bool = False,
     leaves_out: Class | None = None,
+    reads_ahead: bool = False,
+    filters_with: str = "",
     gathers: str | None = None,
     context: tuple[Context, ...] = (),
     instead: str = "",
 ) -> Callable[[Function], Function]:
     """Declare the traits of the function that follows; see ``Traits``."""
-    traits = Traits(per_sample, resumable, one_for_one, leaves_out, gathers, context, instead)
+    traits = Traits(
+        per_sample, resumable, one_for_one, leaves_out, reads_ahead, filters_with, gathers, context, instead
+    )
 
     def declare(function: Function) -> Function:
         function.traits = traits  # type: ignore[attr-defined]
@@ -71,7 +79,11 @@ class BoundOp(NamedTuple):
 
     @property
     def traits(self) -> Traits:
-        return traits_of(self.function)
+        """The traits of the op with these options."""
+        traits = traits_of(self.function)
+        if self.options.get(traits.filters_with):
+            return traits._replace(one_for_one=False, leaves_out="filtered")
+        return traits
 
     @property
     def label(self) -> str:
@@ -88,8 +100,8 @@ class BoundOp(NamedTuple):
         """Return the value of an argument, None if the caller named none."""
         return inspect.signature(self.function).bind(None, *self.args, **self.options).arguments.get(name)
 
-    def run(self, samples: Iterable[Any], epoch: int, on_error: Any) -> Iterable[Any]:
-        """Run the op; *epoch* and *on_error* are for an op that wants them and whose caller named none."""
-        supplied: dict[str, Any] = {"epoch": epoch, "on_error": on_error}
+    def run(self, samples: Iterable[Any], epoch: int, seed: int, on_error: Any) -> Iterable[Any]:
+        """Run the op; *epoch*, *seed* and *on_error* are for an op that wants them and whose caller named none."""
+        supplied: dict[str, Any] = {"epoch": epoch, "seed": seed, "on_error": on_error}
         options = {name: supplied[name] for name in self.traits.context} | self.options
         return self.function(samples, *self.args, **options)

@@ -9,7 +9,7 @@ import builtins
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutine
@@ -17,9 +17,18 @@ from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError, flag, shortened, whole_number
-from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import check_imagespec
+from tarshards.errors import (
+    DecodeError,
+    OpError,
+    SampleError,
+    TarshardsError,
+    check_function,
+    flag,
+    is_coroutine_function,
+    shortened,
+    whole_number,
+)
+from tarshards.samples.codecs.decoding import Decoding, Handler, decoding_of
 from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import (
     check_mapping,
@@ -32,27 +41,58 @@ from tarshards.samples.fields import (
 )
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, OnError, error_handler
-from tarshards.storage import traffic
-from tarshards.storage.traffic import Traffic
-from tarshards.stream.collate import collate
+from tarshards.stream.collate import collate, unbatch
 from tarshards.stream.op import op
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from tarshards.storage.traffic import Traffic
 
-@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
-def map(samples: Iterable[Any], function: Callable[[Any], Any], *, on_error: ErrorPolicy = None) -> Iterator[Any]:
-    """Yield ``function(sample)`` of every sample.
+INITIAL = 100  # samples in the buffer of ``shuffle`` when the first one comes
+
+
+@op(
+    per_sample=True,
+    resumable=True,
+    one_for_one=True,
+    filters_with="drop_none",
+    context=("epoch", "seed", "on_error"),
+)
+def map(
+    samples: Iterable[Any],
+    function: Callable[..., Any],
+    *,
+    drop_none: bool = False,
+    rng: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    on_error: ErrorPolicy = None,
+) -> Iterator[Any]:
+    """Yield ``function(sample)`` of every sample; with *drop_none* leave out those for which it returns None.
+
+    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded anew for each sample by
+    *seed*, *epoch*, the name of its shard and its key: what is random is the same on any number of workers and after a
+    resume. In a stream of shards *seed* is theirs. Raises TypeError for a sample without a key.
 
     A failure is raised as it is, with a note of the sample's place; or *on_error*, a function or "skip", is given an
     OpError and the sample is left out.
 
-    >>> list(map([1, 2], str))
-    ['1', '2']
+    >>> list(map([1, 2], str)), list(map([1, 2], {1: "one"}.get, drop_none=True))
+    (['1', '2'], ['one'])
     """
-    _check_function(function, "map")
-    return _map(samples, function, _handler(on_error))
+    check_function(function, "map")
+    if flag("rng", rng):
+        function = _with_rng(function, seed, epoch)
+    results = _map(samples, function, _handler(on_error))
+    return (result for result in results if result is not None) if flag("drop_none", drop_none) else results
+
+
+def _with_rng(function: Callable[..., Any], seed: int, epoch: int) -> Callable[[Any], Any]:
+    from tarshards.stream.randomness import SampleGenerator  # which loads numpy
+
+    rng = SampleGenerator(whole_number("seed", seed), whole_number("epoch", epoch))
+    return lambda sample: function(sample, rng.seeded(sample))
 
 
 def _map(samples: Iterable[Any], function: Callable[[Any], Any], handle: OnError) -> Iterator[Any]:
@@ -72,108 +112,170 @@ def filter(samples: Iterable[Any], predicate: Callable[[Any], Any], *, on_error:
     >>> list(filter(range(5), lambda x: x % 2))
     [1, 3]
     """
-    _check_function(predicate, "filter")
+    check_function(predicate, "filter")
     pairs = map(samples, lambda sample: (sample, predicate(sample)), on_error=on_error)
     return (sample for sample, wanted in pairs if wanted)
 
 
-@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+@op(per_sample=True, resumable=True, one_for_one=True, context=("epoch", "seed", "on_error"))
 def map_fields(
-    samples: Iterable[Sample], functions: Mapping[str, Callable[[Any], Any]], *, on_error: ErrorPolicy = None
+    samples: Iterable[Sample],
+    functions: Mapping[str, Callable[..., Any]],
+    *,
+    rng: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    on_error: ErrorPolicy = None,
 ) -> Iterator[Sample]:
-    """Replace each field that *functions* names by its function's result; failures as in ``map``.
+    """Replace each field that *functions* names by its function's result; *rng* and failures as in ``map``.
+
+    The functions of one sample draw from one Generator, in their order.
 
     >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
     [{'x': '1', 'y': 2}]
     """
     for function in check_mapping(functions, "map_fields", "{field: function}").values():
-        _check_function(function, "map_fields")
-    return map(samples, partial(_map_fields, functions), on_error=on_error)
+        check_function(function, "map_fields")
+    return map(samples, partial(_map_fields, functions), rng=rng, seed=seed, epoch=epoch, on_error=on_error)
 
 
-def _map_fields(functions: Mapping[str, Callable[[Any], Any]], sample: Sample) -> Sample:
+def _map_fields(functions: Mapping[str, Callable[..., Any]], sample: Sample, *rng: Any) -> Sample:
     names = [(pick_field(sample, [field]), function) for field, function in functions.items()]
-    return {**sample, **{name: function(sample[name]) for name, function in names}}
+    return {**sample, **{name: function(sample[name], *rng) for name, function in names}}
 
 
-@op(per_sample=True, resumable=True, one_for_one=True)
-def keep_fields(samples: Iterable[Sample], *fields: str) -> Iterator[Sample]:
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def keep_fields(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Keep the given fields, and ``__key__`` and its like; ``"jpg;png"`` is the first of them that a sample has.
 
-    Raises SampleError where a sample has none of them.
+    A sample that has none of them is a SampleError; or that is given to *on_error* (or "skip") and the sample is left
+    out.
 
     >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
     [{'__key__': 'a', 'jpg': 1}]
     """
-    return _keep_fields(samples, split_fields(fields))
+    return _each(samples, partial(_keep_fields, split_fields(fields)), error_handler(on_error))
 
 
-def _keep_fields(samples: Iterable[Sample], names: list[list[str]]) -> Iterator[Sample]:
-    for sample in samples:
-        kept = {field: value for field, value in sample.items() if is_reserved(field)}
-        for alternatives in names:
-            field = pick_field(sample, alternatives)
-            kept[field] = sample[field]
-        yield kept
+def _keep_fields(names: list[list[str]], sample: Sample) -> Sample:
+    kept = {field: value for field, value in sample.items() if is_reserved(field)}
+    for alternatives in names:
+        field = pick_field(sample, alternatives)
+        kept[field] = sample[field]
+    return kept
 
 
-@op(per_sample=True, resumable=True, one_for_one=True)
-def rename_fields(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def rename_fields(
+    samples: Iterable[Sample], names: Mapping[str, str], *, on_error: ErrorPolicy = None
+) -> Iterator[Sample]:
     """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; others stay.
 
-    Raises SampleError where a sample has none of the alternatives, or has the new field already.
+    A sample that has none of the alternatives, or has the new field already, is a SampleError, as in ``keep_fields``.
 
     >>> list(rename_fields([{"jpg": 1, "cls": 2}], {"image": "jpg;png"}))
     [{'image': 1, 'cls': 2}]
     """
     pairs = check_mapping(names, "rename_fields", '{"new": "old"}').items()
-    return _rename_fields(samples, {check_name(new): check_name(old).split(";") for new, old in pairs})
+    alternatives = {check_name(new): check_name(old).split(";") for new, old in pairs}
+    return _each(samples, partial(_rename_fields, alternatives), error_handler(on_error))
 
 
-def _rename_fields(samples: Iterable[Sample], alternatives: dict[str, list[str]]) -> Iterator[Sample]:
-    for sample in samples:
-        new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
-        renamed = {new_of.get(field, field): value for field, value in sample.items()}
-        if len(renamed) < len(sample):
-            raise SampleError("two fields would get one name", **place(sample))
-        yield renamed
+def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample:
+    new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
+    renamed = {new_of.get(field, field): value for field, value in sample.items()}
+    if len(renamed) < len(sample):
+        raise SampleError("two fields would get one name", **place(sample))
+    return renamed
 
 
-@op(per_sample=True, resumable=True, one_for_one=True)
-def select_fields(samples: Iterable[Sample], spec: str) -> Iterator[Sample]:
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def select_fields(samples: Iterable[Sample], spec: str, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
 
-    ``__key__`` and its like stay. Raises SampleError where a sample has none of the alternatives, or two of one name.
+    ``__key__`` and its like stay. A sample that has none of the alternatives, or would have two fields of one name, is
+    a SampleError, as in ``keep_fields``.
 
     >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
     [{'__key__': 'a', 'image': 1, 'txt': 3}]
     """
-    terms = parse_selection(spec)
-    return (select(sample, terms) for sample in samples)
+    return _each(samples, partial(select, terms=parse_selection(spec)), error_handler(on_error))
 
 
-@op(per_sample=True, resumable=True, one_for_one=True)
-def to_tuple(samples: Iterable[Sample], *fields: str) -> Iterator[tuple[Any, ...]]:
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def to_tuple(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[tuple[Any, ...]]:
     """Yield the given fields as a tuple; ``"jpg;png"`` is the first of them that a sample has.
 
-    Raises SampleError where a sample has none of them.
+    A sample that has none of them is a SampleError, as in ``keep_fields``.
 
     >>> list(to_tuple([{"jpg": 1, "cls": 2}], "jpg;png", "cls"))
     [(1, 2)]
     """
-    return _to_tuple(samples, split_fields(fields))
+    return _each(samples, partial(_to_tuple, split_fields(fields)), error_handler(on_error))
 
 
-def _to_tuple(samples: Iterable[Sample], names: list[list[str]]) -> Iterator[tuple[Any, ...]]:
+def _to_tuple(names: list[list[str]], sample: Sample) -> tuple[Any, ...]:
+    return tuple([sample[pick_field(sample, alternatives)] for alternatives in names])
+
+
+def _each(samples: Iterable[Any], function: Callable[[Any], Any], on_error: OnError | None) -> Iterator[Any]:
+    """Yield ``function(sample)`` of every sample; *on_error* is given the SampleError of one that is left out."""
     for sample in samples:
-        yield tuple([sample[pick_field(sample, alternatives)] for alternatives in names])
+        try:
+            result = function(sample)
+        except SampleError as error:
+            if on_error is None:
+                raise
+            on_error(error)
+            continue
+        yield result
 
 
-def _op_error(error: Exception, sample: Any) -> OpError:
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def map_tuple(
+    samples: Iterable[tuple[Any, ...]], *functions: Callable[[Any], Any] | None, on_error: ErrorPolicy = None
+) -> Iterator[tuple[Any, ...]]:
+    """Apply to each element of a tuple the function in its place; None leaves the element as it is.
+
+    Elements beyond the last function stay too. Failures are as in ``map``, and name the element, counted from 0. A
+    tuple with fewer elements than functions is a SampleError.
+
+    >>> list(map_tuple([(1, "a", 2.5)], str, None))
+    [('1', 'a', 2.5)]
+    """
+    if not functions:
+        raise ValueError("map_tuple takes one function for each element, or None")
+    for function in functions:
+        if function is not None:
+            check_function(function, "map_tuple")
+    return _map_tuple(samples, functions, _handler(on_error))
+
+
+def _map_tuple(
+    samples: Iterable[Any], functions: Sequence[Callable[[Any], Any] | None], handle: OnError
+) -> Iterator[Any]:
+    for sample in samples:
+        where = ""
+        try:
+            if not isinstance(sample, tuple | list) or len(sample) < len(functions):
+                what = f"{len(sample)} elements" if isinstance(sample, tuple | list) else type(sample).__name__
+                raise SampleError(f"map_tuple has {len(functions)} functions for a tuple, and this is {what}")
+            results = list(sample)
+            for number, function in builtins.enumerate(functions):
+                if function is not None:
+                    where = f"element {number}: "
+                    results[number] = function(results[number])
+        except Exception as error:
+            handle(_op_error(error, sample, where))
+            continue
+        yield tuple(results)
+
+
+def _op_error(error: Exception, sample: Any, where: str = "") -> OpError:
     here = place(sample)
     has_place = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
     said = error.reason if has_place else error  # type: ignore[attr-defined]
-    failure = OpError(f"{type(error).__name__}: {said}", **here)
+    failure = OpError(f"{where}{type(error).__name__}: {said}", **here)
     failure.__cause__ = error
     return failure
 
@@ -192,41 +294,101 @@ def _raise_cause(failure: Exception) -> None:
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def decode(
     samples: Iterable[Sample],
-    images: str | None = None,
-    *,
+    /,
+    images: str | Handler | Mapping[str, Any] | None = None,
+    *handlers: str | Handler | Mapping[str, Any],
+    only: str | Iterable[str] | None = None,
     allow_unsafe: bool = False,
     on_error: ErrorPolicy = None,
+    **by_field: Any,
 ) -> Iterator[Sample]:
     """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
 
-    A field that does not decode raises DecodeError; or that is given to *on_error* (or "skip") and the sample is left
-    out.
-    ``allow_unsafe`` lets pickle and full torch.load run.
+    ``decode(jpg=f)`` decodes by ``f(data)`` the fields jpg and all that end in .jpg; a dict does the same for names
+    with dots and for alternatives, ``{"seg.png": f, "jpg;jpeg": g}``, and the longest of the names that a field ends in
+    holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields
+    without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
+    value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
+    that are not bytes. A name that no field of the first 100 samples has is told in a warning.
+
+    A field that does not decode, whoever decodes it, raises DecodeError with its place; or that is given to *on_error*
+    (or "skip") and the sample is left out. ``allow_unsafe`` lets pickle and full torch.load run.
 
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
+    >>> list(decode([{"cls": b"7", "left.txt": b"seven", "raw": b""}], cls=float, only="cls txt"))
+    [{'cls': 7.0, 'left.txt': 'seven', 'raw': b''}]
     """
-    options = {"images": check_imagespec(images), "allow_unsafe": flag("allow_unsafe", allow_unsafe)}
-    return _decode(samples, error_handler(on_error), options)
+    allow_unsafe = flag("allow_unsafe", allow_unsafe)
+    decoding = decoding_of((images, *handlers), by_field, only=only, allow_unsafe=allow_unsafe)
+    if isinstance(decoding, Decoding):
+        samples = decoding.watched(samples)
+    return _decode(samples, error_handler(on_error), decoding)
 
 
-def _decode(samples: Iterable[Sample], on_error: OnError | None, options: dict[str, Any]) -> Iterator[Sample]:
+def _decode(
+    samples: Iterable[Sample], on_error: OnError | None, decoding: Callable[[str, bytes], Any]
+) -> Iterator[Sample]:
     for sample in samples:
         field = ""
         decoded = {}
         try:
             for field, value in sample.items():
                 if isinstance(value, bytes) and not is_reserved(field):
-                    value = decode_field(field, value, **options)
+                    value = decoding(field, value)
                 decoded[field] = value
         except DecodeError as error:
             failure = DecodeError(error.reason, **place(sample), field=field)
+            cause = error.__cause__ or error
             if on_error is None:
-                raise failure from error
-            failure.__cause__ = error
+                raise failure from cause
+            failure.__cause__ = cause
             on_error(failure)
             continue
         yield decoded
+
+
+@op(instead="its function may hold samples across batches; map() takes one, and a DataLoader runs any")
+def pipe(samples: Iterable[Any], function: Callable[..., Any], /, *args: Any, **options: Any) -> Iterator[Any]:
+    """Yield what ``function(samples, *args, **options)`` yields: any function from an iterator to an iterator.
+
+    It is called when the first sample is asked for, in a worker for the samples of that worker, and gets *args* and
+    *options* as they are. It may hold samples back, leave some out and make new ones, so that the ledger counts a
+    sample as delivered when the function takes it. Raises TypeError if it returns nothing to iterate over.
+
+    >>> def pairs(samples, gap=""):
+    ...     for sample in samples:
+    ...         yield sample + gap + next(samples, "")
+    >>> list(pipe("abc", pairs, gap="-"))
+    ['a-b', 'c-']
+    """
+    check_function(function, "pipe")
+    return _pipe(samples, function, args, options)
+
+
+def _pipe(samples: Iterable[Any], function: Callable[..., Any], args: Any, options: Any) -> Iterator[Any]:
+    results = function(iter(samples), *args, **options)
+    try:
+        iterator = iter(results)
+    except TypeError:
+        name = getattr(function, "__qualname__", shortened(function))
+        advice = "a function in a pipe yields samples, or returns an iterator of them"
+        raise TypeError(f"pipe: {name} returned {shortened(results)}; {advice}") from None
+    yield from iterator
+
+
+@op(per_sample=True, resumable=True, one_for_one=True)
+def with_length(samples: Iterable[Any], length: int) -> Iterator[Any]:
+    """Yield the samples as they are; ``len()`` of the stream is *length*, whatever comes.
+
+    It is for what asks a dataset for its length, such as torch's DataLoader, where filters or missing indexes leave
+    that open; a ShardLoader counts its batches itself.
+
+    >>> list(with_length("ab", 3))
+    ['a', 'b']
+    """
+    whole_number("length", length, 0)
+    return iter(samples)
 
 
 @op(resumable=True, leaves_out="discarded", gathers="size", instead="batch_size= and collate_fn= make the batches")
@@ -241,7 +403,7 @@ def batched(
     [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
     """
     size = whole_number("size", size, 1)
-    _check_function(collate, "batched")
+    check_function(collate, "batched")
     return _batched(samples, size, collate, flag("partial", partial))
 
 
@@ -263,6 +425,61 @@ def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
         yield from elements
 
 
+@op(context=("on_error",), instead="join the batches of a batch in collate_fn=")
+def unbatched(samples: Iterable[Any], *, on_error: ErrorPolicy = None) -> Iterator[Any]:
+    """Yield the samples of every batch: what ``batched`` makes of samples, back to samples.
+
+    A batch is a dict or tuple of lists, arrays and tensors, a row a sample; or one array or tensor; or a list, which
+    holds samples, unless there are arrays or tensors in it: that is how torch's DataLoader returns a tuple. Rows of
+    arrays and tensors share the batch's memory.
+
+    A batch whose fields differ in length, or that has a field of another kind, raises SampleError; or that is given to
+    *on_error* and the batch is left out.
+
+    >>> list(unbatched([{"x": [1, 2], "y": ["a", "b"]}]))
+    [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
+    >>> list(unbatched(batched("abc", 2)))
+    ['a', 'b', 'c']
+    """
+    return _unbatched(samples, error_handler(on_error))
+
+
+def _unbatched(batches: Iterable[Any], on_error: OnError | None) -> Iterator[Any]:
+    for parts in _each(batches, unbatch, on_error):
+        yield from parts
+
+
+@op(instead="map() cuts windows out of one sample; shards without indexes give consecutive samples")
+def sliding(samples: Iterable[Any], size: int, *, step: int = 1, partial: bool = False) -> Iterator[list[Any]]:
+    """Yield lists of *size* consecutive samples, each list beginning *step* samples after the one before.
+
+    With a *step* above *size* samples are skipped between windows. Samples at the end that fill no window are left
+    out; with *partial* those that no full window holds come as one more, shorter window, so that with a *step* up to
+    *size* every sample is in a window. The windows cross the borders of shards, not those of workers.
+
+    >>> list(sliding("abcde", 2, step=2)), list(sliding("abcde", 2, step=2, partial=True))
+    ([['a', 'b'], ['c', 'd']], [['a', 'b'], ['c', 'd'], ['e']])
+    """
+    size, step = whole_number("size", size, 1), whole_number("step", step, 1)
+    return _sliding(samples, size, step, flag("partial", partial))
+
+
+def _sliding(samples: Iterable[Any], size: int, step: int, partial: bool) -> Iterator[list[Any]]:
+    iterator = iter(samples)
+    window = list(islice(iterator, size))
+    while len(window) == size:
+        yield list(window)
+        kept, skipped = window[step:], max(0, step - size)
+        if len(list(islice(iterator, skipped))) < skipped:
+            return
+        new = list(islice(iterator, size - len(kept)))
+        if not new:
+            return
+        window = kept + new
+    if partial and window:
+        yield window
+
+
 @op(
     one_for_one=True,
     context=("epoch",),
@@ -273,14 +490,15 @@ def shuffle(
 ) -> Iterator[Any]:
     """Yield the samples in random order out of a buffer of *size*, the same for the same *seed* and *epoch*.
 
-    With *initial* the first sample comes when the buffer holds that many; it then grows to *size*.
+    The first sample comes when the buffer holds *initial* (by default 100, or *size* if that is less); with each one
+    the buffer grows by one, up to *size*. Only with ``initial=size`` are the first samples as well mixed as later ones.
 
     >>> sorted(shuffle(range(5), 3)) == list(range(5))
     True
     """
     size = whole_number("size", size, 1)
-    least = size if initial is None else min(whole_number("initial", initial, 1), size)
-    return _shuffle(samples, size, least, random.Random(f"{whole_number('seed', seed)}/{epoch}"))
+    least = INITIAL if initial is None else whole_number("initial", initial, 1)
+    return _shuffle(samples, size, min(least, size), random.Random(f"{whole_number('seed', seed)}/{epoch}"))
 
 
 def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random) -> Iterator[Any]:
@@ -353,13 +571,7 @@ def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, 
     return builtins.enumerate(samples, whole_number("start", start))
 
 
-def _check_function(function: Any, caller: str) -> None:
-    from tarshards.parallel import check_function  # which loads concurrent.futures: longer than a tool takes to start
-
-    check_function(function, caller)
-
-
-@op(per_sample=True, one_for_one=True, context=("on_error",))
+@op(per_sample=True, one_for_one=True, reads_ahead=True, context=("on_error",))
 def async_map(
     samples: Iterable[Any],
     function: Callable[[Any], Any],
@@ -383,7 +595,7 @@ def async_map(
         raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
-    from tarshards.parallel import check_executor, is_coroutine_function
+    from tarshards.parallel import check_executor
 
     if executor is not None:
         check_executor(executor)
@@ -402,7 +614,7 @@ def _async_map(
 ) -> Iterator[Any]:
     from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
-    from tarshards.parallel import EventLoop, is_coroutine_function, settled_map
+    from tarshards.parallel import EventLoop, settled_map
 
     with ExitStack() as stack:
         if is_coroutine_function(function):
@@ -455,19 +667,35 @@ class Rate(NamedTuple):
     bytes_per_second: float
     traffic: Traffic
 
+    def metrics(self) -> dict[str, float]:
+        """Return all numbers by name, as wandb, mlflow and other trackers of experiments take them.
+
+        >>> from tarshards.storage.traffic import Traffic
+        >>> Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic(requests=3)).metrics()["traffic/requests"]
+        3
+        """
+        numbers: dict[str, float] = {name: getattr(self, name) for name in self._fields if name != "traffic"}
+        return numbers | {f"traffic/{name}": number for name, number in vars(self.traffic).items()}
+
 
 @op(resumable=True, one_for_one=True, instead="the loader has a monitor")
 def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
-    """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields."""
-    _check_function(callback, "monitor")
+    """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields.
+
+    ``monitor(lambda rate: wandb.log(rate.metrics()))`` sends it to Weights & Biases, and
+    ``monitor(lambda rate: mlflow.log_metrics(rate.metrics(), step=rate.samples))`` to MLflow.
+    """
+    check_function(callback, "monitor")
     if not isinstance(interval, int | float) or not interval >= 0:
         raise ValueError(f"interval must be a number of seconds, not {shortened(interval)}")
     return _monitor(samples, callback, interval)
 
 
 def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: float) -> Iterator[Any]:
+    from tarshards.storage.traffic import so_far  # which loads concurrent.futures: longer than a tool takes to start
+
     begun = last = time.perf_counter()
-    before = traffic.so_far()
+    before = so_far()
     number = size = last_number = last_size = 0
     for sample in samples:
         yield sample
@@ -475,17 +703,19 @@ def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: 
         size += _size(sample)
         now = time.perf_counter()
         if now - last >= interval:
-            callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last, before))
+            callback(
+                _rate(number, size, now - begun, number - last_number, size - last_size, now - last, so_far() - before)
+            )
             last, last_number, last_size = now, number, size
     now = time.perf_counter()
-    callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last, before))
+    callback(_rate(number, size, now - begun, number - last_number, size - last_size, now - last, so_far() - before))
 
 
 def _rate(
-    samples: int, size: int, seconds: float, new_samples: int, new_bytes: int, interval: float, before: Traffic
+    samples: int, size: int, seconds: float, new_samples: int, new_bytes: int, interval: float, traffic: Traffic
 ) -> Rate:
     interval = max(interval, 1e-9)
-    return Rate(samples, size, seconds, new_samples / interval, new_bytes / interval, traffic.so_far() - before)
+    return Rate(samples, size, seconds, new_samples / interval, new_bytes / interval, traffic)
 
 
 def _size(value: Any) -> int:
@@ -516,14 +746,19 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
     )
 
 
-@op(per_sample=True, resumable=True, one_for_one=True)
-def add_source(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Add the URL of its shard to every sample, as the field ``source``; raise SampleError where there is one.
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
+    """Add the URL of its shard to every sample, as the field ``source``.
+
+    A sample that has a field of this name is a SampleError, as in ``keep_fields``.
 
     >>> list(add_source([{"__key__": "a", "__url__": "x.tar"}]))
     [{'__key__': 'a', '__url__': 'x.tar', 'source': 'x.tar'}]
     """
-    for sample in samples:
-        if "source" in sample:
-            raise SampleError("there is a field of this name already", **place(sample), field="source")
-        yield {**sample, "source": sample["__url__"]}
+    return _each(samples, _add_source, error_handler(on_error))
+
+
+def _add_source(sample: Sample) -> Sample:
+    if "source" in sample:
+        raise SampleError("there is a field of this name already", **place(sample), field="source")
+    return {**sample, "source": sample["__url__"]}

@@ -20,6 +20,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
+from tarshards.stream.following import Count
 from tarshards.tar import read
 
 if TYPE_CHECKING:
@@ -69,10 +70,11 @@ class ShardSource:
     """The samples of a list of shards, shard after shard: which of them, in which order, in which rank and worker."""
 
     ops: Sequence[Any] = ()
-    ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle")
+    ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "resample")
 
     def __init__(self, shards: Sequence[Shard], opening: Opening, options: EpochOptions):
         self.shards, self.opening, self.options = shards, opening, options
+        _weights(options, len(shards))
         self.seed = options.seed
         self.ledger = Ledger.of(opening.on_error)
 
@@ -84,12 +86,22 @@ class ShardSource:
     @property
     def order(self) -> list[Any]:
         """The settings that determine the order of the samples, besides the epoch."""
-        return [self.options.seed, self.options.shuffle]
+        resample = self.options.resample
+        order: list[Any] = [self.options.seed, self.options.shuffle]
+        return [*order, resample if isinstance(resample, bool) else list(resample)] if resample else order
+
+    def with_ledger(self, ledger: Ledger) -> ShardSource:
+        """Return this source with another ledger."""
+        source = copy.copy(self)
+        source.ledger = ledger
+        return source
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard; raise SampleError where a lone worker finds none."""
         world = progress.world
-        samples = self.opening.read(self.share(progress.epoch, world), self.ledger, world.processes)
+        shards = self.share(progress.epoch, world)
+        draws = world.share(range(len(self.shards))) if self.options.resample else None
+        samples = self.opening.read(shards, self.ledger, world.processes, draws)
         for sample in samples:
             yield sample
             yield from samples
@@ -99,7 +111,7 @@ class ShardSource:
             raise no_samples([shard.url for shard in self.shards])
 
     def share(self, epoch: int, world: World) -> list[Shard]:
-        """List the shards of one worker: all are permuted by (seed, epoch), then shared out.
+        """List the shards of one worker: all are permuted, or drawn, by (seed, epoch), then shared out.
 
         Raises WorldError, on every rank, if some rank would have none.
         """
@@ -109,9 +121,21 @@ class ShardSource:
                 "write more and smaller shards, or index them with `tarindex`"
             )
         shards = list(self.shards)
-        if self.options.shuffle:
+        if self.options.resample:
+            shards = self._drawn(epoch)
+        elif self.options.shuffle:
             random.Random(f"{self.options.seed}/{epoch}").shuffle(shards)
         return list(world.share(shards))
+
+    def _drawn(self, epoch: int) -> list[Shard]:
+        """Draw as many shards as there are, with replacement."""
+        import numpy as np
+
+        from tarshards.epoch.resampling import Draws
+
+        draws = Draws(_weights(self.options, len(self.shards)), self.options.seed, epoch)
+        numbers = draws.shards(np.arange(len(self.shards))).tolist()
+        return [self.shards[number] for number in numbers]
 
 
 class PlannedSource:
@@ -165,6 +189,13 @@ class PlannedSource:
         source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields))
         return source
 
+    def with_ledger(self, ledger: Ledger) -> PlannedSource:
+        """Return this source with another ledger."""
+        source = copy.copy(self)
+        source.ledger = ledger
+        ledger.know(self.digest, self.shards.names, self.shards.counts)
+        return source
+
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
         """Yield the samples of *part* as they go into the stream's ops."""
         return part.read(self.shards, self.ledger)
@@ -208,10 +239,45 @@ class PlannedSource:
         self.ledger.audit([loop.tally])
 
 
-class IterableSource:
-    """Any iterable, or a function without arguments that returns one."""
+class ResampledSource(PlannedSource):
+    """The samples of a ``ResampledPlan``; each has the number of its draw as ``__draw__``."""
 
-    ledger = None
+    once = False
+    ordered_by: ClassVar[Sequence[str]] = ("seed", "weights", "tail")
+
+    def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
+        import numpy as np
+
+        super().__init__(shards, options, on_error)
+        self.weights = None if options.resample is True else np.array(_weights(options, len(shards.urls)), np.float64)
+
+    @property
+    def order(self) -> list[Any]:
+        weights = None if self.weights is None else self.weights.tolist()
+        return [self.seed, weights, self.options.tail]
+
+    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
+        from tarshards.epoch.resampling import ResampledPlan
+
+        if not self.shards.counts.any():
+            raise no_samples(self.shards.urls)
+        tail = self.options.tail_for(ranks)
+        counts, weights = self.shards.counts, self.weights
+        plan = ResampledPlan(counts, weights, seed=self.seed, epoch=epoch, begin=0, ranks=ranks, tail=tail)
+        return plan if state is None else plan.restored(state)
+
+    def read(self, part: Part, epoch: int) -> Iterator[Sample]:
+        begin = part.plan.state(0)["position"]
+        for sample in part.read(self.shards, self.ledger):
+            sample["__draw__"] = begin + int(part.positions[part.taken - 1])
+            yield sample
+
+
+class IterableSource:
+    """Any iterable, or a function without arguments that returns one; its samples are counted if it has a ledger."""
+
+    ledger: Ledger | None = None
+    seed = 0
     ops: Sequence[Any] = ()
     order: Sequence[Any] = ()
     ordered_by: ClassVar[Sequence[str]] = ()
@@ -225,8 +291,25 @@ class IterableSource:
         """Identifies the dataset in a state; nothing is known about an iterable."""
         return _digest([])
 
+    def with_ledger(self, ledger: Ledger) -> IterableSource:
+        """Return this source with a ledger."""
+        source = copy.copy(self)
+        source.ledger = ledger
+        return source
+
     def iterate(self, progress: Progress) -> Iterator[Any]:
-        """Iterate from the beginning; raise TypeError where an iterator has been iterated before."""
+        """Iterate over the part of a worker; raise TypeError where an iterator has been iterated before."""
+        samples = progress.world.share_iterator(self._begin())
+        return samples if self.ledger is None else self._counted(samples, self.ledger)
+
+    def _counted(self, samples: Iterator[Any], ledger: Ledger) -> Iterator[Any]:
+        count = Count()
+        try:
+            yield from count.over(samples)
+        finally:
+            ledger.count(samples=int(count), streamed=int(count))
+
+    def _begin(self) -> Iterator[Any]:
         if callable(self.source):
             return iter(self.source())
         iterator = iter(self.source)
@@ -249,12 +332,22 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
         from tarshards.index.access import IndexedShards
 
         indexed = IndexedShards(shards, fields=opening.fields, remote=opening.remote)
-        return PlannedSource(indexed, options, opening.on_error)
+        kind = ResampledSource if options.resample else PlannedSource
+        return kind(indexed, options, opening.on_error)
     if options.needs_index:
         check_there(shards[0].url)
         name = Location.of(shards[0].url).name
         raise ShardIndexError("tail=, pool= and block= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)
+
+
+def _weights(options: EpochOptions, shards: int) -> Sequence[float]:
+    """Return the weights of the shards in ``resample=``; raise ValueError unless there is one for each."""
+    if isinstance(options.resample, bool):
+        return [1.0] * shards
+    if len(options.resample) != shards:
+        raise ValueError(f"resample= has {len(options.resample)} weights, and there are {shards} shards")
+    return options.resample
 
 
 @cache
@@ -298,7 +391,7 @@ def check_order(state: Mapping[str, Any], source: Source) -> None:
     """Raise StateError, which names what differs, unless the samples of *state* came in the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
-        raise StateError(f"the state has the order {shortened(theirs)}")
+        raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")
     pairs = list(zip(source.ordered_by, theirs, ours))
     if differ := [(f"{name}={old!r}", f"{name}={new!r}") for name, old, new in pairs if old != new]:
         before, now = (", ".join(words) for words in zip(*differ))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
-from tarshards.errors import StateError, shortened, whole_number
+from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
@@ -21,8 +21,8 @@ from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
-from tarshards.stream.following import follow, follow_part, is_followed
-from tarshards.stream.op import BoundOp
+from tarshards.stream.following import follow, follow_each, follow_part, is_followed
+from tarshards.stream.op import BoundOp, traits_of
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -70,9 +70,9 @@ class EpochCounter:
 
 def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
     @wraps(function)
-    def method(self: Stream, *args: Any, **options: Any) -> Any:
+    def method(self: Stream, /, *args: Any, **options: Any) -> Any:
         function((), *args, **options)  # which checks the arguments; its samples are never asked for
-        if "on_error" in options:
+        if "on_error" in options and "on_error" in traits_of(function).context:
             options["on_error"] = error_handler(options["on_error"])
         return self._then(BoundOp(function, args, options))
 
@@ -116,6 +116,7 @@ class Stream:
         tail: Tail | None = None,
         pool: int | None = None,
         block: int | None = None,
+        resample: bool | Sequence[float] = False,
         fields: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
@@ -130,9 +131,9 @@ class Stream:
 
         ``Opening`` documents how shards are opened: *index*, *fields*, *on_error*, which is also for the ops that take
         it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through indexes the epoch is
-        planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool* and *block*. Without,
-        shards are read one after the other. *world* picks the part of one rank and worker. Without it the stream is
-        whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
+        planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*, *block* and *resample*.
+        Without, shards are read one after the other. *world* picks the part of one rank and worker. Without it the
+        stream is whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
 
         Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
         that other shards have, is missing.
@@ -140,7 +141,7 @@ class Stream:
         stream = Stream(())
         names = FieldNames.of(fields)
         opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
-        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block))
+        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
         stream._world = World.of(world)
         return stream
 
@@ -151,9 +152,13 @@ class Stream:
     rename_fields = _op(ops.rename_fields)
     select_fields = _op(ops.select_fields)
     to_tuple = _op(ops.to_tuple)
+    map_tuple = _op(ops.map_tuple)
     decode = _op(ops.decode)
     batched = _op(ops.batched)
+    unbatched = _op(ops.unbatched)
+    sliding = _op(ops.sliding)
     flatten = _op(ops.flatten)
+    pipe = _op(ops.pipe)
     shuffle = _op(ops.shuffle)
     take = _op(ops.take)
     skip = _op(ops.skip)
@@ -161,10 +166,38 @@ class Stream:
     enumerate = _op(ops.enumerate)
     async_map = _op(ops.async_map)
     dask_map = _op(dask_map)
+    with_length = _op(ops.with_length)
     progress = _op(ops.progress)
     monitor = _op(ops.monitor)
     rekey = _op(ops.rekey)
     add_source = _op(ops.add_source)
+
+    def compose(self, *functions: Callable[[Any], Any]) -> Any:
+        """Return what *functions*, each from a stream to a stream, make of this one; the first is applied first.
+
+        Raises TypeError for a function that returns no stream.
+
+        >>> def evens(stream):
+        ...     return stream.filter(lambda number: number % 2 == 0)
+        >>> Stream(range(6)).compose(evens, lambda stream: stream.take(2)).collect()
+        [0, 2]
+        """
+        stream = self
+        for function in functions:
+            check_function(function, "compose")
+            stream = function(stream)
+            if not isinstance(stream, Stream):
+                name = getattr(function, "__qualname__", shortened(function))
+                raise TypeError(f"compose: {name} returned {shortened(stream)}, and not a stream")
+        return stream
+
+    def numba_map(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: a sample is no value that Numba compiles for."""
+        raise TypeError(
+            "numba_map is not supported: Numba compiles functions of numbers and arrays, and a sample is a dict of any "
+            'values; compile the function of one field, map_fields({"npy": numba.njit(f)}), or map(numba.njit(f)) if '
+            "samples are arrays"
+        )
 
     def collect(self) -> list[Any]:
         """Iterate once and return the samples as a list."""
@@ -188,11 +221,22 @@ class Stream:
         raise TypeError(f"a {kind} is iterated, not indexed: {cure}{instead}")
 
     def __len__(self) -> int:
-        """Return the samples that an epoch delivers to this rank; raise TypeError if shards or ops leave it open."""
+        """Return the samples that an epoch delivers to this rank, or what ``with_length`` says.
+
+        Raises TypeError if shards or ops leave it open.
+        """
+        for op in reversed(self.ops):
+            if op.function is ops.with_length:
+                length: int = op.argument("length")
+                return length
+            if not op.traits.one_for_one:
+                raise TypeError(
+                    f"{op.name} changes the number of samples, so there is no length; with_length(n) sets one"
+                )
         if not isinstance(self.source, PlannedSource):
             cure = "" if self.source.ledger is None else "; index the shards with `tarindex`"
             raise TypeError(f"only planned epochs have a length{cure}")
-        for op in (*self.source.ops, *self.ops):
+        for op in self.source.ops:
             if not op.traits.one_for_one:
                 raise TypeError(f"{op.name} changes the number of samples, so there is no length")
         world = self.world
@@ -281,8 +325,23 @@ class Stream:
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
         """Return the samples of a part of a planned epoch, after the ops; the part counts those that they leave out."""
-        samples = self.source.read(part, epoch)
-        return follow_part(self.ops, samples, epoch, self.source.ledger, part.leave_out) if self.ops else samples
+        source = self.source
+        samples = source.read(part, epoch)
+        return (
+            follow_part(self.ops, samples, epoch, source.seed, source.ledger, part.leave_out) if self.ops else samples
+        )
+
+    def read_each(self, part: Part, epoch: int) -> dict[int, Any]:
+        """Return the results of ``read`` by the places of their samples in *part*, for ops that work on each sample."""
+        source = self.source
+        samples = source.read(part, epoch)
+
+        def place() -> int:
+            return part.taken - 1
+
+        if not self.ops:
+            return {place(): sample for sample in samples}
+        return follow_each(self.ops, samples, place, epoch, source.seed, source.ledger, part.leave_out)
 
     def report(self) -> None:
         """In a worker process: send the counts of all ledgers to the process that they come from."""
@@ -302,12 +361,21 @@ class Stream:
             while begin and self.ops[begin - 1].function is not ops.repeat:
                 begin -= 1
             samples = self._iterate(begin, progress)
-            return follow(self.ops[begin:depth], samples, progress.epoch, ledger)
-        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, ledger))
+            return follow(self.ops[begin:depth], samples, progress.epoch, self.source.seed, ledger)
+        return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self.source.seed, ledger))
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether what comes out of the ops can be told from what went in, so that the ledger counts it."""
+        return self._followed == len(self.ops)
 
     @property
     def _followed(self) -> int:
         """The number of the first ops in which it is counted what becomes of each sample of the source."""
+        if not all(
+            is_followed(op) and not op.traits.gathers for op in self.source.ops if op.function is not ops.repeat
+        ):
+            return 0
         for number, op in enumerate(self.ops):
             if op.traits.gathers and is_followed(op):
                 return number + 1
@@ -342,7 +410,7 @@ class Stream:
         return stream
 
     def _ledgers(self) -> list[Ledger]:
-        handlers = [self.source.ledger] + [op.options.get("on_error") for op in self.ops]
+        handlers = [self.source.ledger, *(op.options.get("on_error") for op in (*self.source.ops, *self.ops))]
         return [handler for handler in handlers if isinstance(handler, Ledger)]
 
 

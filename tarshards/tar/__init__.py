@@ -1,5 +1,5 @@
 """Bytes to members and back: the tar format.
 
 - ``read``: ``read_members``, the headers of members to write, limits
-- ``_tar.c``: the parser in C; ``_tar_py``: the same parser in Python, with identical results
+- ``_tar.c``: the parser, and the grouping of members by key, in C; ``_tar_py``: the same in Python
 """

@@ -1,5 +1,5 @@
-/* Parse and create tar headers. _tar_py.py is the equivalent in Python, and documents the contracts of scan(), cut(),
- * walk() and plain_header().
+/* Parse and create tar headers, and group members. _tar_py.py is the equivalent in Python, and documents the contracts of
+ * scan(), cut(), walk(), Grouper, plain_header() and plain_members().
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,10 +8,12 @@
 
 #include "_tar.h"
 
-/* Append a found member to members. */
-static int append_member(PyObject *members, const Found *found) {
+#define NAME 100 /* bytes of a name in a header */
+
+/* Return a found member as a tuple. */
+static PyObject *scanned_member(const Found *found) {
     PyObject *member = PyTuple_New(5);
-    if (!member) return -1;
+    if (!member) return NULL;
     PyObject *items[5] = {PyUnicode_DecodeUTF8(found->name, found->name_length, "surrogateescape"),
                           PyLong_FromLongLong(found->header), PyLong_FromLongLong(found->start),
                           PyLong_FromLongLong(found->end), PyUnicode_InternFromString(found->kind)};
@@ -20,8 +22,14 @@ static int append_member(PyObject *members, const Found *found) {
         if (!items[i]) failed = 1;
         PyTuple_SetItem(member, i, items[i]);
     }
-    failed = failed || PyList_Append(members, member) < 0;
-    Py_DECREF(member);
+    if (failed) Py_CLEAR(member);
+    return member;
+}
+
+/* Append an item, a new reference or NULL, and release it. */
+static int append(PyObject *list, PyObject *item) {
+    int failed = !item || PyList_Append(list, item) < 0;
+    Py_XDECREF(item);
     return failed ? -1 : 0;
 }
 
@@ -39,7 +47,7 @@ static PyObject *scan(PyObject *self, PyObject *args) {
         failed = 1;
     }
     while (!failed && next_member(view.buf, view.len, limit, &scan, &found))
-        failed = append_member(members, &found) < 0;
+        failed = append(members, scanned_member(&found)) < 0;
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(members);
@@ -93,8 +101,7 @@ static PyObject *cut(PyObject *self, PyObject *args) {
         PyObject *item = PyList_GetItem(scanned, i), *kind = PyTuple_GetItem(item, 4);
         if (kind && PyUnicode_GetLength(kind) > 0) continue;
         PyObject *member = kind ? cut_member(&view, item, base, (PyTypeObject *)type, arguments) : NULL;
-        if (!member || PyList_Append(members, member) < 0) Py_CLEAR(members);
-        Py_XDECREF(member);
+        if (append(members, member) < 0) Py_CLEAR(members);
     }
     Py_XDECREF(arguments);
     PyBuffer_Release(&view);
@@ -130,6 +137,68 @@ static int put(Bytes *bytes, int64_t value, int width) {
 #define PLAIN 16 /* the number of fields that are recognized without calling split(), */
 #define TEXT 32  /* and the maximum length of one, in bytes */
 
+/* What is known of the names before: most names are split by it, without calling split(). */
+typedef struct {
+    Bytes key; /* of the current sample, as it stands in the names */
+    int is_known;
+    struct {
+        char text[TEXT];
+        int64_t length, number;
+    } plain[PLAIN]; /* fields, and the number of each */
+    int plains;
+} Names;
+
+static int is_current_key(const Names *names, const char *key, int64_t length) {
+    if (!names->is_known || (size_t)length != names->key.used) return 0;
+    return !length || !memcmp(key, names->key.data, (size_t)length);
+}
+
+static int note_key(Names *names, const char *key, int64_t length) {
+    names->key.used = 0;
+    if (reserve(&names->key, (size_t)length) < 0) return -1;
+    if (length) memcpy(names->key.data, key, (size_t)length);
+    names->key.used = (size_t)length;
+    names->is_known = 1;
+    return 0;
+}
+
+/* Return the number of a plain field, -1 if it is not known. */
+static int64_t find_field(const Names *names, const char *text, int64_t length) {
+    for (int i = 0; i < names->plains; i++)
+        if (names->plain[i].length == length && !memcmp(names->plain[i].text, text, (size_t)length))
+            return names->plain[i].number;
+    return -1;
+}
+
+/* Note the number of a field if names that end with *text* need no call of split(); 0 if they do. */
+static int note_field(Names *names, const char *text, int64_t length, int64_t number) {
+    if (names->plains == PLAIN || !length || length > TEXT || find_field(names, text, length) >= 0) return 0;
+    if (length >= 2 && !memcmp(text + length - 2, "__", 2)) return 0;
+    memcpy(names->plain[names->plains].text, text, (size_t)length);
+    names->plain[names->plains].length = length;
+    names->plain[names->plains++].number = number;
+    return 1;
+}
+
+/* Return the length of the key in a name: up to the first dot of its last component; -1 if there is none. */
+static int64_t key_length_of(const char *name, int64_t length) {
+    const char *end = name + length, *base = end;
+    while (base > name && base[-1] != '/') base--;
+    const char *dot = memchr(base, '.', (size_t)(end - base));
+    return dot && dot != base ? dot - name : -1;
+}
+
+/* Split a name and return the number of the field, if the field is plain and the key cannot be reserved. Otherwise return
+   -1: split() must decide. */
+static int64_t split_plain(const Names *names, const char *name, int64_t length, int64_t *key_length) {
+    if ((*key_length = key_length_of(name, length)) < 0) return -1;
+    const char *dot = name + *key_length;
+    if (!is_current_key(names, name, *key_length))
+        for (const char *at = name; (at = memchr(at, '_', (size_t)(dot - at))); at++)
+            if (at[1] == '_') return -1;
+    return find_field(names, dot + 1, length - *key_length - 1);
+}
+
 /* The state of walk(): what it has found, and how it reads. */
 typedef struct {
     PyObject *source, *split;
@@ -137,14 +206,9 @@ typedef struct {
     Bytes window;   /* the bytes read last */
     PyObject *keys, *fields, *numbers; /* numbers: field -> its position in fields */
     Bytes sample, field, offset, size; /* one number per member */
-    Bytes key;                         /* of the current sample */
     Bytes latest;                      /* for each field, the number of samples when it last occurred, 8 bytes */
     Bytes twice;                       /* the numbers of the members whose field occurred in their sample before */
-    struct {
-        char text[TEXT];
-        int64_t length, number;
-    } plain[PLAIN];
-    int plains;
+    Names names;
     int concatenated; /* whether archives may follow the first */
     int64_t archives;
 } Walk;
@@ -178,21 +242,11 @@ static int read_window(Walk *walk, int64_t offset, int64_t size) {
     return 1;
 }
 
-static int is_current_key(const Walk *walk, const char *key, int64_t length) {
-    if (!PyList_Size(walk->keys) || (size_t)length != walk->key.used) return 0;
-    return !length || !memcmp(key, walk->key.data, (size_t)length);
-}
-
 /* Append a member; a new key starts a sample. */
 static int add_member(Walk *walk, const char *key, int64_t length, int64_t number, int64_t offset, int64_t size) {
-    if (!is_current_key(walk, key, length)) {
-        PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape");
-        int failed = !text || PyList_Append(walk->keys, text) < 0;
-        Py_XDECREF(text);
-        walk->key.used = 0;
-        if (failed || reserve(&walk->key, (size_t)length) < 0) return -1;
-        if (length) memcpy(walk->key.data, key, (size_t)length);
-        walk->key.used = (size_t)length;
+    if (!is_current_key(&walk->names, key, length)) {
+        if (append(walk->keys, PyUnicode_DecodeUTF8(key, length, "surrogateescape")) < 0) return -1;
+        if (note_key(&walk->names, key, length) < 0) return -1;
     }
     int64_t latest, count = PyList_Size(walk->keys);
     memcpy(&latest, walk->latest.data + 8 * number, 8);
@@ -213,32 +267,11 @@ static int64_t number_of(Walk *walk, PyObject *field) {
     if (!value || !raw || PyBytes_AsStringAndSize(raw, &text, &length) < 0 || put(&walk->latest, 0, 8) < 0 ||
         PyDict_SetItem(walk->numbers, field, value) < 0 || PyList_Append(walk->fields, field) < 0)
         number = -1;
-    else if (walk->plains < PLAIN && length && length <= TEXT && (length < 2 || memcmp(text + length - 2, "__", 2))) {
-        memcpy(walk->plain[walk->plains].text, text, (size_t)length);
-        walk->plain[walk->plains].length = length;
-        walk->plain[walk->plains++].number = number;
-    }
+    else
+        note_field(&walk->names, text, length, number);
     Py_XDECREF(value);
     Py_XDECREF(raw);
     return number;
-}
-
-/* Split a name at the first dot of its last component and return the position of the field, if the field is plain and
-   the key cannot be reserved. Otherwise return -1: split() must decide. */
-static int64_t split_plain(const Walk *walk, const char *name, int64_t length, int64_t *key_length) {
-    const char *end = name + length, *base = end;
-    while (base > name && base[-1] != '/') base--;
-    const char *dot = memchr(base, '.', (size_t)(end - base));
-    if (!dot || dot == base) return -1;
-    *key_length = dot - name;
-    if (!is_current_key(walk, name, *key_length))
-        for (const char *at = name; (at = memchr(at, '_', (size_t)(dot - at))); at++)
-            if (at[1] == '_') return -1;
-    int64_t left = end - dot - 1;
-    for (int i = 0; i < walk->plains; i++)
-        if (walk->plain[i].length == left && !memcmp(walk->plain[i].text, dot + 1, (size_t)left))
-            return walk->plain[i].number;
-    return -1;
 }
 
 /* Append a member whose name needs split(), if it has a key. */
@@ -278,7 +311,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
             for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
                 if (*found.kind) continue;
                 int64_t offset = position + found.start;
-                number = split_plain(walk, found.name, found.name_length, &key_length);
+                number = split_plain(&walk->names, found.name, found.name_length, &key_length);
                 if ((number < 0 ? add_split(walk, &found, offset)
                                 : add_member(walk, found.name, key_length, number, offset, found.end - found.start)) < 0)
                     return -1;
@@ -324,7 +357,7 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     walk.numbers = PyDict_New();
     PyObject *result = NULL;
     Bytes *arrays[] = {&walk.sample, &walk.field,  &walk.offset, &walk.size,
-                       &walk.key,    &walk.latest, &walk.twice,  &walk.window};
+                       &walk.names.key, &walk.latest, &walk.twice,  &walk.window};
     int sound = walk.keys && walk.fields && walk.numbers ? walk_through(&walk, size, limit, least, most, large) : -1;
     if (sound > 0)
         result = Py_BuildValue("OO(NNNNN)L", walk.keys, walk.fields,
@@ -343,9 +376,339 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     return result;
 }
 
+/* Groups members into samples; _tar_py.py documents it. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *split, *fields; /* fields: a list of those that Names knows */
+    PyObject *first;          /* what each sample begins with */
+    PyObject *key, *sample;   /* the current ones; sample: NULL if none is open */
+    PyObject *earlier;        /* keys: a list while they are sorted, since that needs no look-up, then a set */
+    int is_default;           /* whether Names may split names in place of split() */
+    Names names;
+} Grouper;
+
+static PyObject *key_entry, *url_entry; /* "__key__", "__url__" */
+
+/* What was found: lists, NULL as long as they are empty. */
+typedef struct {
+    PyObject *samples, *events;
+} Finds;
+
+static int append_to(PyObject **list, PyObject *item) {
+    if (!*list && !(*list = PyList_New(0))) {
+        Py_XDECREF(item);
+        return -1;
+    }
+    return append(*list, item);
+}
+
+static PyObject *list_of(PyObject *list) { return list ? list : PyList_New(0); }
+
+/* A member; *text* is its name in UTF-8, NULL if it cannot be that. Either *data* is set, or *begin* and *size*. */
+typedef struct {
+    PyObject *name, *data;
+    const char *text, *begin;
+    int64_t length, size;
+    long long offset;
+} Piece;
+
+static void replace(PyObject **place, PyObject *object) {
+    PyObject *before = *place;
+    *place = object;
+    Py_XDECREF(before);
+}
+
+/* Append an event: a member that is skipped, or a fault if there is no kind. */
+static int note_event(Finds *finds, const char *kind, PyObject *name, PyObject *field, long long offset) {
+    Py_ssize_t before = finds->samples ? PyList_Size(finds->samples) : 0;
+    return append_to(&finds->events, Py_BuildValue("nzOOL", before, kind, name, field, offset));
+}
+
+/* Keep the keys in a set from now on, the current one too. */
+static int remember_in_set(Grouper *self) {
+    if (!PySet_Check(self->earlier)) {
+        PyObject *keys = PySet_New(self->earlier);
+        if (!keys) return -1;
+        replace(&self->earlier, keys);
+    }
+    return PySet_Add(self->earlier, self->key);
+}
+
+/* Open a sample; 1 if one is open, 0 if the key is of one that is left out, -1 for an exception. */
+static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
+    int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
+    if (is_same < 0) return -1;
+    if (self->sample) {
+        if (is_same) return 1;
+        PyObject *sample = self->sample;
+        self->sample = NULL;
+        if (append_to(&finds->samples, sample) < 0) return -1;
+        if (PySet_Check(self->earlier)) {
+            if (PySet_Add(self->earlier, self->key) < 0) return -1;
+        } else {
+            if (PyList_Append(self->earlier, self->key) < 0) return -1;
+            int is_less = PyObject_RichCompareBool(key, self->key, Py_LT);
+            if (is_less < 0 || (is_less && remember_in_set(self) < 0)) return -1;
+        }
+    } else if (is_same && PySet_Check(self->earlier)) return 0;
+    replace(&self->key, Py_NewRef(key));
+    self->names.is_known = 0;
+    if (PySet_Check(self->earlier)) {
+        int is_earlier = PySet_Contains(self->earlier, key);
+        if (is_earlier) return is_earlier < 0 ? -1 : note_event(finds, NULL, key, Py_None, offset);
+    }
+    if (!(self->sample = PyDict_Copy(self->first))) return -1;
+    return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
+}
+
+/* Add a field to the open sample; the second one of a name is a fault, for which the sample is left out. */
+static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
+    Py_ssize_t before = PyDict_Size(self->sample);
+    PyObject *data = piece->data ? Py_NewRef(piece->data)
+                                 : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
+    int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
+    Py_XDECREF(data);
+    if (failed || PyDict_Size(self->sample) > before) return failed ? -1 : 0;
+    Py_CLEAR(self->sample);
+    return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
+}
+
+/* Add a member whose name needs split(), and learn how its name is split. */
+static int add_by_split(Grouper *self, const Piece *piece, Finds *finds) {
+    PyObject *parts = PyObject_CallFunctionObjArgs(self->split, piece->name, NULL);
+    if (!parts || parts == Py_None) {
+        Py_XDECREF(parts);
+        return parts ? note_event(finds, "", piece->name, Py_None, piece->offset) : -1;
+    }
+    PyObject *key = PySequence_GetItem(parts, 0), *field = key ? PySequence_GetItem(parts, 1) : NULL;
+    Py_DECREF(parts);
+    int result = field ? open_sample(self, key, piece->offset, finds) : -1;
+    if (result > 0 && self->is_default && piece->text) {
+        int64_t length = key_length_of(piece->text, piece->length);
+        if (length < 0 || note_key(&self->names, piece->text, length) < 0) result = -1;
+        else if (note_field(&self->names, piece->text + length + 1, piece->length - length - 1, PyList_Size(self->fields)) &&
+                 PyList_Append(self->fields, field) < 0)
+            result = -1;
+    }
+    if (result > 0) result = add_field(self, field, piece, finds);
+    Py_XDECREF(key);
+    Py_XDECREF(field);
+    return result;
+}
+
+static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
+    int64_t length, number = -1;
+    if (self->is_default && piece->text) number = split_plain(&self->names, piece->text, piece->length, &length);
+    if (number >= 0) {
+        int result = 1;
+        if (!self->sample || !is_current_key(&self->names, piece->text, length)) {
+            PyObject *key = PyUnicode_DecodeUTF8(piece->text, length, "surrogateescape");
+            result = key ? open_sample(self, key, piece->offset, finds) : -1;
+            Py_XDECREF(key);
+            if (result > 0 && note_key(&self->names, piece->text, length) < 0) result = -1;
+        }
+        if (result < 1) return result;
+        return add_field(self, PyList_GetItem(self->fields, (Py_ssize_t)number), piece, finds);
+    }
+    PyObject *name = piece->name ? Py_NewRef(piece->name)
+                                 : PyUnicode_DecodeUTF8(piece->text, piece->length, "surrogateescape");
+    if (!name) return -1;
+    Piece named = *piece;
+    named.name = name;
+    int result = add_by_split(self, &named, finds);
+    Py_DECREF(name);
+    return result;
+}
+
+/* Return the exception that is set, as an object, and clear it. */
+static PyObject *taken_exception(void) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+}
+
+static PyObject *grouper_read(PyObject *object, PyObject *args) {
+    Grouper *self = (Grouper *)object;
+    Py_buffer view;
+    long long position, zeros_before, limit, base;
+    if (!PyArg_ParseTuple(args, "y*LLLL:read", &view, &position, &zeros_before, &limit, &base)) return NULL;
+    Finds finds = {NULL, NULL};
+    PyObject *last = NULL, *problem = NULL;
+    Scan scan = {position, BLOCK, zeros_before, NULL, 0};
+    Found found;
+    int failed = position < 0 || zeros_before < 0 || limit < 0;
+    if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
+    while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
+        if (found.end > view.len) {
+            failed = !(last = scanned_member(&found));
+            break;
+        }
+        Piece piece = {.text = found.name, .length = found.name_length, .begin = (const char *)view.buf + found.start,
+                       .size = found.end - found.start, .offset = base + found.header};
+        if (*found.kind) {
+            PyObject *name = PyUnicode_DecodeUTF8(found.name, found.name_length, "surrogateescape");
+            failed = !name || note_event(&finds, found.kind, name, Py_None, piece.offset) < 0;
+            Py_XDECREF(name);
+        } else if (add_piece(self, &piece, &finds) < 0)
+            problem = taken_exception();
+    }
+    PyBuffer_Release(&view);
+    if (failed) {
+        Py_XDECREF(finds.samples);
+        Py_XDECREF(finds.events);
+        return NULL;
+    }
+    if (!problem) problem = Py_BuildValue("z", scan.problem);
+    return Py_BuildValue("NNLLLNN", list_of(finds.samples), list_of(finds.events), (long long)scan.position, (long long)scan.need,
+                         (long long)scan.zeros, problem, last ? last : Py_NewRef(Py_None));
+}
+
+/* Add a (name, data, offset), a tuple. */
+static int add_given(Grouper *self, PyObject *member, Finds *finds) {
+    Piece piece = {.name = PyTuple_GetItem(member, 0), .data = PyTuple_GetItem(member, 1)};
+    PyObject *offset = PyTuple_GetItem(member, 2);
+    if (!offset || (piece.offset = PyLong_AsLongLong(offset)) == -1) {
+        if (PyErr_Occurred()) return -1;
+    }
+    if (self->is_default && PyUnicode_Check(piece.name)) {
+        Py_ssize_t length;
+        piece.text = PyUnicode_AsUTF8AndSize(piece.name, &length);
+        piece.length = piece.text ? length : 0;
+        PyErr_Clear();
+    }
+    return add_piece(self, &piece, finds);
+}
+
+static PyObject *grouper_next(PyObject *object, PyObject *members) {
+    Grouper *self = (Grouper *)object;
+    Finds finds = {NULL, NULL};
+    PyObject *item;
+    while (!finds.samples && !finds.events) {
+        if (!(item = PyIter_Next(members))) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        PyObject *member = PyTuple_Check(item) ? Py_NewRef(item) : PySequence_Tuple(item);
+        int failed = !member || add_given(self, member, &finds) < 0;
+        Py_XDECREF(member);
+        Py_DECREF(item);
+        if (failed) {
+            Py_XDECREF(finds.samples);
+            Py_XDECREF(finds.events);
+            return NULL;
+        }
+    }
+    return Py_BuildValue("NN", list_of(finds.samples), list_of(finds.events));
+}
+
+static PyObject *grouper_end(PyObject *object, PyObject *none) {
+    (void)none;
+    Grouper *self = (Grouper *)object;
+    PyObject *samples = PyList_New(0), *sample = self->sample;
+    if (!samples || !sample) return samples;
+    self->sample = NULL;
+    if (append(samples, sample) < 0) Py_CLEAR(samples);
+    return samples;
+}
+
+static int grouper_traverse(PyObject *object, visitproc visit, void *arg) {
+    Grouper *self = (Grouper *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->split);
+    Py_VISIT(self->fields);
+    Py_VISIT(self->first);
+    Py_VISIT(self->key);
+    Py_VISIT(self->sample);
+    Py_VISIT(self->earlier);
+    return 0;
+}
+
+static int grouper_clear(PyObject *object) {
+    Grouper *self = (Grouper *)object;
+    Py_CLEAR(self->split);
+    Py_CLEAR(self->fields);
+    Py_CLEAR(self->first);
+    Py_CLEAR(self->key);
+    Py_CLEAR(self->sample);
+    Py_CLEAR(self->earlier);
+    return 0;
+}
+
+static void grouper_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    grouper_clear(object);
+    PyMem_Free(((Grouper *)object)->names.key.data);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
+    PyObject *url, *split;
+    int is_default;
+    if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
+    if (!PyArg_ParseTuple(args, "OOp:Grouper", &url, &split, &is_default)) return NULL;
+    Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) return NULL;
+    self->split = Py_NewRef(split);
+    self->is_default = is_default;
+    self->fields = PyList_New(0);
+    self->first = PyDict_New();
+    self->key = PyUnicode_FromString("");
+    self->earlier = PyList_New(0);
+    if (!self->fields || !self->first || !self->key || !self->earlier ||
+        PyDict_SetItem(self->first, key_entry, Py_None) < 0 || PyDict_SetItem(self->first, url_entry, url) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyMethodDef grouper_methods[] = {
+    {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
+    {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
+    {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot grouper_slots[] = {
+    {Py_tp_new, grouper_new},
+    {Py_tp_dealloc, grouper_dealloc},
+    {Py_tp_traverse, grouper_traverse},
+    {Py_tp_clear, grouper_clear},
+    {Py_tp_methods, grouper_methods},
+    {Py_tp_doc, "Groups members into samples; see tarshards.tar._tar_py."},
+    {0, NULL},
+};
+
+static PyType_Spec grouper_spec = {
+    .name = "tarshards.tar._tar.Grouper",
+    .basicsize = sizeof(Grouper),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = grouper_slots,
+};
+
 /* Write a number in octal digits before *end*. */
 static void put_octal(char *end, int64_t value, int digits) {
     for (; digits--; value >>= 3) *--end = (char)('0' + (value & 7));
+}
+
+/* Return the bytes of an ASCII text, NULL with an exception set only if it is no str; *length* is set in any case. */
+static const char *ascii_text(PyObject *text, Py_ssize_t *length) {
+    Py_ssize_t bytes;
+    if ((*length = PyUnicode_GetLength(text)) < 0) return NULL;
+    const char *data = PyUnicode_AsUTF8AndSize(text, &bytes);
+    if (!data && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) PyErr_Clear();
+    return data && bytes == *length ? data : NULL;
+}
+
+/* Complete the header of a regular file in a block that has its name, and zeros after that. */
+static void put_header(char *block, int64_t size) {
+    memcpy(block + 100, "0000644\0" "0000000\0" "0000000\0", 24); /* mode, owner, group */
+    put_octal(block + 135, size, 11);
+    memcpy(block + 136, "00000000000\0" "        0", 21); /* time, no checksum yet, a regular file */
+    memcpy(block + 257, "ustar\0" "00", 8);
+    put_octal(block + 154, sum_bytes((const unsigned char *)block), 6);
+    block[154] = 0;
 }
 
 static PyObject *plain_header(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -354,24 +717,67 @@ static PyObject *plain_header(PyObject *self, PyObject *const *args, Py_ssize_t 
         return PyErr_Format(PyExc_TypeError, "plain_header takes a name (str) and a size");
     long long size = PyLong_AsLongLong(args[1]);
     if (size < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a size must not be negative");
-    Py_ssize_t length = PyUnicode_GetLength(args[0]), bytes;
-    if (length > 100 || size >> 33) return Py_NewRef(Py_None);
-    const char *name = PyUnicode_AsUTF8AndSize(args[0], &bytes);
-    if (!name && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return NULL;
-    PyErr_Clear();
-    if (!name || bytes != length) return Py_NewRef(Py_None); /* not ASCII */
+    Py_ssize_t length;
+    const char *name = ascii_text(args[0], &length);
+    if (PyErr_Occurred()) return NULL;
+    if (!name || length > NAME || size >> 33) return Py_NewRef(Py_None);
     PyObject *header = PyBytes_FromStringAndSize(NULL, BLOCK);
     if (!header) return NULL;
     char *block = PyBytes_AsString(header);
     memset(block, 0, BLOCK);
     memcpy(block, name, (size_t)length);
-    memcpy(block + 100, "0000644\0" "0000000\0" "0000000\0", 24); /* mode, owner, group */
-    put_octal(block + 135, size, 11);
-    memcpy(block + 136, "00000000000\0" "        0", 21); /* time, no checksum yet, a regular file */
-    memcpy(block + 257, "ustar\0" "00", 8);
-    put_octal(block + 154, sum_bytes((const unsigned char *)block), 6);
-    block[154] = 0;
+    put_header(block, size);
     return header;
+}
+
+/* Return the size of the members of a sample, header and padding included; 0 if some are not plain, -1 for an exception. */
+static Py_ssize_t plain_size(PyObject *fields, PyObject *values, Py_ssize_t key_length, long long limit) {
+    Py_ssize_t total = 0, length;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(fields); i++) {
+        const char *field = ascii_text(PyTuple_GetItem(fields, i), &length);
+        PyObject *value = PyList_GetItem(values, i);
+        Py_ssize_t size = field ? PyObject_Size(value) : 0; /* what is not copied here need not be bytes */
+        if (PyErr_Occurred()) return -1;
+        if (!field || key_length + 1 + length > NAME || size >= limit || (int64_t)size >> 33) return 0;
+        if (!PyBytes_Check(value)) {
+            PyErr_SetString(PyExc_TypeError, "values must be bytes");
+            return -1;
+        }
+        total += BLOCK + (Py_ssize_t)round_up(size);
+    }
+    return total;
+}
+
+static PyObject *plain_members(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 4 || !PyUnicode_Check(args[0]) || !PyTuple_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "plain_members takes a key (str), fields (tuple), values (list) and a limit");
+    PyObject *fields = args[1], *values = args[2];
+    if (PyTuple_Size(fields) != PyList_Size(values))
+        return PyErr_Format(PyExc_ValueError, "there must be as many values as fields");
+    long long limit = PyLong_AsLongLong(args[3]);
+    Py_ssize_t key_length, length;
+    const char *key = ascii_text(args[0], &key_length);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t total = key ? plain_size(fields, values, key_length, limit) : 0;
+    if (total <= 0) return total ? NULL : Py_NewRef(Py_None);
+    PyObject *members = PyBytes_FromStringAndSize(NULL, total);
+    if (!members) return NULL;
+    char *at = PyBytes_AsString(members);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(fields); i++) {
+        PyObject *value = PyList_GetItem(values, i);
+        const char *field = ascii_text(PyTuple_GetItem(fields, i), &length);
+        Py_ssize_t size = PyBytes_Size(value), padded = (Py_ssize_t)round_up(size);
+        memset(at, 0, BLOCK);
+        memcpy(at, key, (size_t)key_length);
+        at[key_length] = '.';
+        memcpy(at + key_length + 1, field, (size_t)length);
+        put_header(at, size);
+        memcpy(at + BLOCK, PyBytes_AsString(value), (size_t)size);
+        memset(at + BLOCK + size, 0, (size_t)(padded - size));
+        at += BLOCK + padded;
+    }
+    return members;
 }
 
 static PyMethodDef methods[] = {
@@ -383,10 +789,20 @@ static PyMethodDef methods[] = {
      "tarshards.tar._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
      "plain_header(name, size) -> bytes or None; see tarshards.tar._tar_py"},
+    {"plain_members", (PyCFunction)(void (*)(void))plain_members, METH_FASTCALL,
+     "plain_members(key, fields, values, limit) -> bytes or None; see tarshards.tar._tar_py"},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tar", "Parse and create tar headers.", 0, methods,
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tar", "Parse and create tar headers, and group members.", 0, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__tar(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__tar(void) {
+    PyObject *result = PyModule_Create(&module), *grouper = PyType_FromSpec(&grouper_spec);
+    key_entry = PyUnicode_InternFromString("__key__");
+    url_entry = PyUnicode_InternFromString("__url__");
+    if (!result || !grouper || !key_entry || !url_entry || PyModule_AddObjectRef(result, "Grouper", grouper) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(grouper);
+    return result;
+}

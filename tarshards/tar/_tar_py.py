@@ -1,4 +1,4 @@
-"""Parse and create tar headers in Python: equivalent to _tar.c, with identical results.
+"""Parse and create tar headers, and group members, in Python: equivalent to _tar.c, with identical results.
 
 Formats: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 from zlib import adler32
@@ -44,6 +44,9 @@ PROBLEMS = {
 }
 
 ScannedMember = tuple[str, int, int, int, str]
+
+#: What ``Grouper`` reports: the number of samples before it, kind, name, field and offset.
+Event = tuple[int, str | None, Any, Any, int]
 
 
 def scan(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
@@ -157,6 +160,98 @@ def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> l
                 raise ValueError("a member that lies outside the buffer")
             members.append(make(type, (name, buffer[start:end], base + header)))
     return members
+
+
+class Grouper:
+    """Groups the members of an archive into samples: dicts of ``__key__``, ``__url__`` and fields.
+
+    *split* splits a name into key and field, or returns None. If it *is_default*, it is not called for names of a plain
+    key and a known field; for what it must do see ``walk``.
+
+    Adjacent members with the same key form a sample. It is found when another key, or ``end()``, follows. Events say
+    what is in no sample, each with the number of samples found before it: ``(before, kind, name, field, offset)``.
+
+    - A *kind*: a member that is no regular file, or "" for one without a key.
+    - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
+      occurs a second time, or, if that is None, its key occurred before, in another sample.
+    """
+
+    def __init__(self, url: str, split: Callable[[str], tuple[str, str] | None], is_default: bool):
+        self._url, self._split = url, split
+        self._key = ""
+        self._sample: dict[str, Any] = {}
+        self._earlier: list[str] | set[str] = []  # keys; a list while they are sorted, since that needs no look-up
+
+    def read(
+        self, buffer: bytes, position: int, zeros: int, limit: int, base: int
+    ) -> tuple[list[dict[str, Any]], list[Event], int, int, int, str | BaseException | None, ScannedMember | None]:
+        """Group the members in *buffer* from *position*, as ``scan`` finds them; *base* is its offset in the archive.
+
+        Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or the member whose data
+        continues beyond the buffer, as ``scan`` gives it, which is not added. *problem* is what ``scan`` says, or an
+        exception that *split* raised: grouping ended there, and *position*, *need* and *zeros* say nothing.
+        """
+        scanned, position, need, zeros, problem = scan(buffer, position, zeros, limit)
+        last = scanned.pop() if scanned and scanned[-1][3] > len(buffer) else None
+        samples: list[dict[str, Any]] = []
+        events: list[Event] = []
+        for name, header, start, end, kind in scanned:
+            if kind:
+                events.append((len(samples), kind, name, None, base + header))
+                continue
+            try:
+                self._add(name, buffer[start:end], base + header, samples, events)
+            except BaseException as error:
+                return samples, events, position, need, zeros, error, None
+        return samples, events, position, need, zeros, problem, last
+
+    def next(self, members: Iterator[tuple[str, Any, int]]) -> tuple[list[dict[str, Any]], list[Event]] | None:
+        """Group *members*, each (name, data, offset), until one leads to a sample or an event.
+
+        Returns the samples and events, at most one each; None at the end of *members*.
+        """
+        samples: list[dict[str, Any]] = []
+        events: list[Event] = []
+        for name, data, offset in members:
+            self._add(name, data, offset, samples, events)
+            if samples or events:
+                return samples, events
+        return None
+
+    def _add(self, name: str, data: Any, offset: int, samples: list[dict[str, Any]], events: list[Event]) -> None:
+        parts = self._split(name)
+        if parts is None:
+            events.append((len(samples), "", name, None, offset))
+            return
+        if parts[0] != self._key or not self._sample:
+            if self._sample:
+                samples.append(self._sample)
+                self._sample = {}
+                if isinstance(self._earlier, list):
+                    self._earlier.append(self._key)
+                    if parts[0] < self._key:
+                        self._earlier = set(self._earlier)
+                else:
+                    self._earlier.add(self._key)
+            elif isinstance(self._earlier, set) and parts[0] == self._key:
+                return  # another member of a sample that is left out
+            self._key = parts[0]
+            if isinstance(self._earlier, set) and self._key in self._earlier:
+                events.append((len(samples), None, self._key, None, offset))
+                return
+            self._sample = {"__key__": self._key, "__url__": self._url}
+        if parts[1] not in self._sample:
+            self._sample[parts[1]] = data
+            return
+        self._sample = {}
+        self._earlier = set(self._earlier)
+        self._earlier.add(self._key)
+        events.append((len(samples), None, self._key, parts[1], offset))
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the sample that is open, in a list that is empty if there is none."""
+        sample, self._sample = self._sample, {}
+        return [sample] if sample else []
 
 
 def walk(
@@ -328,6 +423,23 @@ def plain_header(name: str, size: int) -> bytes | None:
     before = name.encode().ljust(100, b"\0") + _before_checksum(size)
     # The low half of Adler-32 is 1 plus the sum of the bytes, modulo 65521, which 148 bytes of ASCII do not reach.
     return before + _from_checksum(adler32(before) & 0xFFFF)
+
+
+def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit: int) -> bytes | None:
+    """Return the header, data and padding of each member of a sample, in one; names are the key, a dot and the field.
+
+    None if ``plain_header`` is None for one of them, or one of *values* has *limit* bytes or more, or there are none.
+    """
+    if len(fields) != len(values):
+        raise ValueError("there must be as many values as fields")
+    parts: list[bytes] = []
+    for field, value in zip(fields, values):
+        size = len(value)
+        header = plain_header(f"{key}.{field}", size) if size < limit else None
+        if header is None:
+            return None
+        parts += header, value, ZEROS[: -size % BLOCK]
+    return b"".join(parts) or None
 
 
 @lru_cache(4096)

@@ -1,13 +1,16 @@
 """Read and write the members of plain POSIX tar archives; every fault raises, and equal input gives equal bytes.
 
-This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk`` and ``plain_header``.
+This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk``, ``Grouper``,
+``plain_header`` and ``plain_members``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
 from io import RawIOBase
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import TarError
 
@@ -15,10 +18,12 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
 try:
-    from tarshards.tar._tar import cut, plain_header, scan
+    from tarshards.tar._tar import Grouper as Grouper
+    from tarshards.tar._tar import cut, plain_header, plain_members, scan
     from tarshards.tar._tar import walk as walk
 except ImportError:
-    from tarshards.tar._tar_py import cut, plain_header, scan
+    from tarshards.tar._tar_py import Grouper as Grouper
+    from tarshards.tar._tar_py import cut, plain_header, plain_members, scan
     from tarshards.tar._tar_py import walk as walk
 
 #: Whether the native parser is in use rather than its twin in Python.
@@ -26,6 +31,7 @@ COMPILED = scan.__module__ == "tarshards.tar._tar"
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
+LARGE = CHUNK // 8  # bytes of a member that is read by itself
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of an archive that we write
@@ -69,6 +75,46 @@ class Member(NamedTuple):
     offset: int
 
 
+Item = TypeVar("Item", covariant=True)
+
+#: Where a buffer leads to: position, need, zeros, problem and last, as ``Grouper.read`` returns them.
+Reached: TypeAlias = "tuple[int, int, int, str | BaseException | None, ScannedMember | None]"
+
+
+class Taker(Protocol[Item]):
+    """What makes items, such as members or samples, of the members of an archive."""
+
+    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Item], Reached]:
+        """Return the items that lead from the members in *buffer*, and where these end.
+
+        *base* is the offset of the buffer in the archive; for the others see ``scan``.
+        """
+
+    def add(self, name: str, data: bytes, offset: int) -> Iterable[Item]:
+        """Return the items that lead from a member that is not in one buffer."""
+
+
+class _Members:
+    """Takes members as they are."""
+
+    def __init__(self, select: Callable[[str], bool] | None, ledger: MemberCounter | None):
+        self._select, self._ledger = select, ledger
+
+    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[list[Member], Reached]:
+        members, position, need, zeros, problem = scan(buffer, position, zeros, limit)
+        last = members.pop() if members and members[-1][3] > len(buffer) else None
+        select = self._select
+        wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
+        whole = cut(buffer, wanted, base, Member)
+        if self._ledger is not None and len(whole) < len(members):
+            for kind in [found[4] for found in members if found[4]]:
+                self._ledger.skip(kind)
+        return whole, (position, need, zeros, problem, last)
+
+    def add(self, name: str, data: bytes, offset: int) -> tuple[Member]:
+        return (Member(name, data, offset),)
+
+
 def read_members(
     stream: BinaryIO | RawIOBase,
     *,
@@ -92,6 +138,29 @@ def read_members(
     and more zeros at the end than writers leave, unless *concatenated*; and for nothing but zeros, unless they are the
     two blocks of an archive without members.
     """
+    taker = _Members(select, ledger)
+    return read_archive(
+        stream, taker, url=url, select=select, end=end, concatenated=concatenated, limit=limit, ledger=ledger
+    )
+
+
+def read_archive(
+    stream: BinaryIO | RawIOBase,
+    taker: Taker[Item],
+    *,
+    url: str | None = None,
+    select: Callable[[str], bool] | None = None,
+    end: ArchiveEnd = "required",
+    concatenated: bool = False,
+    limit: int = MEMBER_LIMIT,
+    ledger: MemberCounter | None = None,
+    leave: Callable[[int, int], Any] | None = None,
+) -> Iterator[Item]:
+    """Yield what *taker* makes of the members of an archive, whose options and errors are those of ``read_members``.
+
+    With *leave*, which needs a stream that can seek, the data of large members are not read: they get what it returns
+    for their offset and size.
+    """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
     if url is None and isinstance(name := getattr(stream, "name", None), str):
@@ -101,34 +170,39 @@ def read_members(
     ahead = CHUNK  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
     while True:
-        members, position, need, zeros, problem = scan(buffer, position, zeros, limit)
+        items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
+        yield from items
         available = len(buffer)
-        last = members.pop() if members and members[-1][3] > available else None
-        wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
-        whole = cut(buffer, wanted, base, Member)
-        if ledger is not None and len(whole) < len(members):
-            for kind in [found[4] for found in members if found[4]]:
-                ledger.skip(kind)
-        yield from whole
         if last is not None:  # its data continues beyond the buffer
             name, header, start, stop, kind = last
             if not kind and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
-                data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
-                if len(data) < missing:
-                    data += _read_rest(stream, missing - len(data), url, base + header)
-                yield Member(name, buffer[start:] + data if start < available else data, base + header)
+                data: Any
+                if missing >= LARGE and leave is not None:
+                    _pass_over(stream, stop - available, url, base + header)
+                    data = leave(base + start, stop - start)
+                else:
+                    if missing >= LARGE:
+                        keep_memory()
+                    data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
+                    if len(data) < missing:
+                        data += _read_rest(stream, missing - len(data), url, base + header)
+                    if start < available:
+                        data = buffer[start:] + data
+                yield from taker.add(name, data, base + header)
                 del data
             else:
                 _pass_over(stream, stop - available, url, base + header)
                 if kind and ledger is not None:
                     ledger.skip(kind)
-            if stop - start >= CHUNK // 8:
+            if stop - start >= LARGE:
                 # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
             available, buffer = stop, b""
+        if isinstance(problem, BaseException):
+            raise problem
         if problem == AFTER_END:
             if not concatenated:
                 raise _after_end(url, base + position, zeros)
@@ -158,6 +232,19 @@ def read_members(
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
     _check_end(rest, base, position, zeros, url, end, concatenated)
+
+
+@cache
+def keep_memory() -> None:
+    """Let the process keep the memory of large members for those that follow.
+
+    glibc gives the pages of a freed bytes object back, so that all pages of the next member are zeroed before they are
+    read into. It does so for blocks larger than the largest one that was mapped and freed, up to 32 MiB, and keeps
+    twice that much free memory. Hence one such block is allocated and freed, which touches none of its pages. Where an
+    environment variable such as MALLOC_MMAP_THRESHOLD_ sets a threshold, glibc adapts none, and nothing changes.
+    """
+    with suppress(MemoryError):
+        bytes(31 << 20)
 
 
 def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
@@ -245,6 +332,16 @@ def pack_header(name: str, size: int) -> bytes:
     Time, owner and mode are fixed, so the same members give the same bytes.
     """
     return plain_header(name, size) or _pax_header(name, size)
+
+
+def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
+    """Return the members of a sample in the pieces to write: all in one, or else header, data and padding of each."""
+    if (packed := plain_members(key, fields, values, LARGE)) is not None:
+        return [packed]
+    pieces = []
+    for field, value in zip(fields, values):
+        pieces += [pack_header(f"{key}.{field}", len(value)), value, bytes(padding(len(value)))]
+    return pieces
 
 
 def _pax_header(name: str, size: int) -> bytes:

@@ -182,7 +182,8 @@ class _SourceStream:
         self.opened = self.shards()
         samples: Iterable[Sample] = self.opened
         if self.source.shuffle is not None:
-            samples = shuffle(samples, self.source.shuffle, seed=self.seed, epoch=self.passes)
+            size = self.source.shuffle
+            samples = shuffle(samples, size, initial=size, seed=self.seed, epoch=self.passes)
         return iter(self.renamed(samples) if self.source.rename else samples)
 
     def shards(self) -> Generator[Sample, None, None]:

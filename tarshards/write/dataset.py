@@ -15,10 +15,20 @@ from itertools import chain, islice
 from typing import Any
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import EncodeError, OpenError, OpError, SampleError, StateError, shortened, visible, whole_number
-from tarshards.parallel import bounded_map, check_function
-from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.read import sample_members
+from tarshards.errors import (
+    EncodeError,
+    OpenError,
+    OpError,
+    SampleError,
+    StateError,
+    check_function,
+    shortened,
+    visible,
+    whole_number,
+)
+from tarshards.parallel import bounded_map
+from tarshards.samples.keys import Sample
+from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
 from tarshards.storage.beside import forget
 from tarshards.storage.location import Location, look_up
@@ -43,6 +53,7 @@ def write_dataset(
     executor: Executor | None = None,
     max_bytes: int = MAX_BYTES,
     sync: bool = True,
+    sha256: bool = False,
 ) -> list[str]:
     """Write *dataset* to shards named by *pattern*, of at most *max_bytes* each, and return their names.
 
@@ -51,7 +62,8 @@ def write_dataset(
     are samples. A sample without ``__key__`` gets its number as key, with nine digits. The processes of *executor* (by
     default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
     are read here. The shards, their indexes and their manifest do not depend on the executor. With *sync* each is on
-    the disk before it is under its name, so that a call interrupted by a power loss resumes too.
+    the disk before it is under its name, so that a call interrupted by a power loss resumes too. *sha256* is that of
+    ``ShardWriter``.
 
     An interrupted call keeps what it has written, and the same call resumes there: with the same *pattern*, *max_bytes*
     and *to_sample*, shards that are as they were written, and the same dataset. A dataset is known by its type and
@@ -88,7 +100,15 @@ def write_dataset(
             source.restart(reason, journal.name)
             journal.discard(reason)
         writer = stack.enter_context(
-            ShardWriter(pattern, max_bytes=max_bytes, start=len(journal.shards), on_finish=journal.finish, sync=sync)
+            ShardWriter(
+                pattern,
+                max_samples=None,
+                max_bytes=max_bytes,
+                start=len(journal.shards),
+                on_finish=journal.finish,
+                sync=sync,
+                sha256=sha256,
+            )
         )
         for number, sample in encoded(source.chunks(journal.items)):
             writer.write(sample)
@@ -314,8 +334,7 @@ def _fields(number: int, sample: Any) -> Sample:
         raise SampleError(f"item {number} is not a dict but {type(sample).__name__}: convert items with to_sample=")
     keyed = {"__key__": f"{number:09d}", **sample}
     try:
-        members = sample_members(keyed)
+        fields, values = encode_sample(keyed)
     except EncodeError as error:
         raise EncodeError(f"item {number}: {error.reason}", key=error.key, field=error.field) from error
-    names = sorted(name for name in keyed if not is_reserved(name))
-    return {"__key__": keyed["__key__"], **{name: data for name, (_, data) in zip(names, members)}}
+    return {"__key__": keyed["__key__"], **dict(zip(fields, values))}

@@ -12,11 +12,11 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tarshards.errors import OpError, TarshardsError
-from tarshards.parallel import check_function, settled_map
+from tarshards.errors import EncodeError, OpError, SampleError, TarshardsError, check_function
+from tarshards.parallel import settled_map
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
-from tarshards.samples.read import read_shard, sample_members
+from tarshards.samples.read import encode_sample, read_shard
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
@@ -24,8 +24,8 @@ from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress as show_progress
-from tarshards.tar.read import END
-from tarshards.write.shards import TarWriter, name_leftovers, pack_members, shard_name
+from tarshards.tar.read import END, pack_members
+from tarshards.write.shards import TarWriter, name_leftovers, shard_name
 
 AHEAD = 1000  # shards submitted to the executor at a time
 
@@ -105,7 +105,7 @@ def map_shards(
     rows = [reports[number] for number in sorted(reports)]
     write_report(common_name(names) + ".report.jsonl", rows, sync=sync)
     write_manifests([row for row in rows if row.error is None], sync=sync)
-    if _is_pattern(outputs):
+    if is_pattern(outputs):
         name_leftovers(os.fspath(outputs), len(names))
     return rows
 
@@ -122,8 +122,8 @@ def output_names(outputs: Any, count: int) -> list[str]:
     >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
     (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
     """
-    is_pattern = _is_pattern(outputs)
-    names = [shard_name(outputs, number) for number in range(count)] if is_pattern else expand_urls(outputs)
+    numbers = range(count)
+    names = [shard_name(outputs, number) for number in numbers] if is_pattern(outputs) else expand_urls(outputs)
     if len(names) != count:
         raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
     name, times = Counter(names).most_common(1)[0]
@@ -132,7 +132,8 @@ def output_names(outputs: Any, count: int) -> list[str]:
     return names
 
 
-def _is_pattern(outputs: Any) -> bool:
+def is_pattern(outputs: Any) -> bool:
+    """Say whether *outputs* is a name with the number of the shard in it."""
     return isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1)
 
 
@@ -189,8 +190,17 @@ def _name_of(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def write_shard(samples: Iterable[Sample], target: str, *, sync: bool = True) -> tuple[int, int]:
-    """Write *samples* to a shard, and an index unless it is compressed; return their number and its size in bytes."""
+def write_shard(
+    samples: Iterable[Sample],
+    target: str,
+    *,
+    sync: bool = True,
+    reject: Callable[[Sample, TarshardsError], object] | None = None,
+) -> tuple[int, int]:
+    """Write *samples* to a shard, and an index unless it is compressed; return their number and its size in bytes.
+
+    A sample that the shard cannot take is passed to *reject* with the error and left out; by default it is raised.
+    """
     from tarshards.index.members import Members
 
     location = Location.of(target)
@@ -198,12 +208,18 @@ def write_shard(samples: Iterable[Sample], target: str, *, sync: bool = True) ->
     with TarWriter(target, allow_pipe=True, sync=sync) as writer:
         index = None if writer.is_compressed else Members()
         for sample in samples:
-            members = sample_members(sample)
-            packed = pack_members(members)
-            before = writer.size - len(END)
-            writer.write_members(sample["__key__"], packed, sample.get("__url__"))
+            key, before = sample["__key__"], writer.size - len(END)
+            try:
+                fields, values = encode_sample(sample)
+                packed = pack_members(key, fields, values)
+                writer.write_members(key, packed, sample.get("__url__"))
+            except (SampleError, EncodeError) as error:
+                if reject is None:
+                    raise
+                reject(sample, error)
+                continue
             if index is not None:
-                index.add_written(sample["__key__"], members, packed, before)
+                index.add_written(key, fields, values, packed, before)
     if index is not None and not location.is_stream:
         index.index(writer.size, target).save(target, sync=sync)
     return writer.samples, writer.size

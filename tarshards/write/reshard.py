@@ -22,15 +22,15 @@ from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError, flag, whole_number
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
-from tarshards.samples.read import read_shard
+from tarshards.samples.read import encode_sample, read_shard
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.stream import ops
-from tarshards.tar.read import END
+from tarshards.tar.read import END, pack_members
 from tarshards.write.map import at_shard, run_all
-from tarshards.write.shards import TarWriter, name_leftovers, pack_sample, shard_name
+from tarshards.write.shards import TarWriter, name_leftovers, shard_name
 
 RECORD = "reshard.json"  # of the call to which the folder belongs
 MAX_BYTES = 10**9
@@ -239,7 +239,8 @@ class _Scatter:
         held = 0
         for number, sample in enumerate(samples):
             order = self.plan.order(shard, number)
-            record = b"".join(pack_sample(sample))
+            encoded = encode_sample(sample)
+            record = b"".join(pack_members(sample["__key__"], *encoded))
             key = sample["__key__"].encode(errors="surrogateescape")
             piece.append((self.plan.bucket(shard, order), order, key, record))
             held += len(record)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
 from tarshards.samples.keys import Sample
-from tarshards.samples.read import sample_members
+from tarshards.samples.read import encode_sample
 from tarshards.storage.compression import named_compression
+from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import passed_on
-from tarshards.tar.read import BLOCK, END, pack_header
+from tarshards.tar.read import END, LARGE, pack_members
 
 if TYPE_CHECKING:
     from tarshards.index.members import Members
 
-ZEROS = bytes(BLOCK)
 DUPLICATE_KEY = "this key is already in the shard"
-LARGE = 1 << 16  # bytes; larger members are written separately, which is faster than joining them with others
+MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is told otherwise
 
 
 class _Writer:
@@ -54,14 +54,23 @@ class TarWriter(_Writer):
     under its name when ``close`` succeeds, and the index of an earlier one is removed; after ``abort``, or an exception
     in the ``with`` block, there is no shard, nor if it is never closed, which is a RuntimeWarning. With *sync* a local
     shard is on the disk before it appears, so that a power loss leaves no shard that looks whole; scratch data need not
-    wait for that.
+    wait for that. With *sha256* an uncompressed shard is hashed as it is written: after ``close`` its ``sha256`` is
+    the checksum in hexadecimal digits, else None.
 
     A file object is anything with a ``write`` that takes bytes. It is written forwards and left open; what ``abort``
     leaves in it has no end of archive. Raises TypeError for another target.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, allow_pipe: bool = False, sync: bool = True):
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | BinaryIO,
+        *,
+        allow_pipe: bool = False,
+        sync: bool = True,
+        sha256: bool = False,
+    ):
         self.target: str | None = None  # the URL
+        self.sha256: str | None = None
         self.is_compressed = False
         self._stream: Any
         if _is_file(target):
@@ -70,6 +79,11 @@ class TarWriter(_Writer):
             location = Location.of(target)  # type: ignore[arg-type]
             self.target, self.is_compressed = location.url, named_compression(location) is not None
             self._stream = open_shard(location, "wb", allow_pipe=allow_pipe, sync=sync)
+        self._digest: Any = None
+        if flag("sha256", sha256) and not self.is_compressed:
+            import hashlib
+
+            self._digest = hashlib.sha256()
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self._keys: dict[str, str | None] = {}  # and the shard that each comes from
@@ -80,32 +94,37 @@ class TarWriter(_Writer):
         Raises SampleError for a duplicate key or one that would not read back, and EncodeError for a value that does
         not encode; no part of such a sample is written.
         """
-        packed = pack_sample(sample)
-        self.write_members(sample["__key__"], packed, sample.get("__url__"))
+        encoded = encode_sample(sample)
+        key = sample["__key__"]
+        self.write_members(key, pack_members(key, *encoded), sample.get("__url__"))
 
     def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
-        """Append the members of one sample, as returned by ``pack_sample``; *shard* is where it was read."""
+        """Append the members of one sample, as returned by ``pack_members``; *shard* is where it was read."""
         if key in self._keys:
             raise SampleError(_duplicate(self._keys[key], shard), url=self._stream.name, key=key)
         self._keys[key] = None if shard is None else sys.intern(shard)  # one text for all samples of a shard
         size = sum(map(len, packed))
-        if size < LARGE or max(map(len, packed)) < LARGE:
-            self._send(b"".join(packed))
-        else:
-            for part in packed:
-                self._send(part)
+        self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         self.size += size
         self.samples += 1
 
     def close(self) -> None:
         """Finish the archive and rename it to its final name; further calls do nothing."""
         if not self._stream.closed:
-            self._send(END)
+            self._send([END])
             self._stream.close()
+            self.sha256 = None if self._digest is None else self._digest.hexdigest()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, parts: Iterable[bytes | Extent]) -> None:
         try:
-            self._stream.write(data)
+            for part in parts:
+                if type(part) is Extent:
+                    self._stream.copy(part)
+                else:
+                    self._stream.write(part)
+                if self._digest is not None:
+                    for piece in part.pieces() if type(part) is Extent else (part,):
+                        self._digest.update(piece)
         except BaseException:
             self.abort()  # part of a sample may have been written
             raise
@@ -134,8 +153,9 @@ def _is_file(target: Any) -> bool:
 class ShardWriter(_Writer):
     """Write samples to numbered shards, starting a new one when *max_samples* or *max_bytes* would be exceeded.
 
-    *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. *max_bytes* is the size of the finished file
-    before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
+    *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. Both limits hold, also where only one is given:
+    by default 100,000 samples and 3 GB (3 x 10**9 bytes); None is no limit. *max_bytes* is the size of the finished
+    file before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
     written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards that an earlier run
     has left beyond the last one are not removed, but ``close`` logs a warning that names them.
 
@@ -143,7 +163,8 @@ class ShardWriter(_Writer):
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
     ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps the entries
     that it has, and adds shards below *start* that have an index. Pipes get neither indexes nor a manifest. *sync* is
-    that of ``TarWriter``, also for indexes and the manifest.
+    that of ``TarWriter``, also for indexes and the manifest. With *sha256* uncompressed shards are
+    hashed as they are written, and the manifest has their checksums.
 
     *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``;
     *on_finish* is called with the name and the writer of each finished shard.
@@ -153,12 +174,13 @@ class ShardWriter(_Writer):
         self,
         pattern: str | os.PathLike[str],
         *,
-        max_samples: int | None = None,
-        max_bytes: int | None = None,
+        max_samples: int | None = MOST_SAMPLES,
+        max_bytes: int | None = MOST_BYTES,
         start: int = 0,
         index: bool = True,
         allow_pipe: bool = False,
         sync: bool = True,
+        sha256: bool = False,
         values: Mapping[str, str] | None = None,
         open_writer: Callable[[str], TarWriter] | None = None,
         on_finish: Callable[[str, TarWriter], Any] | None = None,
@@ -169,7 +191,8 @@ class ShardWriter(_Writer):
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}
-        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe, sync=sync)
+        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
+        self._sha256 = sha256
         self._on_finish, self._sync = on_finish, sync
         self.shards: list[str] = []
         self.samples = 0
@@ -182,25 +205,25 @@ class ShardWriter(_Writer):
 
     def write(self, sample: Sample) -> None:
         """Append one sample; raises as ``TarWriter.write`` does."""
-        members = sample_members(sample)
-        packed = pack_members(members)
-        if self._writer is not None and self._is_full(packed):
+        fields, values = encode_sample(sample)
+        key = sample["__key__"]
+        packed = pack_members(key, fields, values)
+        if self._writer is not None and self._is_full(self._writer, packed):
             self._finish_shard()
-        if self._writer is None:
+        if (writer := self._writer) is None:
             if not self._is_open:
                 raise ValueError(f"{Location.of(self.pattern).name}: closed, so nothing more can be written")
-            self._writer = self._begin_shard()
-        before = self._writer.size - len(END)
-        self._writer.write_members(sample["__key__"], packed, sample.get("__url__"))
+            writer = self._writer = self._begin_shard()
+        before = writer.size - len(END)
+        writer.write_members(key, packed, sample.get("__url__"))
         self.samples += 1
         if self._members is not None:
-            self._members.add_written(sample["__key__"], members, packed, before)
+            self._members.add_written(key, fields, values, packed, before)
 
-    def _is_full(self, packed: list[bytes]) -> bool:
-        assert self._writer is not None
-        if self.max_samples is not None and self._writer.samples >= self.max_samples:
+    def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
+        if self.max_samples is not None and writer.samples >= self.max_samples:
             return True
-        return self.max_bytes is not None and self._writer.size + sum(map(len, packed)) > self.max_bytes
+        return self.max_bytes is not None and writer.size + sum(map(len, packed)) > self.max_bytes
 
     def _name(self) -> str:
         return shard_name(self.pattern, self._number, self._values)
@@ -226,7 +249,7 @@ class ShardWriter(_Writer):
             indexed = True
             self._members.index(writer.size, writer.target).save(writer.target, sync=self._sync)
         size = None if writer.is_compressed else writer.size
-        self._entries[name] = Shard(name, writer.samples, size, indexed=indexed)
+        self._entries[name] = Shard(name, writer.samples, size, indexed=indexed, sha256=writer.sha256)
         self.shards.append(name)
         self._number += 1
         if self._on_finish is not None:
@@ -239,7 +262,14 @@ class ShardWriter(_Writer):
             remove_manifest(self._manifest())  # it lists shards that are being replaced
             return {}
         below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
-        return {shard.url: shard for shard in earlier_shards(self._manifest(), below)}
+        return {shard.url: self._with_sha256(shard) for shard in earlier_shards(self._manifest(), below)}
+
+    def _with_sha256(self, shard: Shard) -> Shard:
+        """Return a shard of an earlier run with its checksum, if that is wanted; it is read if none was kept."""
+        location = Location.of(shard.url)
+        if not self._sha256 or shard.sha256 is not None or named_compression(location) is not None:
+            return shard
+        return shard._replace(sha256=location.sha256())
 
     def _manifest(self) -> str:
         from tarshards.index.manifests import manifest_url
@@ -306,20 +336,6 @@ def write_samples(
                     raise
                 reject(sample, error)
     return writer.samples
-
-
-def pack_sample(sample: Sample) -> list[bytes]:
-    """Encode a sample as the header, data and padding of each of its members."""
-    return pack_members(sample_members(sample))
-
-
-def pack_members(members: list[tuple[str, bytes]]) -> list[bytes]:
-    """Return the header, data and padding of each member; members are pairs of name and data."""
-    packed = []
-    for name, data in members:
-        size = len(data)
-        packed += [pack_header(name, size), data, ZEROS[: -size % BLOCK]]
-    return packed
 
 
 def shard_name(pattern: str | os.PathLike[str], shard: int, values: Mapping[str, str] | None = None) -> str:

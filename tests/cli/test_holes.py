@@ -131,6 +131,7 @@ def twin(request, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(read, "scan", _tar_py.scan)
         monkeypatch.setattr(read, "cut", _tar_py.cut)
+        monkeypatch.setattr("tarshards.samples.read.Grouper", _tar_py.Grouper)
     else:
         load_kernel("tarshards.tar._tar")
     return request.param

@@ -39,6 +39,8 @@ READERS = {
     "tarindex --format wids": "tarindex --format wids {tar} -o {out}/a.json",
 }
 NEEDS_A_SAMPLE = {
+    "tarconvert": "tarconvert -q {tar} -o {out}/%d.gz",
+    "tarexport": "tarexport -q {tar} -o {out}/%d.jsonl",
     "tarfirst": "tarfirst -f txt {tar} -o {out}/a.txt",
     "tarmix": "tarmix {tar} -o {out}/a.tar",
 }

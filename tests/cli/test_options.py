@@ -59,11 +59,13 @@ VARIES = {
     "--retries": "tarproc tries a sample again, tarjob an item",
     "--key": "lines have no column that could be the key, so there is a default",
     "--memory": "tarpcat needs less by default; tarjob asks a scheduler for it, in the scheduler's notation",
+    "--format": "tarindex writes indexes, tarimport and tarexport know other formats of data",
     "--missing": "tarmerge misses keys, tarcreate the fields of --exts",
     "--shuffle": "tarsort shuffles all samples, and needs no number of samples to hold",
     "--size": "the default depends on what else a tool has to limit shards",
     "--tmpdir": "the default depends on what is kept there",
     "--state": "tarproc keeps samples in a file, tarjob markers in a folder",
+    "--name": "tarjob names a job, tarcard a dataset",
     "--output": "one file, a pattern for many, or a folder",
     "--dry-run": "tarjob runs commands and writes no files",
 }
@@ -71,6 +73,7 @@ VARIES = {
 WORDS = {
     *(
         "CMD",
+        "DATE",
         "EXPR",
         "EXT",
         "FIELD",

@@ -120,7 +120,7 @@ def pairs(arrays):
 # The law of the order.
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(datasets, options())
 def test_the_plan_is_what_the_documentation_says(counts, options):
     plan = EpochPlan(counts, **options)
@@ -128,7 +128,7 @@ def test_the_plan_is_what_the_documentation_says(counts, options):
     assert list(plan) == slow_tail(epoch, epoch, plan.ranks, plan.tail)
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(datasets, options())
 def test_every_sample_comes_once_and_every_rank_takes_as_many_steps(counts, options):
     plan = EpochPlan(counts, **options)
@@ -161,7 +161,7 @@ def batches_of_rank(plan, rank, batch_size, workers):
     return [pairs(batch) for batch in interleave(made)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(datasets, options(), st.integers(1, 17))
 def test_batches_are_equal_for_every_number_of_workers(counts, options, batch_size):
     rank = options["ranks"] // 2
@@ -172,7 +172,7 @@ def test_batches_are_equal_for_every_number_of_workers(counts, options, batch_si
         assert batches_of_rank(plan, rank, batch_size, workers) == one
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(datasets, options(), st.sampled_from([12, 24, 192]))
 def test_the_order_is_equal_for_all_ranks_that_divide_the_lanes(counts, options, lanes):
     options = {**options, "lanes": lanes, "tail": "exact"}
@@ -193,7 +193,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_is_the_same_by_both():
 # The law of resuming.
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(
     datasets,
     options(),
@@ -220,7 +220,7 @@ def test_a_chain_of_resumes_repeats_and_misses_nothing(counts, options, stops):
     assert sorted(delivered) == everything(counts)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(datasets, options(), st.data())
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(counts, options, data):
     plan = EpochPlan(counts, **options)
@@ -249,7 +249,7 @@ def test_a_rest_resumed_at_its_end_is_empty():
     assert len(EpochPlan([5], seed=0, epoch=0, ranks=3, tail="drop").resume(3, 1)) == 2
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(datasets, st.integers(1, 8), st.sampled_from(TAILS), st.data())
 def test_without_shuffle_the_order_is_that_of_storage(counts, ranks, tail, data):
     plan = EpochPlan(counts, seed=0, epoch=0, ranks=ranks, tail=tail, shuffle=False)
@@ -264,7 +264,7 @@ def test_without_shuffle_the_order_is_that_of_storage(counts, ranks, tail, data)
 # The sequence.
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(datasets, options(), st.data())
 def test_positions_arrays_and_slices_agree(counts, options, data):
     plan = EpochPlan(counts, **options)

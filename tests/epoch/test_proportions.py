@@ -31,7 +31,7 @@ def share_of(weight):
     return Fraction(str(weight))
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(mixtures, seeds, st.integers(1, 300))
 def test_every_source_has_its_share_at_every_prefix(weights, seed, steps):
     shares = [share_of(weight) for weight in weights]
@@ -44,7 +44,7 @@ def test_every_source_has_its_share_at_every_prefix(weights, seed, steps):
             assert abs(share * n / total - counts[i]) <= bound
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(mixtures, seeds, st.lists(st.integers(0, 60), max_size=5))
 def test_a_mixture_goes_on_from_its_counts_and_in_chunks_of_any_size(weights, seed, chunks):
     whole = Mixture(weights, seed).take(sum(chunks) + 20)

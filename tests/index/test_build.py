@@ -127,7 +127,7 @@ names = st.one_of(
 
 
 @given(st.lists(st.tuples(names, st.integers(0, 1500)), max_size=12), st.sampled_from([0, 1, 2]))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_names_in_any_order(tmp_path_factory, content, format):
     path = tmp_path_factory.mktemp("law") / "a.tar"
     with tarfile.open(path, "w", format=format) as archive:
@@ -224,7 +224,7 @@ def test_an_index_of_one_archive_does_not_count_it(shard):
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_damage_is_the_same_error(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damage") / "a.tar"
     samples = [{"__key__": f"{'n' * 99}{i}" if i % 3 else str(i), "x": b"1" * (i * 300), "y": b""} for i in range(6)]

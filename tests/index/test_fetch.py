@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from pathlib import Path
@@ -25,10 +26,13 @@ from tarshards import (
 from tarshards.errors import OpenError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
-from tarshards.storage import transfer
+from tarshards.index.window import Window, is_compiled
+from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache
+from tarshards.storage.manifest import Shard, dump_manifest
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
+BLOCKS = 28  # of 130,000 bytes
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +198,102 @@ def test_with_a_cache_nothing_is_fetched_twice(site, folder, tmp_path, index, ah
         assert (0.95 * data <= sent <= 1.1 * data) if epoch == 0 else sent < 20_000
 
 
+@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+def test_headers_of_cached_blocks_are_compared_by_the_kernel(site, tmp_path, monkeypatch):
+    remote, checked = Remote(cache_dir=str(tmp_path / "cache")), []
+    assert len(keys(Stream.from_shards(urls(site), remote=remote))) == SHARDS * SAMPLES
+    monkeypatch.setattr(Window, "check", lambda self, member: checked.append((self.low, member)))
+    stream = Stream.from_shards(urls(site), shuffle=True, remote=remote)
+    assert len(keys(stream)) == SHARDS * SAMPLES
+    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // fetch.REQUEST), "at most the first one of a block"
+
+
+@pytest.fixture
+def cached(site, tmp_path, monkeypatch):
+    """Shards whose blocks are in a cache and mapped, and what they are to hold."""
+    monkeypatch.setattr(fetch, "REQUEST", 130_000)
+    remote = Remote(cache_dir=str(tmp_path / "cache"))
+    shards = IndexedShards(urls(site), remote=remote)
+    samples = {sample["__key__"]: sample["bin"] for sample in shards}
+    site.clear()
+    return shards, samples
+
+
+def epoch(shards: IndexedShards, seed: int) -> dict[str, bytes]:
+    order = np.random.default_rng(seed).permutation(SHARDS * SAMPLES)
+    shard, sample = order // SAMPLES, order % SAMPLES
+    return {sample["__key__"]: sample["bin"] for sample in shards.read_all(shard, sample)}
+
+
+def blocks_of(shards: IndexedShards) -> list[Path]:
+    return sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
+
+
+@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+def test_blocks_of_a_cache_stay_mapped(cached, site, monkeypatch):
+    shards, samples = cached
+    monkeypatch.setattr(BlockCache, "_take", None)
+    before = traffic.so_far().cache_hits
+    assert epoch(shards, 1) == samples
+    assert traffic.so_far().cache_hits - before == len(blocks_of(shards)) == BLOCKS
+    with shards.ahead(iter(()), block=None, reach=1) as reader:
+        found = reader.read_aside_all(np.arange(SHARDS), np.arange(SHARDS))
+        assert [each["bin"] for each in found] == [samples[f"{shard}-{shard}"] for shard in range(SHARDS)]
+    assert site.requests == []
+    copied = pickle.loads(pickle.dumps(shards))
+    monkeypatch.undo()
+    assert epoch(copied, 2) == samples
+
+
+@pytest.mark.parametrize("removed", [1, BLOCKS])
+def test_a_mapped_block_that_is_removed_is_fetched_again(cached, site, removed):
+    shards, samples = cached
+    for path in blocks_of(shards)[:removed]:
+        path.unlink()
+    for seed in range(3):
+        site.clear()
+        assert epoch(shards, seed) == samples
+        assert len(site.requests) <= (removed if seed == 0 else 0)
+    assert len(blocks_of(shards)) == BLOCKS
+
+
+@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+def test_blocks_that_are_removed_in_an_epoch_are_fetched_again_as_blocks(cached, site):
+    shards, samples = cached
+    order = np.random.default_rng(0).permutation(SHARDS * SAMPLES)
+    reading = shards.read_all(order // SAMPLES, order % SAMPLES)
+    found = [next(reading) for _ in range(100)]
+    for path in blocks_of(shards):
+        path.unlink()
+    found += reading
+    assert {sample["__key__"]: sample["bin"] for sample in found} == samples
+    assert len(site.requests) <= BLOCKS
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied"])
+def test_a_mapped_block_that_is_written_to_is_fetched_again(cached, site, damage):
+    shards, samples = cached
+    for path in blocks_of(shards)[::7]:
+        data = path.read_bytes()
+        with open(path, "r+b") as file:
+            if damage == "flipped":
+                file.seek(len(data) // 2)
+                file.write(bytes([data[len(data) // 2] ^ 1]))
+            file.truncate({"flipped": len(data), "truncated": len(data) // 2, "emptied": 0}[damage])
+    assert epoch(shards, 1) == samples
+    assert epoch(shards, 2) == samples
+
+
+@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+def test_the_mappings_of_a_process_are_few(cached, site, monkeypatch):
+    shards, samples = cached
+    monkeypatch.setattr(fetch, "MOST_KEPT", 5)
+    again = pickle.loads(pickle.dumps(shards))
+    for seed in range(3):
+        assert epoch(again, seed) == samples
+    assert sum(len(shard.kept) for shard in again.shards.in_use.values()) == 5
+
+
 def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypatch):
     """What is held stays within the memory that is allowed; the rest is read sample by sample."""
     remote = Remote(ahead=100_000, cache_dir=str(tmp_path), cache_bytes=1 << 24)
@@ -224,6 +324,17 @@ def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch):
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
     assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
+
+
+def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatch):
+    """The manifest, the indexes, the samples: what can be asked for at once is."""
+    monkeypatch.setattr(fetch, "SLOW", 10_000)
+    shards = [Shard(path.name, SAMPLES, path.stat().st_size, indexed=True) for path in sorted(folder.glob("*.tar"))]
+    (folder / "s.shards.json").write_text(dump_manifest(shards))
+    site.hold = 0.5
+    samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True))
+    assert len([next(samples) for _ in range(8)]) == 8
+    assert site.rounds == 3
 
 
 def span(request: tuple[str, str | None]) -> int:

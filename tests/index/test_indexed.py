@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import fsspec
@@ -24,7 +25,7 @@ from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.parallel import DaemonThreads
-from tarshards.storage import ahead
+from tarshards.storage import connections
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -139,18 +140,20 @@ def test_pickled_copies_open_anew(write, tmp_path):
     assert keys(pickle.loads(packed)) == keys(samples)[2:]
 
 
-def test_threads_are_started_only_for_many_files(make_uneven, monkeypatch):
+def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven, monkeypatch):
     pools = []
-    monkeypatch.setattr(ahead, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
+    monkeypatch.setattr(connections, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (sidecar.has_index(urls), len(IndexedShards(urls)), pools) == ([True] * 3, 12, [])
     monkeypatch.setattr(sidecar, "FEW", 2)
+    monkeypatch.setattr(sidecar, "_waits", count(0, 2).__next__)
     assert (sidecar.has_index(urls), len(IndexedShards(urls)), len(pools)) == ([True] * 3, 12, 2)
 
 
 def test_many_threads(make_uneven, monkeypatch):
     """Few shards are held, so they are opened and released all the time."""
     monkeypatch.setattr(opening, "HELD", 20)
+    monkeypatch.setattr(opening, "EACH", 0)
     found = IndexedShards(make_uneven([4, 7, 1, 9, 5, 6, 3]))
     places = random.Random(0).choices(range(35), k=2000)
     with ThreadPoolExecutor(8) as threads:

@@ -11,6 +11,7 @@ from programs import load_kernel
 
 from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
+from tarshards.index import places
 from tarshards.index.access import IndexedShards
 from tarshards.index.places import BatchKeys, MappedPlaces, find_in_bytes
 from tarshards.samples.fields import parse_selection
@@ -110,3 +111,18 @@ def test_keys_are_like_a_list():
     )
     assert repr(keys) == "['c', 'a', 'a']"
     assert type(pickle.loads(pickle.dumps(keys))) is list
+
+
+def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monkeypatch):
+    load_kernel("tarshards.storage._mapped")
+    now = [100.0]
+    monkeypatch.setattr(places, "ASKED", 2)
+    monkeypatch.setattr(places.time, "monotonic", lambda: now[0])
+    found = MappedPlaces.of(shards, TERMS)
+    numbers = np.arange(0, 30, 2)
+    assert not any(isinstance(error, OpenError) for error in found.find(numbers // 10, numbers % 10).failures.values())
+    os.utime(tmp_path / "set-1.tar", ns=(0, 0))
+    for later in (1.5, 1.5, 0.1):
+        now[0] += later
+        failures = found.find(numbers // 10, numbers % 10).failures
+        assert [place for place, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -284,3 +286,21 @@ def test_the_head_of_anything_else_counts_none_or_some(data, tmp_path_factory):
     path.touch()
     Path(f"{path}.index").write_bytes(data)
     assert count_samples(str(path)) is None or count_samples(str(path)) >= 0
+
+
+def test_threads_look_for_many_shards_only_where_that_has_to_wait():
+    urls = [f"set-{i}.tar" for i in range(3000)]
+    threads: list[int] = []
+
+    def find(url: str, *, waits: bool) -> str:
+        threads.append(threading.get_ident())
+        if waits:
+            time.sleep(1e-5)
+        return url
+
+    assert list(for_each_shard(partial(find, waits=False), urls)) == urls
+    assert set(threads) == {threading.get_ident()}
+    threads.clear()
+    assert list(for_each_shard(partial(find, waits=True), urls)) == urls
+    assert len(set(threads)) > 2
+    assert 0 < threads.count(threading.get_ident()) < 300

@@ -27,6 +27,7 @@ from tarshards.index.build import build_index
 from tarshards.loaders.arrays.augment import cutout
 from tarshards.loaders.arrays.loader import ArrayLoader
 from tarshards.loaders.arrays.readers.arrays import array
+from tarshards.loaders.arrays.readers.arrays import ragged as read_ragged
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, integer, text
 from tarshards.stream.mix import mix
@@ -67,7 +68,18 @@ def urls(tmp_path_factory) -> str:
     return write(tmp_path_factory.mktemp("arrays"), (sample(i, jpg=jpg(i)) for i in range(SAMPLES)))
 
 
+def ragged(number: int) -> bytes:
+    return random.Random(number).randbytes(900 + 37 * number % 3000)
+
+
+@pytest.fixture(scope="module")
+def ragged_urls(tmp_path_factory) -> str:
+    samples = ({"__key__": f"{i:04d}", "bin": ragged(i), "cls": b"%d" % i} for i in range(SAMPLES))
+    return write(tmp_path_factory.mktemp("ragged"), samples)
+
+
 FIELDS = {"x.npy": array(), "cls": integer()}
+RAGGED = {"bin": read_ragged(), "cls": integer()}
 
 
 def loader(urls, size=32, *, fields=FIELDS, threads=2, shuffle=True, options=None, **dataset) -> ArrayLoader:
@@ -357,6 +369,64 @@ def test_reused_buffers_stay_until_the_next_but_one_is_asked_for(urls):
             last = batch, frozen(batch)
             addresses.add(batch["x.npy"].__array_interface__["data"][0])
     assert len(addresses) == 6
+
+
+def address(array) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_of_ragged_rows_is_used_again_when_it_was_let_go(ragged_urls):
+    loading = loader(ragged_urls, 16, fields=RAGGED, threads=2, shuffle=False)
+    addresses = set()
+    for epoch in range(5):
+        for batch in loading:
+            if epoch > 2:  # until then they grow to the largest batch
+                addresses.add(address(batch["bin"][0]))
+            del batch
+    assert len(addresses) <= 6
+
+
+def test_ragged_rows_are_the_callers_to_keep(ragged_urls):
+    loading = loader(ragged_urls, 16, fields=RAGGED, threads=2, shuffle=False)
+    kept = list(loading)
+    views = [batch["bin"][0][7:] for batch in loading]
+    assert len({address(batch["bin"][0]) for batch in kept} | {address(view) for view in views}) == 2 * len(kept)
+    list(loading)
+    expected = dict(enumerate(map(ragged, range(SAMPLES))))
+    for batch, view in zip(kept, views):
+        values, offsets = batch["bin"]
+        assert view.tobytes() == values[7:].tobytes()
+        for row, number in enumerate(batch["cls"]):
+            assert values[offsets[row] : offsets[row + 1]].tobytes() == expected[int(number)]
+
+
+def test_reused_ragged_rows_stay_until_the_next_but_one_is_asked_for(ragged_urls):
+    loading = loader(ragged_urls, 16, fields=RAGGED, shuffle=False, options={"reuse": True})
+    addresses, last = set(), None
+    for epoch in range(8):
+        for batch in loading:
+            values = batch["bin"][0]
+            if last is not None:
+                assert last[0].tobytes() == last[1]
+            last = values, values.tobytes()
+            if epoch > 6:  # until then they grow to the largest batch that each has had
+                addresses.add(address(values))
+    assert len(addresses) == 6
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_ragged_rows_of_a_dtype_in_batches_of_any_size(tmp_path, reuse):
+    rows = [np.arange(length % 50, dtype=">i4") for length in range(0, 7000, 97)]
+    samples = ({"__key__": f"{i:03d}", "tok": row.tobytes(), "cls": b"%d" % i} for i, row in enumerate(rows))
+    urls = write(tmp_path, samples, per_shard=40)
+    fields = {"tok": read_ragged(">i4"), "cls": integer()}
+    loading = loader(urls, 5, fields=fields, threads=1, options={"reuse": reuse})
+    for _ in range(2):
+        for batch in loading:
+            values, offsets = batch["tok"]
+            assert (values.dtype, len(values)) == (np.dtype(">i4"), offsets[-1])
+            for row, number in enumerate(batch["cls"]):
+                assert values[offsets[row] : offsets[row + 1]].tolist() == rows[number].tolist()
 
 
 def test_torch_tensors_are_kept_too(urls):

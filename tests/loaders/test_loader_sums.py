@@ -12,6 +12,7 @@ from leftovers import wait_until
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
+from tarshards.errors import SampleError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -70,6 +71,119 @@ def test_an_epoch_of_a_shard_loader(urls, workers, index):
     assert counts(loader.ledger) == (24, 30, 6, 0, 0)
     assert taken(loader) == 24
     assert counts(loader.ledger) == (48, 60, 12, 0, 0)
+
+
+def odd_alone(sample):
+    return sample if odd(sample) else None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@INDEXED
+def test_what_a_function_drops_is_filtered(urls, workers, index):
+    samples = dataset(urls, index=index).map(odd_alone, drop_none=True).map(fail_on_fives)
+    loader = ShardLoader(samples, 8, num_workers=workers)
+    assert taken(loader) == 24
+    assert counts(loader.ledger) == (24, 30, 6, 0, 0)
+    assert loader.ledger.filtered == {"map(odd_alone)": 30}
+    assert not index or len(loader) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@INDEXED
+def test_samples_that_lack_a_field_fail(urls, workers, index):
+    samples = dataset(urls, index=index).map(without_fives).select_fields("cls n").to_tuple("cls", "n")
+    loader = ShardLoader(samples, 8, num_workers=workers)
+    assert sum(len(batch[0]) for batch in loader if batch) == 48
+    assert counts(loader.ledger) == (48, 0, 12, 0, 0)
+    assert {entry.reason for entry in loader.ledger.quarantined} == {"no field n; the sample has cls, odd.cls"}
+    with pytest.raises(SampleError, match="no field n; the sample has cls"):
+        list(ShardLoader(dataset(urls, index=index, on_error=None).to_tuple("n"), 8, num_workers=workers))
+
+
+def no_sevens(data):
+    if data == b"cat":
+        raise ValueError("a cat")
+    return int(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@INDEXED
+def test_samples_that_a_decoder_of_the_user_fails_on(urls, workers, index):
+    samples = dataset(urls, index=index).decode({"odd.cls": no_sevens})
+    loader = ShardLoader(samples, 8, num_workers=workers)
+    assert taken(loader) == 51
+    assert counts(loader.ledger) == (51, 0, 9, 0, 0)
+    entries = loader.ledger.quarantined
+    assert {(entry.field, entry.reason) for entry in entries} == {("odd.cls", "ValueError: a cat")}
+    assert sorted(entry.key for entry in entries) == [f"{i:03d}" for i in range(0, 60, 7)]
+
+
+def without_fives(sample):
+    return sample if int(sample["cls"]) % 5 == 0 else {**sample, "n": 1}
+
+
+def in_pairs(samples):
+    for sample in samples:
+        partner = next(samples, None)
+        yield {"cls": [sample["cls"]] + ([] if partner is None else [partner["cls"]])}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pipe_in_the_workers_of_a_loader(urls, workers):
+    samples = dataset(urls, index=False).filter(odd).pipe(in_pairs)
+    loader = ShardLoader(samples, 4, num_workers=workers, collate_fn=list)
+    batches = list(loader)
+    assert sorted(int(cls) for batch in batches for pair in batch for cls in pair["cls"]) == list(range(1, 60, 2))
+    assert counts(loader.ledger)[:3] == (30, 30, 0)
+    with pytest.raises(TypeError, match=r"^pipe is not for a ShardLoader: its function may hold samples"):
+        ShardLoader(dataset(urls).pipe(in_pairs), 4)
+
+
+def many_of_one(samples):
+    for sample in samples:
+        yield from [sample] * 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [1, 5, None])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_left_behind_a_pipe_counts_what_went_into_it(urls, workers, steps, drop_last):
+    """It yields more than it takes, so that batches are no count of samples."""
+    samples = dataset(urls, index=False).filter(odd).pipe(many_of_one)
+    loader = ShardLoader(samples, 7, num_workers=workers, drop_last=drop_last)
+    list(islice(loader, steps))
+    gc.collect()
+    delivered, filtered, *_, in_flight = counts(loader.ledger)
+    assert (in_flight, loader.ledger._total().discarded) == (0, 0)
+    assert 1 <= delivered <= 30
+    assert steps is not None or (delivered, filtered) == (30, 30)
+
+
+FILLED = {
+    "map": lambda stream: stream.map(without_fives).map(
+        lambda sample: sample if "n" in sample else None, drop_none=True
+    ),
+    "keep_fields": lambda stream: stream.map(without_fives).keep_fields("__key__ n"),
+    "decode": lambda stream: stream.decode({"odd.cls": no_sevens}),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_batches_from_which_these_ops_took_samples_are_filled(urls, name):
+    loader = ShardLoader(FILLED[name](dataset(urls)), 4, fill=True)
+    assert [len(batch["__key__"]) for batch in loader] == [4] * 15
+    loader.ledger.check()
+    tally = loader.ledger._total()
+    assert tally.repeated == tally.filtered.total() + tally.failed > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@INDEXED
+def test_a_pipe_in_the_workers_of_a_dataloader(urls, workers, index):
+    samples = dataset(urls, index=index).filter(odd).pipe(in_pairs)
+    pairs = list(DataLoader(samples, batch_size=None, num_workers=workers))
+    assert sorted(int(cls) for pair in pairs for cls in pair["cls"]) == list(range(1, 60, 2))
+    assert counts(samples.ledger) == (30, 30, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (3, False), (3, True)])

@@ -17,7 +17,7 @@ import torch.distributed
 from soak import SOAK
 from torch.utils.data import DataLoader
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers
+from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
 from tarshards.errors import TarshardsError, WorldError
 from tarshards.loaders.torch.dataset import SharedEpochCounter
 
@@ -81,6 +81,85 @@ def test_exactly_once_with_real_workers(make_shards, monkeypatch, shards, world_
         assert dataset.ledger.samples == len(part)
         seen += part
     assert sorted(seen) == list(range(3 * shards))
+
+
+def is_odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_any_stream_is_shared_out_to_ranks_and_workers(monkeypatch, world_size, workers):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    seen: list[int] = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        dataset = torch_iterable(Stream(range(50)).filter(is_odd).map(str).shuffle(10))
+        part = list(map(int, loader(dataset, workers)))
+        assert {number % world_size for number in part} <= {rank}
+        seen += part
+    assert sorted(seen) == list(range(1, 50, 2))
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_from_shards_is_shared_out_to_ranks_and_workers(make_shards, monkeypatch, index, workers):
+    urls = make_shards(9, index=index)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen: list[int] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        stream = Stream.from_shards(urls, shuffle=True, tail="exact" if index else None).decode()
+        dataset = torch_iterable(stream)
+        part = classes(loader(dataset, workers))
+        assert dataset.ledger is stream.ledger
+        assert stream.ledger.samples == len(part)
+        seen += part
+    assert sorted(seen) == list(range(27))
+
+
+def test_an_iterable_that_differs_from_rank_to_rank_is_taken_whole(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert sorted(loader(torch_iterable(Stream(range(9)), world=World()), 2)) == list(range(9))
+    assert Stream(range(9)).collect() == list(range(9)), "a stream by itself is whole on every rank"
+
+
+def test_epochs_of_any_stream_go_on_in_its_torch_iterable():
+    stream = Stream(range(50)).shuffle(50)
+    expected = [stream.collect() for _ in range(3)]
+    stream.set_epoch(1)
+    dataset = torch_iterable(stream)
+    assert [list(loader(dataset)) for _ in range(2)] == expected[1:]
+    pairs = [[list(loader(dataset, 1)) for _ in range(2)] for dataset in [torch_iterable(stream)]]
+    assert pairs == [expected[1:]]
+
+
+def test_what_torch_iterable_returns(make_shards):
+    dataset = ShardDataset(make_shards(2, index=True))
+    assert torch_iterable(dataset) is dataset
+    assert torch_iterable(dataset, world=World(1, 2)).world == World(1, 2)
+    from_stream = torch_iterable(Stream.from_shards(make_shards(2, index=True)))
+    assert sum(len(batch["cls"]) for batch in ShardLoader(from_stream, 4)) == 6
+    plain = torch_iterable(Stream(range(9))).with_length(9)
+    assert isinstance(plain, torch.utils.data.IterableDataset)
+    assert len(DataLoader(plain, batch_size=2)) == 5
+    with pytest.raises(TypeError, match="a ShardLoader takes a ShardDataset"):
+        ShardLoader(plain, 2)
+    with pytest.raises(TypeError, match=r"torch_iterable takes a ShardDataset or a Stream, .*, not \[1\]"):
+        torch_iterable([1])
+
+
+def test_a_state_of_any_stream_resumes_in_the_same_worker():
+    dataset = torch_iterable(Stream(range(20)).shuffle(5), world=World(1, 2))
+    iterator = iter(dataset)
+    begun = [next(iterator) for _ in range(4)]
+    state = dataset.state_dict()
+    rest = list(iterator)
+    again = torch_iterable(Stream(range(20)).shuffle(5), world=World(1, 2))
+    again.load_state_dict(state)
+    assert list(again) == rest
+    assert sorted(begun + rest) == list(range(1, 20, 2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

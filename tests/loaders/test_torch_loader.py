@@ -306,7 +306,7 @@ def test_what_is_refused(uneven):
     }.items():
         with pytest.raises(TypeError, match=rf"^{name} is not for a ShardLoader: \w+"):
             load(call)
-    for option in ({"shuffle": True}, {"sampler": []}, {"drop_last": True}, {"batch_sampler": []}, {"in_order": False}):
+    for option in ({"shuffle": True}, {"sampler": []}, {"batch_sampler": []}, {"in_order": False}):
         with pytest.raises(TypeError, match="is not for a ShardLoader"):
             load(dataset, **option)
     with pytest.raises(ValueError, match="at least 1"):

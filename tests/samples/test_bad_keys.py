@@ -25,8 +25,8 @@ READERS = [read_samples, Stream.from_shards, ShardDataset]
 def twin(request, monkeypatch):
     """Read with one of the two header parsers."""
     module = load_kernel(f"tarshards.tar.{request.param}")
-    for function in ("scan", "cut"):
-        monkeypatch.setattr(f"tarshards.tar.read.{function}", getattr(module, function))
+    for name in ("tar.read.scan", "tar.read.cut", "samples.read.Grouper"):
+        monkeypatch.setattr(f"tarshards.{name}", getattr(module, name.rpartition(".")[2]))
 
 
 def entries(ledger: Ledger) -> list[tuple]:

@@ -29,7 +29,7 @@ def data_of(block: Block) -> bytes:
 
 
 def taken(cache: BlockCache, block: Block, fetch: Callable[[], bytes], *, mapped: bool) -> bytes:
-    """Return the bytes of a block, as they are in memory, or copied out of a mapping that then is whole."""
+    """Return the bytes of a block, as they are in memory, or copied out of a mapping that then is current."""
     while mapped:
         found = cache.hold(block, fetch)
         if not isinstance(found, MappedBlock):
@@ -38,7 +38,7 @@ def taken(cache: BlockCache, block: Block, fetch: Callable[[], bytes], *, mapped
             data = found.mapping.read(found.start, block.length)
         except OSError:  # truncated meanwhile
             continue
-        if found.is_whole():
+        if found.mapping.is_current():
             return data
     return bytes(cache.take(block, fetch))
 

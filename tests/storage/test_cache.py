@@ -566,21 +566,21 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
 
 
 def test_a_mapped_block(tmp_path, fetches):
-    """It is mapped as soon as it is stored, and is no longer whole once its file is written to, or gone."""
+    """It is mapped as soon as it is stored, and is no longer current once its file is written to, or gone."""
     cache, block = open_cache(tmp_path), make_block(0)
     held = cache.hold(block, fetches.of(block))
     assert isinstance(held, MappedBlock)
     assert held.mapping.read(held.start, block.length) == data_of(block)
-    assert held.is_whole()
+    assert held.mapping.is_current()
     with open(path_of(tmp_path, block), "r+b") as file:
         file.seek(held.start + 7)
         file.write(b"?")
-    assert not held.is_whole()
+    assert not held.mapping.is_current()
     again = cache.hold(block, fetches.of(block))
     assert len(fetches.blocks) == 2
     assert again.mapping.read(again.start, block.length) == data_of(block)
     path_of(tmp_path, block).unlink()
-    assert not again.is_whole()
+    assert not again.mapping.is_current()
     for number in range(1, 2 * HELD):
         last = cache.hold(make_block(number), fetches.of(make_block(number)))
     assert last == data_of(make_block(2 * HELD - 1)), "in memory where the budget is full"
@@ -865,7 +865,7 @@ def test_a_file_system_without_locks(tmp_path, fetches, caplog, monkeypatch):
     assert [fetches.take(cache, make_block(number)) for number in (0, 1, 0, 1)] == [False, True, False, True]
     (warning,) = warnings_of(caplog)
     assert "No locks available; blocks that are not in this cache are read without storing them" in warning
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

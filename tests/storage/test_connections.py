@@ -1,17 +1,29 @@
-"""Bodies over kept connections: in large portions where they come fast, byte by byte where they come slowly."""
+"""Bodies over kept connections: in large portions where they come fast, byte by byte where they come slowly.
+
+What has stalled comes over another connection.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from faulty_server import Answer, Server
+from faulty_server import serving as misbehaving
+from programs import need
 
-from tarshards.storage import connections, traffic
+from tarshards.errors import OpenError
+from tarshards.storage import connections, traffic, transfer
+from tarshards.storage.location import Location
+from tarshards.storage.remote import Remote
+from tarshards.storage.transfer import MOVES, Address, Version, read_range
 
 
 @contextmanager
@@ -80,3 +92,125 @@ def test_few_calls_for_many_small_packets():
 def test_small_reads_lose_nothing_of_what_came_with_the_headers():
     with answering(b"abcdefghij", b"klmno", pause=0.1) as url:
         assert b"".join(read(url, 3, timeout=30)) == b"abcdefghijklmno"
+
+
+class Stalling(Server):
+    """Of the first *stalls* answers for the file's first bytes it sends a part, and then nothing."""
+
+    stalls = 1
+
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+        if begin_of(headers) < SIZE:
+            self.stalls -= 1
+            if self.stalls >= 0:
+                return Answer(cut=SIZE // 4, end="stall"), self.body
+        return Answer(end="keep"), self.body
+
+
+SIZE = 1 << 18
+
+
+def begin_of(headers: dict[str, str]) -> int:
+    return int(headers["range"].removeprefix("bytes=").partition("-")[0])
+
+
+@pytest.fixture(params=["http", "https"])
+def stalling(request, tmp_path, monkeypatch):
+    """A server whose first answer stalls, and the bytes of its file."""
+    monkeypatch.setattr(connections, "STALL", 0.2)
+    certificate = None
+    if request.param == "https":
+        need("openssl")
+        certificate = str(tmp_path / "certificate.pem")
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", certificate, "-out", f"{certificate}.crt"]
+        subprocess.run(command, check=True, capture_output=True)
+        with open(f"{certificate}.crt") as file, open(certificate, "a") as both:
+            both.write(file.read())
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        monkeypatch.setattr(connections, "_tls", connections._tls.__wrapped__)
+    with misbehaving(Stalling(), certificate) as server:
+        server.body = random.Random(0).randbytes(4 * SIZE)
+        yield server
+
+
+def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
+    """Read the first bytes with no retry, while others are read *beside*."""
+    address = Address(Location(f"{server.url}/shard.tar", Remote(retries=0, timeout=timeout)))
+    ended = threading.Event()
+
+    def read_others() -> None:
+        while not ended.is_set():
+            read_range(address, SIZE, 4 * SIZE)
+
+    thread = threading.Thread(target=read_others)
+    if beside:
+        thread.start()
+    try:
+        return bytes(read_range(address, 0, SIZE, Version(4 * SIZE, '"v1"', ""))[0])
+    finally:
+        ended.set()
+        if beside:
+            thread.join()
+
+
+@pytest.mark.parametrize("stalls", [1, MOVES])
+def test_what_has_stalled_comes_over_another_connection(stalling, stalls):
+    """Without a retry, and from the byte where it has stalled."""
+    stalling.stalls = stalls
+    before = traffic.so_far()
+    assert read_beginning(stalling, beside=True, timeout=4) == stalling.body[:SIZE]
+    begins = [begin for _, _, headers, _ in stalling.requests if (begin := begin_of(headers)) < SIZE]
+    assert len(begins) == 1 + stalls
+    assert begins[0] < begins[1] <= SIZE // 4
+    assert (traffic.so_far() - before).retries == stalls
+
+
+@pytest.mark.parametrize(("stalls", "beside"), [(1, False), (MOVES + 1, True)])
+def test_a_server_that_is_silent_has_its_time_out(stalling, stalls, beside):
+    stalling.stalls = stalls
+    with pytest.raises(OpenError, match="timed out"):
+        read_beginning(stalling, beside=beside, timeout=1)
+    assert stalling.stalls == 0
+
+
+@pytest.fixture
+def slow():
+    """A server of 1 MiB whose answers come at once, but for those that a test plays."""
+    with misbehaving(Server(default=Answer(end="keep"))) as server:
+        server.body = random.Random(0).randbytes(4 * SIZE)
+        yield server
+
+
+def read_after_others(server: Server, connections: int, *answers: Answer) -> bytes:
+    """Read the whole file, as *answers* bring it, after it was read before."""
+    address = Address(Location(f"{server.url}/shard.tar", Remote(retries=0, connections=connections)))
+    read_range(address, 0, 4 * SIZE)
+    server.play(*answers, body=server.body, default=server.default)
+    return bytes(read_range(address, 0, 4 * SIZE, Version(4 * SIZE, '"v1"', ""))[0])
+
+
+SLOW = Answer(end="keep", pace=SIZE // 16, pause=0.02)
+
+
+def test_the_rest_of_a_late_request_comes_over_idle_connections(slow):
+    assert read_after_others(slow, 32, SLOW) == slow.body
+    begins = sorted(begin_of(headers) for _, _, headers, _ in slow.requests)
+    assert begins[0] == 0
+    assert 2 < len(begins) == len(set(begins)) <= 1 + 16
+    assert begins[1] >= SIZE // 16, "what had come is not asked for again"
+
+
+@pytest.mark.parametrize(("connections", "late"), [(2, 0.25), (32, 60)])
+def test_a_request_stays_whole(slow, monkeypatch, connections, late):
+    """Where no connection is idle, and where it is not late."""
+    monkeypatch.setattr(transfer, "LATE", late)
+    assert read_after_others(slow, connections, SLOW) == slow.body
+    assert len(slow.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [Answer(status="404 Not Found"), Answer(cut=400), Answer(etag='"v2"')])
+def test_a_part_of_the_rest_fails(slow, answer):
+    with pytest.raises(OpenError, match=r"404|ended before|broke off|changed") as caught:
+        read_after_others(slow, 32, SLOW, Answer(end="keep"), Answer(end="keep"), answer)
+    assert f"{slow.url}/shard.tar" in str(caught.value)

@@ -480,7 +480,7 @@ faults = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(faults, max_size=5))
 def test_the_right_bytes_or_an_error(server, answers):
     body = BODY[:5_000]
@@ -499,7 +499,7 @@ def test_headers_cut_anywhere_are_no_empty_body(server, resumed):
         assert fetch(server.play(*answers, body=body)) == body
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6_000), st.sampled_from(["close", "reset"])), max_size=5))
 def test_an_honest_server_on_a_bad_network_gives_the_right_bytes(server, cuts):
     body = BODY[:5_000]

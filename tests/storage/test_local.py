@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -272,3 +273,25 @@ def test_a_full_disk_is_an_open_error():
     with pytest.raises(OpenError, match="/dev/full: No space left on device"):
         stream.write(DATA)
     stream.abort()
+
+
+def test_a_file_that_is_read_to_its_end_is_read_farther_ahead(tmp_path, monkeypatch):
+    hints = []
+
+    def note(descriptor, *hint):
+        hints.append((os.readlink(f"/proc/self/fd/{descriptor}"), *hint))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    (tmp_path / "a").write_bytes(b"data")
+    with open_url(tmp_path / "a") as file:
+        assert file.read() == b"data"
+    assert hints == [(str(tmp_path / "a"), 0, 0, os.POSIX_FADV_SEQUENTIAL)]
+
+
+def test_a_fifo_takes_no_hint_and_is_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    writer = Thread(target=lambda: (tmp_path / "fifo").write_bytes(b"data"))
+    writer.start()
+    with open_url(tmp_path / "fifo") as file:
+        assert file.read(10) == b"data"
+    writer.join()

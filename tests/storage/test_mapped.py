@@ -38,6 +38,23 @@ def test_reads_what_is_in_the_file(mapping_type, path):
         assert mapping.read(offset, size) == data[offset : offset + size]
 
 
+def test_is_current_until_its_path_is_of_another_file_or_written_to(mapping_type, path, tmp_path):
+    mapping = mapping_type(path)
+    assert mapping.is_current()
+    status = os.stat(path)
+    with open(path, "r+b") as file:
+        file.write(b"?")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert not mapping.is_current()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert mapping.is_current()
+    os.rename(path, tmp_path / "moved")
+    assert not mapping.is_current()
+    (tmp_path / "file").write_bytes(b"?" * SIZE)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not mapping.is_current()
+
+
 @pytest.mark.parametrize("place", [(-1, 1), (0, -1), (SIZE, 1), (0, SIZE + 1), (2**62, 2**62), (1, 2**63 - 1)])
 def test_refuses_places_outside(mapping_type, path, place):
     with pytest.raises(ValueError, match="bytes at offset"):

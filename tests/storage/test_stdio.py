@@ -1,6 +1,7 @@
 """`-`: the standard streams, which stay open."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -73,3 +74,14 @@ except BrokenPipeError:
 def test_no_stdin_at_all():
     done = run("os.close(0); open_url('-')", stdin=subprocess.DEVNULL)
     assert done.stderr.endswith(b"tarshards.errors.OpenError: -: Bad file descriptor\n")
+
+
+def test_small_writes_to_stdout_go_out_together():
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps each write by itself
+    with near, far:
+        code = "out = open_url('-', 'wb'); [out.write(bytes(700)) for _ in range(200)]; out.close()"
+        run(code, stdout=far.fileno())
+        far.close()
+        sizes = list(iter(lambda: len(near.recv(1 << 20)), 0))
+    assert sum(sizes) == 200 * 700
+    assert len(sizes) <= 5

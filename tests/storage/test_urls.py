@@ -88,7 +88,7 @@ braces = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(plain, braces).map("".join), min_size=1, max_size=10))
 def test_braces_are_those_of_bash(specs):
     # The dash before each word keeps printf from taking it for an option; every spec has a line of its own.
@@ -214,10 +214,10 @@ def test_manifests(here):
         Shard("http://h/w"),
     )
     expected = [
-        ("d/x-[1].tar", 7, 1024, False, False),
-        ("d/../y.tar", None, None, False, False),
-        ("/z.tar", None, None, True, False),
-        ("http://h/w", None, None, False, False),
+        ("d/x-[1].tar", 7, 1024, False, False, None),
+        ("d/../y.tar", None, None, False, False, None),
+        ("/z.tar", None, None, True, False, None),
+        ("http://h/w", None, None, False, False, None),
     ]
     assert expand_shards("d/a.shards.json") == expected
     assert expand_urls("d/a.shards.json") == [url for url, *_ in expected]
@@ -301,6 +301,7 @@ def test_a_remote_manifest_names_no_local_files(name):
         ('{"wids_version": 1, "shardlist": [], "datasets": [1]}', "a manifest of other datasets"),
         ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"nsamples": 3}]}', "entry 1 of the manifest has no url"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -1}]}', "a has nsamples -1"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "sha256": "12"}]}', "a has sha256 '12' in the manifest"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "filesize": 1.5}]}', "a has filesize 1.5"),
         ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"url": "a"}]}', "names a shard twice"),
     ],
@@ -320,7 +321,11 @@ def test_an_empty_manifest_is_an_empty_expression(here):
 @given(
     st.lists(
         st.builds(
-            Shard, st.text(min_size=1), st.none() | st.integers(0, 2**32 - 1), st.none() | st.integers(0, 2**53 - 1)
+            Shard,
+            st.text(min_size=1),
+            st.none() | st.integers(0, 2**32 - 1),
+            st.none() | st.integers(0, 2**53 - 1),
+            sha256=st.none() | st.text("0123456789abcdef", min_size=64, max_size=64),
         ),
         unique_by=lambda shard: shard.url,
     )

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from collections import Counter
 from itertools import islice
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shares import assert_shares
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import Ledger, Stream, World
+from tarshards import ArrayLoader, Ledger, Stream, World, readers
+from tarshards.epoch.schedules import Quotas, ScheduledMixture
 from tarshards.errors import AuditError, StateError
-from tarshards.stream.mix import mix
+from tarshards.stream import mix as mixing
+from tarshards.stream.mix import PASS, ScheduledChoices, mix
+from tarshards.stream.op import BoundOp, op
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -27,9 +36,21 @@ def urls(make_uneven) -> dict[str, str]:
     return {name: make_uneven(sizes, name) for name, sizes in SIZES.items()}
 
 
-def mixed(urls, rank=0, ranks=1, weights=WEIGHTS, seed=5, until="first", tail=None, kind=ShardDataset, **options):
+def mixed(
+    urls,
+    rank=0,
+    ranks=1,
+    weights=WEIGHTS,
+    seed=5,
+    until="first",
+    tail=None,
+    kind=ShardDataset,
+    schedule=None,
+    **options,
+):
     datasets = {name: kind(url, shuffle=True, world=World(rank, ranks), **options) for name, url in urls.items()}
-    return mix(datasets, weights=weights, seed=seed, until=until, tail=tail)
+    how = {} if schedule is None else {"schedule": schedule}
+    return mix(datasets, weights=weights, seed=seed, until=until, tail=tail, **how)
 
 
 def pairs(samples) -> list[tuple[str, int]]:
@@ -45,22 +66,13 @@ def global_order(parts: list[list]) -> list:
     return [part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)]
 
 
-def assert_shares(order: list[tuple[str, int]], weights: dict[str, float]) -> None:
-    """At every prefix each dataset has had its share to within one."""
-    counts, total = Counter(), sum(weights.values())
-    for step, (name, _) in enumerate(order, 1):
-        counts[name] += 1
-        for other, weight in weights.items():
-            assert abs(counts[other] - step * weight / total) < 1, (step, counts)
-
-
 @pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset])
 @pytest.mark.parametrize("until", ["first", "last", 200])
 def test_shares_hold_at_every_prefix(urls, until, kind):
     stream = mixed(urls, until=until, kind=kind)
     order = pairs(stream)
     assert len(order) == len(stream)
-    assert_shares(order, WEIGHTS)
+    assert_shares([name for name, _ in order], WEIGHTS)
     counts = Counter(order)
     whole = {name: sum(sizes) for name, sizes in SIZES.items()}
     seen = {name: len({value for other, value in counts if other == name}) for name in SIZES}
@@ -84,7 +96,7 @@ def test_the_global_order_does_not_depend_on_ranks_and_workers(urls, ranks, work
         batch_pairs(ShardLoader(mixed(urls, rank, ranks, until=120), 7, num_workers=workers)) for rank in range(ranks)
     ]
     assert global_order(parts) == expected
-    assert_shares(expected, WEIGHTS)
+    assert_shares([name for name, _ in expected], WEIGHTS)
 
 
 def test_seeds_and_epochs(urls):
@@ -212,8 +224,8 @@ def test_what_cannot_be_mixed(urls, make_shards):
     dataset = ShardDataset(urls["a"])
     with pytest.raises(ValueError, match="nothing to mix"):
         mix({})
-    with pytest.raises(TypeError, match="plain: mixing requires indexed shards"):
-        mix({"a": dataset, "plain": ShardDataset(make_shards(1, name="plain"))})
+    with pytest.raises(TypeError, match="plain: tail= requires that all datasets are indexed"):
+        mix({"a": dataset, "plain": ShardDataset(make_shards(1, name="plain"))}, tail="drop")
     with pytest.raises(TypeError, match="a: shuffle holds or counts"):
         mix({"a": dataset.shuffle(3)})
     for weights in ({"b": 1}, {"a": 1, "b": 1}, {"a": -1}, {"a": 0}, {"a": float("nan")}, {"a": "x"}):
@@ -233,3 +245,300 @@ def test_weights_of_nothing_and_datasets_of_nothing(urls, make_uneven):
         mixed({**urls, "empty": empty}, weights={**WEIGHTS, "empty": 1}, until=100)
     assert pairs(mixed({**urls, "empty": empty}, weights={**WEIGHTS, "empty": 1}, until="first")) == []
     assert list(mixed(urls, until=0)) == []
+
+
+CHANGING = {"a": {0: 1, 37: 0}, "b": 0.5, "c": {0: 0, 37: 1}}
+
+
+def quota_of(name: str, n: int, schedule: str) -> float:
+    """The integral of a weight of CHANGING, which add up to 1.5, over 1.5."""
+    if name == "b":
+        return n / 3
+    part = min(n, 37)
+    rising = part * part / 74 if schedule == "linear" else 0
+    falling = part - rising
+    return (falling if name == "a" else rising + n - part) / 1.5
+
+
+def assert_quotas(order: list[tuple[str, int]], schedule: str) -> None:
+    counts = Counter()
+    for n, (name, _) in enumerate(order, 1):
+        counts[name] += 1
+        for other in CHANGING:
+            assert abs(counts[other] - quota_of(other, n, schedule)) < 1, (n, counts)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "steps"])
+@pytest.mark.parametrize("until", ["first", "last", 90])
+def test_weights_change_by_a_schedule(urls, until, schedule):
+    stream = mixed(urls, until=until, weights=CHANGING, schedule=schedule)
+    order = pairs(stream)
+    assert len(order) == len(stream)
+    assert_quotas(order, schedule)
+    counts = Counter(order)
+    seen = {name: len({value for other, value in counts if other == name}) for name in SIZES}
+    missing = {name: sum(sizes) - seen[name] for name, sizes in SIZES.items()}
+    again = {name: max(0, sum(n for (other, _), n in counts.items() if other == name) - seen[name]) for name in SIZES}
+    if until == "first":
+        assert not any(again.values())
+        assert min(missing.values()) <= 1
+    elif until == "last":
+        assert not missing["b"] + missing["c"], "and a no longer comes"
+        assert min(again["b"], again["c"]) <= 1
+    else:
+        assert len(order) == 90
+    stream.ledger.check()
+
+
+def test_a_schedule_is_linear_unless_it_says_otherwise(urls):
+    default = pairs(mixed(urls, weights=CHANGING))
+    assert default == pairs(mixed(urls, weights=CHANGING, schedule="linear"))
+    assert default != pairs(mixed(urls, weights=CHANGING, schedule="steps"))
+    with pytest.raises(ValueError, match="schedule= must be one of linear, steps, not 'cosine'"):
+        mixed(urls, weights=CHANGING, schedule="cosine")
+    with pytest.raises(ValueError, match="weights"):
+        mixed(urls, weights={**CHANGING, "b": {5: 1}})
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0), (3, 2)])
+def test_the_global_order_of_a_schedule_does_not_depend_on_ranks_and_workers(urls, ranks, workers):
+    expected = pairs(mixed(urls, until=90, weights=CHANGING))
+    parts, arrays = [], []
+    for rank in range(ranks):
+        dataset = mixed(urls, rank, ranks, until=90, weights=CHANGING)
+        parts.append(batch_pairs(ShardLoader(dataset, 7, num_workers=workers)))
+        dataset = mixed(urls, rank, ranks, until=90, weights=CHANGING, kind=Stream.from_shards)
+        batches = ArrayLoader(dataset, 7, fields={"cls": readers.integer()}, threads=workers)
+        arrays.append([int(value) for batch in batches for value in batch["cls"]])
+    assert global_order(parts) == expected
+    assert global_order(arrays) == [value for _, value in expected]
+
+
+@pytest.mark.parametrize(("until", "chunk"), [("first", 8), ("last", 8), (40, 1 << 14)])
+def test_resume_a_schedule_at_every_step_on_other_ranks(urls, until, chunk, monkeypatch):
+    monkeypatch.setattr(mixing, "CHUNK", chunk)
+    monkeypatch.setattr(mixing, "CHUNKS", 2)
+    expected = pairs(mixed(urls, until=until, weights=CHANGING))
+    loader = ShardLoader(mixed(urls, until=until, weights=CHANGING), 1)
+    for taken, _ in enumerate(islice(loader, len(expected) - 1), 1):
+        state = json.loads(json.dumps(loader.state_dict()))
+        ranks, parts = 1 + taken % 4, []
+        for rank in range(ranks):
+            resumed = ShardLoader(mixed(urls, rank, ranks, until=until, weights=CHANGING, tail="exact"), 1 + taken % 5)
+            resumed.load_state_dict(state)
+            parts.append(batch_pairs(resumed))
+        assert global_order(parts) == expected[taken:], taken
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_schedule_resumes_again_and_again_in_both_loaders(urls, workers):
+    expected = pairs(mixed(urls, until=100, weights=CHANGING))
+    delivered, state, taken = [], None, 0
+    for ranks, size, loads_arrays in ((2, 3, False), (3, 2, True), (1, 5, False), (4, 1, True), (2, 4, False)):
+        parts, states = [], []
+        for rank in range(ranks):
+            kind = Stream.from_shards if loads_arrays else ShardDataset
+            dataset = mixed(urls, rank, ranks, until=100, weights=CHANGING, kind=kind)
+            if loads_arrays:
+                loader = ArrayLoader(dataset, size, fields={"cls": readers.integer()}, threads=workers)
+            else:
+                loader = ShardLoader(dataset, size, num_workers=workers)
+            if state is not None:
+                loader.load_state_dict(state)
+            parts.append([int(value) for batch in islice(loader, 2) for value in batch["cls"]])
+            states.append(loader.state_dict())
+        assert all(other == states[0] for other in states)
+        delivered += global_order(parts)
+        state = json.loads(json.dumps(states[0]))
+        taken += 2 * ranks * size
+        counts = Counter(name for name, _ in expected[:taken])
+        assert (state["position"], state["counts"]) == (taken, [counts[name] for name in CHANGING])
+    loader = ShardLoader(mixed(urls, until=100, weights=CHANGING), 8)
+    loader.load_state_dict(state)
+    delivered += [value for _, value in batch_pairs(loader)]
+    assert delivered == [value for _, value in expected]
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
+def test_tails_of_a_schedule(urls, tail):
+    ranks, ledger, parts = 4, Ledger(), []
+    for rank in range(ranks):
+        dataset = mixed(urls, rank, ranks, until=50, tail=tail, weights=CHANGING)
+        parts.append(batch_pairs(ShardLoader(dataset, 5)))
+        ledger.merge(dataset.ledger)
+    expected = pairs(mixed(urls, until=50, weights=CHANGING))
+    assert global_order(parts) == {"pad": expected + expected[:2], "drop": expected[:48], "exact": expected}[tail]
+    ledger.check()
+
+
+def test_an_epoch_begins_without_a_walk_to_what_it_drops(urls, monkeypatch):
+    monkeypatch.setattr(mixing, "CHUNK", 16)
+    made, make = [], ScheduledChoices._make
+    monkeypatch.setattr(ScheduledChoices, "_make", lambda self, *where: made.append(where[0]) or make(self, *where))
+    dataset = mixed(urls, 0, 4, until=5003, tail="drop", weights=CHANGING)
+    next(iter(ShardLoader(dataset, 2, drop_last=True)))
+    assert 0 <= max(made) < 100
+
+
+def test_a_state_of_another_schedule_is_refused(urls):
+    loader = ShardLoader(mixed(urls, until=60, weights=CHANGING), 4)
+    next(iter(loader))
+    state = loader.state_dict()
+    for other in (
+        mixed(urls, until=60),
+        mixed(urls, until=60, weights=CHANGING, schedule="steps"),
+        mixed(urls, until=60, weights={**CHANGING, "a": {0: 1, 36: 0}}),
+    ):
+        with pytest.raises(StateError, match="another dataset"):
+            ShardLoader(other, 4).load_state_dict(state)
+    same = mixed(urls, until=60, weights={**CHANGING, "a": {37: 0, 0: 1}})
+    ShardLoader(same, 4).load_state_dict(state)
+    good = state["counts"]
+    for counts in (None, [], [4, 0], [4, 0, "0"], [0, 2, 2], [-1, 3, 2], [good[0] + 1, *good[1:]], good[:2], True):
+        with pytest.raises(StateError, match="counts"):
+            ShardLoader(same, 4).load_state_dict({**state, "counts": counts})
+    del state["counts"]
+    with pytest.raises(StateError, match="counts"):
+        ShardLoader(same, 4).load_state_dict(state)
+
+
+def test_constant_weights_have_states_as_before(urls):
+    state = ShardLoader(mixed(urls), 4).state_dict()
+    assert "counts" not in state
+    alone = mixed(urls, weights={name: {0: weight} for name, weight in WEIGHTS.items()})
+    assert Counter(name for name, _ in pairs(alone)) == Counter(name for name, _ in pairs(mixed(urls)))
+
+
+curve = st.dictionaries(st.integers(1, 300), st.integers(0, 4), max_size=3).flatmap(
+    lambda more: st.integers(0, 4).map(lambda first: {0: first, **more})
+)
+
+
+@st.composite
+def schedules(draw):
+    """Quotas of 2 to 6 sources, and the sizes of these."""
+    number = draw(st.integers(2, 6))
+    weights = [draw(curve) for _ in range(number - 1)] + [{0: 1, draw(st.integers(1, 300)): draw(st.integers(1, 5))}]
+    return Quotas(weights, draw(st.sampled_from(["linear", "steps"]))), [draw(st.integers(1, 60)) for _ in weights]
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedules(), st.integers(0, 9), st.data())
+def test_positions_of_a_schedule_are_looked_up_in_any_order(schedule, seed, data):
+    quotas, sizes = schedule
+    expected = ScheduledMixture(quotas, seed).take(400)
+    counts = [Counter(expected[:n]) for n in range(401)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixing, "CHUNK", data.draw(st.sampled_from([1, 7, 64, 500])))
+        patch.setattr(mixing, "CHUNKS", data.draw(st.integers(1, 3)))
+        choices = ScheduledChoices(quotas, seed, sizes, 400)
+        for _ in range(4):
+            begin = data.draw(st.integers(0, 400))
+            state = json.loads(json.dumps(choices.state(begin)))
+            assert state == {"counts": [counts[begin][i] for i in range(len(sizes))]}
+            resumed = ScheduledChoices(quotas, seed, sizes, 400).resumed(begin, state)
+            for one in (choices, resumed, pickle.loads(pickle.dumps(resumed))):
+                least = 0 if one is choices else begin
+                positions = np.array(data.draw(st.lists(st.integers(min(least, 399), 399), max_size=20)), np.int64)
+                dataset, number = one.look_up(positions)
+                assert dataset.tolist() == [expected[position] for position in positions]
+                assert number.tolist() == [counts[position][expected[position]] for position in positions]
+
+
+@settings(max_examples=75, deadline=None)
+@given(schedules(), st.integers(0, 9))
+def test_where_a_schedule_ends(schedule, seed):
+    """An epoch leaves out ("first") or repeats ("last") one sample of the dataset that ends it, at most."""
+    quotas, sizes = schedule
+    first, last = (ScheduledChoices(quotas, seed, sizes, until).total for until in ("first", "last"))
+    counts = Counter(ScheduledMixture(quotas, seed).take(first))
+    assert all(counts[i] <= size for i, size in enumerate(sizes))
+    assert any(counts[i] >= sizes[i] - 1 for i in quotas.sources)
+    counts = Counter(ScheduledMixture(quotas, seed).take(last))
+    assert all(counts[i] >= sizes[i] or quotas.ends[i] <= last for i in quotas.sources)
+    assert any(counts[i] <= sizes[i] + 1 or quotas.ends[i] == last for i in quotas.sources)
+
+
+def test_a_schedule_begins_anywhere_at_once(monkeypatch):
+    quotas = Quotas([{0: 1, 10**10: 0.1}, 1])
+    position = 6 * 10**9 + 12345
+    most = int(quotas.at(position)[0]) + 1
+    counts = next([n, position - n] for n in (most - 1, most) if abs(quotas.at(position)[0] - n) <= 0.5)
+    taken = []
+    take = ScheduledMixture.take
+    monkeypatch.setattr(ScheduledMixture, "take", lambda self, count: taken.append(count) or take(self, count))
+    choices = ScheduledChoices(quotas, 0, [10**12, 10**12], 10**12).resumed(position, {"counts": counts})
+    _, number = choices.look_up(np.arange(position, position + 100_000))
+    assert number.min() >= min(counts)
+    assert sum(taken) < 150_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_schedule_is_looked_up_after_a_fork_while_a_thread_looks_up():
+    choices = ScheduledChoices(Quotas([{0: 1, 100: 3}, 1]), 0, [10, 10], 10**6)
+    expected = choices.look_up(np.arange(50))[0].tolist()
+    with choices._lock:
+        child = os.fork()
+        if not child:
+            os._exit(choices.look_up(np.arange(50))[0].tolist() != expected)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_dataset_with_weight_and_no_samples_is_refused(make_uneven, urls):
+    datasets = {"a": ShardDataset(urls["a"]), "none": ShardDataset(make_uneven([0], "none"))}
+    with pytest.raises(ValueError, match="no samples"):
+        mix(datasets, weights={"a": 1, "none": {0: 0, 50: 1}}, until=100)
+    assert len(mix(datasets, weights={"a": 1, "none": {0: 0, 30: 1}}, until="first", schedule="steps")) == 30
+
+
+@op(per_sample=True, resumable=True, one_for_one=True, context=("epoch",))
+def note_epoch(samples, *, epoch=0):
+    for sample in samples:
+        yield {**sample, "epoch": epoch}
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, CHANGING])
+@pytest.mark.parametrize("loads", [False, True])
+def test_ops_of_a_dataset_get_the_epoch_of_its_own_pass(urls, weights, loads):
+    found = []
+    for rank in range(2):
+        datasets = {name: ShardDataset(url, shuffle=True, world=World(rank, 2)) for name, url in urls.items()}
+        datasets["b"] = datasets["b"].filter(even)._then(BoundOp(note_epoch, (), {}))
+        stream = mix(datasets, weights=weights, until=201, tail="pad")
+        stream.set_epoch(3)
+        samples = stream
+        if loads:
+            samples = [sample for batch in ShardLoader(stream, 7, num_workers=2, collate_fn=list) for sample in batch]
+        found += [(int(sample["cls"]), sample["epoch"] - 3) for sample in samples if sample["__dataset__"] == "b"]
+    assert len(set(found)) >= len(found) - 1, "pad repeats one sample"
+    passes = sorted({epoch for _, epoch in found})
+    assert passes == [number * PASS for number in range(len(passes))]
+    assert len(passes) > 2
+    assert all({value for value, epoch in found if epoch == own} == set(range(0, 16, 2)) for own in passes[:-1])
+
+
+def draw(sample, rng):
+    return {**sample, "number": rng.random()}
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_samples_that_come_again_draw_other_random_numbers(make_shards, index):
+    """Those of a dataset that begins again, and those that are drawn with replacement."""
+    urls = {name: make_shards(3, 4, name, index=index) for name in ("again", "drawn", "once")}
+    datasets = {
+        "again": ShardDataset(urls["again"], shuffle=True).map(draw, rng=True),
+        "drawn": ShardDataset(urls["drawn"], resample=True).map(draw, rng=True),
+        "once": ShardDataset(urls["once"]).map(draw, rng=True),
+    }
+    samples = list(mix(datasets, until=120))
+    assert len({sample["number"] for sample in samples}) == 120
+    batches = list(ShardLoader(mix(datasets, until=120), 12))
+    assert all(len(batch["number"]) == 12 for batch in batches), "all samples have the same fields"
+
+
+def test_the_state_of_a_mixture_knows_how_datasets_are_drawn(urls):
+    def loader(**options):
+        return ShardLoader(mix({"a": ShardDataset(urls["a"], **options), "b": ShardDataset(urls["b"])}), 4)
+
+    states = [loader(resample=resample).state_dict() for resample in (False, True, [1, 2, 3])]
+    assert len({state["digest"] for state in states}) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from itertools import islice
 
 import pytest
@@ -32,7 +33,9 @@ ARGUMENTS = {
     "keep_fields": ("cls",),
     "map": (add_one,),
     "map_fields": ({"cls": int},),
+    "map_tuple": (len,),
     "monitor": (print,),
+    "pipe": (iter,),
     "progress": (),
     "rekey": ("{index}",),
     "rename_fields": ({"label": "cls"},),
@@ -40,15 +43,25 @@ ARGUMENTS = {
     "select_fields": ("label:cls",),
     "shuffle": (4,),
     "skip": (1,),
+    "sliding": (3,),
     "take": (7,),
     "to_tuple": ("cls",),
+    "unbatched": (),
+    "with_length": (10,),
 }
 OPS = {name: getattr(ops, name) for name in ARGUMENTS if name != "dask_map"} | {"dask_map": dask_map}
-LOCAL = [name for name in OPS if name != "dask_map"]  # that run without a cluster
+LOCAL = [name for name in OPS if name != "dask_map" or find_spec("distributed")]
 
 
-def samples(count: int) -> list[dict]:
-    return [{"__key__": f"{i:03d}", "__url__": "a.tar", "cls": str(i).encode()} for i in range(count)]
+def samples(count: int, name: str = "") -> list:
+    """Samples for the op *name*."""
+    dicts = [{"__key__": f"{i:03d}", "__url__": "a.tar", "cls": str(i).encode()} for i in range(count)]
+    return [(sample["cls"],) for sample in dicts] if name == "map_tuple" else dicts
+
+
+def applied(name: str, stream: Stream) -> Stream:
+    """*stream* with the op *name* and what comes before it."""
+    return getattr(stream.to_tuple("cls") if name == "map_tuple" else stream, name)(*ARGUMENTS[name])
 
 
 def test_every_op_of_a_stream_is_here():
@@ -59,13 +72,20 @@ def test_every_op_of_a_stream_is_here():
 @pytest.mark.parametrize("name", OPS)
 def test_the_context_is_that_of_the_signature(name):
     parameters = inspect.signature(OPS[name]).parameters
-    wanted = tuple(argument for argument in ("epoch", "on_error") if argument in parameters)
+    arguments = ("epoch", "seed", "on_error") if "rng" in parameters else ("epoch", "on_error")
+    wanted = tuple(argument for argument in arguments if argument in parameters)
     assert traits_of(OPS[name]).context == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if "on_error" in traits_of(OPS[name]).context])
+def test_a_wrong_policy_is_refused(name):
+    with pytest.raises(ValueError, match=r'on_error must be "raise", "skip", a Ledger, .*, not \'stop\''):
+        OPS[name]([], *ARGUMENTS[name], on_error="stop")
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_loader_refuses_an_op_with_a_hint(make_shards, name):
-    dataset = getattr(ShardDataset(make_shards(2, 5, index=True)), name)(*ARGUMENTS[name])
+    dataset = applied(name, ShardDataset(make_shards(2, 5, index=True)))
     traits = traits_of(OPS[name])
     if traits.per_sample:
         assert len(list(ShardLoader(dataset, 4))) == 3
@@ -81,7 +101,7 @@ def test_a_loader_refuses_an_op_with_a_hint(make_shards, name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_without_index_a_loader_refuses_batched_alone(make_shards, name):
-    dataset = getattr(ShardDataset(make_shards(2, 5)), name)(*ARGUMENTS[name])
+    dataset = applied(name, ShardDataset(make_shards(2, 5)))
     if name == "batched":
         with pytest.raises(TypeError, match=r"^batched is not for a ShardLoader: batch_size="):
             ShardLoader(dataset, 4)
@@ -91,7 +111,7 @@ def test_without_index_a_loader_refuses_batched_alone(make_shards, name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_the_length_is_that_of_a_one_for_one_op(make_shards, name):
-    stream = getattr(Stream.from_shards(make_shards(2, 5, index=True)), name)(*ARGUMENTS[name])
+    stream = applied(name, Stream.from_shards(make_shards(2, 5, index=True)))
     if traits_of(OPS[name]).one_for_one:
         assert len(stream) == 10
     else:
@@ -101,13 +121,13 @@ def test_the_length_is_that_of_a_one_for_one_op(make_shards, name):
 
 @pytest.mark.parametrize("name", [name for name in LOCAL if traits_of(OPS[name]).one_for_one])
 def test_one_for_one(name):
-    assert len(list(OPS[name](samples(10), *ARGUMENTS[name]))) == 10
+    assert len(list(OPS[name](samples(10, name), *ARGUMENTS[name]))) == 10
 
 
 @pytest.mark.parametrize("name", [name for name in LOCAL if traits_of(OPS[name]).per_sample])
 def test_per_sample_is_the_same_for_parts(name):
-    whole = list(OPS[name](samples(10), *ARGUMENTS[name]))
-    parts = [OPS[name](part, *ARGUMENTS[name]) for part in (samples(10)[:3], samples(10)[3:])]
+    whole = list(OPS[name](samples(10, name), *ARGUMENTS[name]))
+    parts = [OPS[name](part, *ARGUMENTS[name]) for part in (samples(10, name)[:3], samples(10, name)[3:])]
     assert [sample for part in parts for sample in part] == whole
 
 
@@ -126,11 +146,11 @@ class Counted(Iterator):
 @pytest.mark.parametrize("name", [name for name in LOCAL if traits_of(OPS[name]).resumable])
 def test_resumable_ops_go_on_after_what_they_took(name):
     """After any number of outputs, an op that begins anew after what was taken yields the rest."""
-    expected = list(map(repr, OPS[name](samples(10), *ARGUMENTS[name])))
+    expected = list(map(repr, OPS[name](samples(10, name), *ARGUMENTS[name])))
     for stop in range(len(expected)):
-        upstream = Counted(samples(10))
+        upstream = Counted(samples(10, name))
         begun = list(map(repr, islice(OPS[name](upstream, *ARGUMENTS[name]), stop)))
-        rest = OPS[name](samples(10)[upstream.taken :], *ARGUMENTS[name])
+        rest = OPS[name](samples(10, name)[upstream.taken :], *ARGUMENTS[name])
         assert begun + list(map(repr, rest)) == expected
 
 

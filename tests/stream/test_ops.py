@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import builtins
 import gc
+import gzip
+import io
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leftovers import Leftovers
-from with_torch import ShardDataset, ShardLoader, torch
+from PIL import Image
+from with_torch import ShardDataset, ShardLoader, needs_torch, torch
 
 from tarshards import Ledger, Stream, readers
 from tarshards.errors import DecodeError, OpError, SampleError
@@ -109,6 +113,153 @@ def test_decode_names_the_place():
     assert ledger.quarantined[0][:3] == ("u.tar", "k", "cls")
 
 
+FIELDS = {"seg.png": b"s", "left.seg.png": b"l", "png": b"p", "cls": b"7", "txt": b"t", "json.gz": gzip.compress(b"[]")}
+
+
+def decoded(*decoders, **options) -> dict:
+    (sample,) = ops.decode([{"__key__": "k", "__url__": "u.tar", **FIELDS}], *decoders, **options)
+    return {field: value for field, value in sample.items() if not field.startswith("__")}
+
+
+def tagged(name: str):
+    return lambda data: (name, data)
+
+
+BUILT_IN = {"seg.png": b"s", "left.seg.png": b"l", "png": b"p", "cls": 7, "txt": "t", "json.gz": []}
+
+
+def test_decode_by_field():
+    assert decoded() == BUILT_IN
+    assert decoded(cls=float, json=len) == {**BUILT_IN, "cls": 7.0, "json.gz": 2}
+    by_name = decoded({"seg.png": tagged("seg")}, png=tagged("png"), **{"left.seg.png": tagged("left")})
+    assert {field: value[0] for field, value in by_name.items() if field.endswith("png")} == {
+        "seg.png": "seg",
+        "left.seg.png": "left",
+        "png": "png",
+    }
+    alternatives = decoded({"JPG;Png": tagged("image"), "json.gz": tagged("packed")})
+    assert alternatives["png"] == ("image", b"p")
+    assert alternatives["json.gz"] == ("packed", FIELDS["json.gz"])
+    assert decoded(cls=lambda data: None)["cls"] is None, "its result is the value, whatever it is"
+    assert decoded(images=None, samples=tagged("samples"), self=tagged("self")) == BUILT_IN
+
+
+def test_decode_by_handlers():
+    seen = []
+
+    def first(field, data):
+        seen.append(field)
+        return data * 2 if field.endswith("png") else None
+
+    def second(field, data):
+        return "second" if field in ("png", "txt") else None
+
+    assert decoded(first, second, cls=float) == {
+        "seg.png": b"ss",
+        "left.seg.png": b"ll",
+        "png": b"pp",
+        "cls": 7.0,
+        "txt": "second",
+        "json.gz": [],
+    }
+    assert seen == ["seg.png", "left.seg.png", "png", "txt", "json.gz"], "a function for a field comes first"
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [("cls txt", {"cls", "txt"}), (["png"], {"seg.png", "left.seg.png", "png"}), ("SEG.PNG;json", {"seg", "json.gz"})],
+)
+def test_decode_only_some_fields(only, expected):
+    found = decoded(lambda field, data: field, only=only)
+    if "seg" in expected:
+        expected = {"seg.png", "left.seg.png", "json.gz"}
+    assert found == {field: field if field in expected else data for field, data in FIELDS.items()}
+
+
+def test_decode_leaves_what_is_no_bytes_as_it_is():
+    assert list(ops.decode([{"__key__": b"k", "cls": 7, "txt": None}], cls=tagged("cls"), txt=tagged("txt"))) == [
+        {"__key__": b"k", "cls": 7, "txt": None}
+    ]
+
+
+def red() -> bytes:
+    """A PNG of 2 x 3 red pixels."""
+    image = io.BytesIO()
+    Image.new("RGB", (2, 3), (255, 0, 0)).save(image, "PNG")
+    return image.getvalue()
+
+
+def test_an_imagespec_for_one_field():
+    sample = {"png": red(), "seg.png": red(), "cover": red()}
+    (found,) = ops.decode([sample], "rgb8", {"seg.png": "l8"}, cover="pil")
+    assert (found["png"].shape, found["seg.png"].shape, found["cover"].size) == ((3, 2, 3), (3, 2), (2, 3))
+
+
+@needs_torch
+def test_images_as_tensors_of_floats():
+    (found,) = ops.decode([{"png": red()}], "torch", only="png")
+    assert found["png"].dtype == torch.float32
+    assert found["png"].shape == (3, 3, 2)
+    assert found["png"].flatten(1).tolist() == [[1.0] * 6, [0.0] * 6, [0.0] * 6]
+
+
+def fail(data):
+    return 1 / 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"cls": fail}, {"images": lambda field, data: fail(data)}, {"images": {"cls": fail}}]
+)
+def test_a_decoder_that_fails_names_the_place(arguments):
+    sample = {"__key__": "k", "__url__": "u.tar", "cls": b"7"}
+    with pytest.raises(DecodeError, match=r"^u\.tar: k\.cls: ZeroDivisionError: division by zero$") as caught:
+        list(ops.decode([sample], **arguments))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    seen: list[Exception] = []
+    assert list(ops.decode([sample], on_error=seen.append, **arguments)) == []
+    assert isinstance(seen[0].__cause__, ZeroDivisionError)
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, data):
+        return float(data)
+
+
+def test_any_callable_decodes():
+    assert decoded(cls=Unhashable())["cls"] == 7.0
+    assert decoded(cls=partial(int, base=8))["cls"] == 7
+
+
+def decode_copies(*decoders, count, **options) -> None:
+    """Decode *count* samples with the fields jpg and cls."""
+    list(ops.decode([{"jpg": b"", "cls": b"1"}] * count, *decoders, **options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"jgp": fail}, "jgp; they have cls, jpg; did you mean 'jpg'?"),
+        ({"images": {"png;jgp": fail}}, "png or jgp; they have cls, jpg; did you mean 'jpg'?"),
+        ({"only": "cls kls"}, "kls; they have cls, jpg; did you mean 'cls'?"),
+        ({"only": ["caption.txt"]}, "caption.txt; they have cls, jpg"),
+    ],
+)
+def test_a_name_that_no_field_has_is_told_once(caplog, arguments, words):
+    decode_copies(count=99, **arguments)
+    assert not caplog.records
+    decode_copies(count=1, **arguments)  # as a loader does with each batch
+    decode_copies(count=200, **arguments)
+    expected = f"decode: none of the first 100 samples has a field {words}"
+    assert [record.getMessage() for record in caplog.records] == [expected]
+
+
+def test_names_that_fields_have_are_no_warning(caplog):
+    decode_copies({"seg.png;jpg": len}, count=200, cls=float, only="png;jpg cls")
+    assert not caplog.records
+
+
 def test_batches():
     batches = list(ops.batched([{"__key__": str(i), "x": i, "a": np.full(2, i)} for i in range(5)], 2))
     assert [batch["__key__"] for batch in batches] == [["0", "1"], ["2", "3"], ["4"]]
@@ -171,6 +322,208 @@ def test_shuffle_starts_at_initial_and_grows():
     for _ in range(60):
         next(shuffled)
     assert len(taken) == 100
+
+
+@pytest.mark.parametrize(("size", "held"), [(1000, 100), (100, 100), (7, 7)])
+def test_shuffle_begins_with_a_hundred(size, held):
+    taken: list[int] = []
+    shuffled = ops.shuffle((taken.append(i) or i for i in range(2000)), size)
+    first = next(shuffled)
+    assert held <= len(taken) <= held + 1
+    assert sorted([first, *shuffled]) == list(range(2000))
+
+
+def test_sliding_counts_its_windows():
+    assert list(ops.sliding("abcd", 2)) == [["a", "b"], ["b", "c"], ["c", "d"]]
+    assert list(ops.sliding("abcdefg", 2, step=3)) == [["a", "b"], ["d", "e"]]
+    assert list(ops.sliding("abcdefg", 2, step=3, partial=True)) == [["a", "b"], ["d", "e"], ["g"]]
+    assert list(ops.sliding("ab", 3)) == []
+    assert list(ops.sliding("ab", 3, partial=True)) == [["a", "b"]]
+    assert list(ops.sliding("abc", 2, partial=True)) == [["a", "b"], ["b", "c"]]
+
+
+@given(st.integers(0, 30), st.integers(1, 8), st.integers(1, 8))
+def test_sliding_cuts_every_window_once(count, size, step):
+    items = list(range(count))
+    full = [items[i : i + size] for i in range(0, count - size + 1, step)]
+    assert list(ops.sliding(items, size, step=step)) == full
+    windows = list(ops.sliding(items, size, step=step, partial=True))
+    assert windows[: len(full)] == full
+    assert len(windows) <= len(full) + 1
+    assert windows == [items[i * step : i * step + size] for i in range(len(windows))]
+    if step <= size:
+        assert {item for window in windows for item in window} == set(items)
+
+
+@pytest.mark.interop
+@given(st.integers(0, 30), st.integers(1, 8))
+def test_sliding_is_that_of_toolz(count, size):
+    toolz = pytest.importorskip("toolz")
+    assert list(map(tuple, ops.sliding(range(count), size))) == list(toolz.sliding_window(size, range(count)))
+
+
+def test_windows_do_not_share_their_list():
+    windows = []
+    for window in ops.sliding("abc", 2):
+        windows.append(list(window))
+        window.clear()
+    assert windows == [["a", "b"], ["b", "c"]]
+
+
+VALUES = st.integers(-5, 5) | st.text(max_size=3) | st.binary(max_size=3) | st.none()
+
+
+@given(st.data(), st.integers(1, 9), st.integers(0, 25))
+def test_unbatched_undoes_batched(data, size, count):
+    """For dicts, tuples and single values, whose columns are arrays or lists."""
+    columns = data.draw(st.lists(st.sampled_from(["int", "float", "text", "list", "array"]), min_size=1, max_size=3))
+    makers = {
+        "int": lambda i: i,
+        "float": lambda i: i / 2,
+        "text": str,
+        "list": lambda i: [i] * i,
+        "array": lambda i: np.array([i, i + 1]),
+    }
+    form = data.draw(st.sampled_from(["dict", "tuple", "value"]))
+    rows = [[makers[column](i) for column in columns] for i in range(count)]
+    if form == "dict":
+        samples = [{"__key__": str(i), **{f"{n}.x": v for n, v in enumerate(row)}} for i, row in enumerate(rows)]
+    else:
+        samples = [tuple(row) if form == "tuple" else row[0] for row in rows]
+    back = list(ops.unbatched(ops.batched(samples, size)))
+    np.testing.assert_equal(back, samples)
+    assert form == "value" or list(map(type, back)) == list(map(type, samples))
+
+
+def test_unbatched_takes_tensors_and_what_a_dataloader_returns():
+    samples = [(torch.full((2,), i), i, f"{i}") for i in range(5)]
+    (batch,) = Stream(samples).batched(5).collect()
+    loader = torch.utils.data.DataLoader([batch], batch_size=None)
+    for batches in [batch], loader:  # the loader makes a list of a tuple
+        back = list(ops.unbatched(batches))
+        assert [type(sample) for sample in back] == [tuple] * 5
+        assert [(pair.tolist(), int(number), text) for pair, number, text in back] == [
+            ([i, i], i, str(i)) for i in range(5)
+        ]
+    assert [int(row) for row in ops.unbatched([torch.arange(3)])] == [0, 1, 2]
+    assert list(ops.unbatched([[]])) == []  # an empty batch of a ShardLoader
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": [1, 2], "y": np.zeros(3)}, "one length each, and here field x has 2, field y has 3"),
+        (([1, 2], [3]), "one length each, and here element 0 has 2, element 1 has 1"),
+        ({"x": [1], "y": "a"}, "field y of a batch is a list, an array or a tensor, not 'a'"),
+        ({"x": [1], "y": (1,)}, r"field y of a batch is a list, .* not \(1,\)"),
+        ({"x": np.float64(1)}, "field x of a batch is a list, an array or a tensor, not"),
+        ({}, "one length each, and here it has none"),
+        (np.float64(1), "no batch of samples"),
+        ("ab", "no batch of samples: 'ab'"),
+        (None, "no batch of samples: None"),
+    ],
+)
+def test_unbatched_refuses_what_is_no_batch(batch, words):
+    with pytest.raises(SampleError, match=words) as caught:
+        list(ops.unbatched([batch]))
+    assert "\n" not in str(caught.value)
+    seen: list[Exception] = []
+    assert list(ops.unbatched([[1], batch, [2]], on_error=seen.append)) == [1, 2]
+    assert [type(error) for error in seen] == [SampleError]
+
+
+def test_map_tuple():
+    assert list(ops.map_tuple([(1, 2, 3), [4, 5, 6]], str, None)) == [("1", 2, 3), ("4", 5, 6)]
+    with pytest.raises(SampleError, match="2 functions for a tuple, and this is 1 elements"):
+        list(ops.map_tuple([(1,)], str, str))
+    with pytest.raises(SampleError, match="2 functions for a tuple, and this is dict"):
+        list(ops.map_tuple([SAMPLE], str, str))
+    with pytest.raises(ValueError, match="one function for each element"):
+        ops.map_tuple([])
+    with pytest.raises(TypeError, match="map_tuple takes a function, not 3"):
+        ops.map_tuple([], 3)
+
+
+def test_map_tuple_names_the_element():
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(ops.map_tuple([(1, 0)], None, lambda number: 1 / number))
+    assert caught.value.__notes__ == ["element 1: ZeroDivisionError: division by zero"]
+    ledger = Ledger(max_errors=1)
+    assert list(ops.map_tuple([(1, 0), (1, 2)], None, lambda number: 1 / number, on_error=ledger)) == [(1, 0.5)]
+    assert ledger.quarantined[0].reason == "element 1: ZeroDivisionError: division by zero"
+
+
+def test_map_drops_none_only_when_told():
+    assert list(ops.map([1, 2, 3], {1: 0, 3: 5}.get)) == [0, None, 5]
+    assert list(ops.map([1, 2, 3], {1: 0, 3: 5}.get, drop_none=True)) == [0, 5]
+    with pytest.raises(TypeError, match="drop_none must be True or False, not 'yes'"):
+        ops.map([], str, drop_none="yes")
+
+
+def _pairs(samples, gap="", *, on_error=None, epoch=None, function=None, samples_=None):
+    for sample in samples:
+        yield sample, next(samples, None), gap, on_error, epoch, function
+
+
+def test_a_pipe_gets_an_iterator_and_its_own_arguments():
+    """Also those that streams give to their own ops, and those that have the names of our parameters."""
+    handler = object()
+    piped = Stream(["a", "b", "c"]).pipe(_pairs, "-", on_error=handler, epoch=7, function="f")
+    assert piped.collect() == [("a", "b", "-", handler, 7, "f"), ("c", None, "-", handler, 7, "f")]
+    assert Stream([1]).pipe(lambda taken, **options: [options], self=1, samples=2).collect() == [
+        {"self": 1, "samples": 2}
+    ]
+
+
+def test_a_pipe_runs_when_it_is_iterated_each_time_anew():
+    calls = []
+
+    def count(samples):
+        calls.append(1)
+        return map(str, samples)
+
+    stream = Stream(range(3)).pipe(count)
+    iterator = iter(stream)
+    assert not calls
+    assert next(iterator) == "0"
+    assert len(calls) == 1
+    assert stream.collect() == stream.collect() == ["0", "1", "2"]
+
+
+def test_leaving_a_pipe_closes_its_generator():
+    closed = []
+
+    def slow(samples):
+        try:
+            yield from samples
+        finally:
+            closed.append(True)
+
+    iterator = iter(Stream(range(3)).pipe(slow))
+    next(iterator)
+    iterator.close()
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(("result", "shown"), [(None, "None"), (3, "3")])
+def test_a_pipe_without_a_result_names_its_function(result, shown):
+    def forgetful(samples):
+        return result
+
+    with pytest.raises(TypeError, match=rf"^pipe: .*forgetful returned {shown}; a function in a pipe yields") as caught:
+        Stream([1]).pipe(forgetful).collect()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TypeError, match="pipe takes a function, not 3"):
+        Stream([1]).pipe(3)
+
+
+def test_errors_in_a_pipe_are_its_own():
+    def broken(samples):
+        yield next(samples)
+        iter(None)
+
+    with pytest.raises(TypeError, match="'NoneType' object is not iterable"):
+        Stream([1]).pipe(broken).collect()
 
 
 def test_take_and_skip():
@@ -394,6 +747,11 @@ def test_what_does_not_await_refuses_async_functions(make_shards, function):
         "map_fields": lambda: ops.map_fields([{"x": 1}], {"x": function}),
         "batched": lambda: ops.batched([1], 1, collate=function),
         "monitor": lambda: ops.monitor([1], function),
+        "decode": lambda: ops.decode([{"x": b""}], x=function),
+        "decode ": lambda: ops.decode([{"x": b""}], function),
+        "map_tuple": lambda: ops.map_tuple([(1,)], function),
+        "pipe": lambda: ops.pipe([1], function),
+        "compose": lambda: Stream([1]).compose(function),
         "on_error=": lambda: ops.map([1], str, on_error=function),
         "on_error= ": lambda: ops.async_map([1], str, on_error=function),
         "on_error=  ": lambda: ops.decode([{}], on_error=function),
@@ -434,3 +792,42 @@ next(results)
 """
     run = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+class Tracker:
+    """Takes what wandb.log and mlflow.log_metrics take, and refuses what they refuse."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, data: dict) -> None:
+        assert all(isinstance(name, str) and type(value) in (int, float) for name, value in data.items())
+        self.logged.append(data)
+
+    def log_metrics(self, metrics: dict, step: int | None = None) -> None:
+        for name, value in metrics.items():
+            assert re.fullmatch(r"[\w.\- /]+", name)
+            float(value)
+        assert type(step) is int
+        self.logged.append((step, metrics))
+
+
+def test_monitor_reports_to_trackers_of_experiments():
+    """The one-line recipes of the docstring."""
+    samples = [{"__key__": "k", "x": b"12345"}] * 10
+    wandb = mlflow = Tracker()
+    recipes = re.findall(r"``(monitor\(lambda .*\))``", ops.monitor.__doc__)
+    assert len(recipes) == 2
+    for recipe in recipes:
+        eval(
+            f"Stream(samples).{recipe}", {"Stream": Stream, "samples": samples, "wandb": wandb, "mlflow": mlflow}
+        ).collect()
+    for_wandb, (step, for_mlflow) = wandb.logged
+    assert (for_wandb["samples"], for_wandb["bytes"], step) == (10, 50, 10)
+    assert for_wandb.keys() == for_mlflow.keys()
+    assert {"samples_per_second", "traffic/requests"} <= for_wandb.keys()
+
+
+def test_numba_map_is_refused_with_what_to_use():
+    with pytest.raises(TypeError, match=r"numba_map is not supported: .*map_fields\(.*numba\.njit"):
+        Stream([1]).numba_map(abs)

@@ -47,6 +47,57 @@ def test_streams_are_immutable():
     assert odd.collect() == [1, 3, 5, 7, 9]
 
 
+def evens(stream):
+    return stream.filter(lambda number: number % 2 == 0)
+
+
+def test_compose_applies_the_first_function_first():
+    stream = Stream(range(10))
+    assert stream.compose(evens, lambda stream: stream.take(2)).collect() == [0, 2]
+    assert stream.compose(lambda stream: stream.take(2), evens).collect() == [0]
+    assert stream.compose() is stream
+
+
+def test_compose_names_a_function_that_returns_no_stream():
+    with pytest.raises(TypeError, match=r"^compose: evens returned \[0\], and not a stream$"):
+        Stream([0]).compose(evens, lambda stream: stream, list_of_evens)
+    with pytest.raises(TypeError, match="compose takes a function, not 3"):
+        Stream([0]).compose(3)
+
+
+def list_of_evens(stream):
+    return evens(stream).collect()
+
+
+list_of_evens.__qualname__ = "evens"
+
+
+def test_with_length_is_what_len_says():
+    assert len(Stream([1]).with_length(7)) == 7
+    assert Stream([1]).with_length(7).collect() == [1]
+    assert len(evens(Stream(range(10))).with_length(5).map(str)) == 5
+    assert len(Stream([1]).with_length(7).with_length(0)) == 0
+    with pytest.raises(TypeError, match=r"^take changes the number of samples, .*; with_length\(n\) sets one$"):
+        len(Stream([1]).with_length(7).take(3))
+    with pytest.raises(ValueError, match="length must be at least 0, not -1"):
+        Stream([1]).with_length(-1)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_state_passes_through_with_length(make_shards, index):
+    urls = make_shards(4, index=index)
+    plain, told = (Stream.from_shards(urls).decode(), Stream.from_shards(urls).with_length(99).decode())
+    assert len(told) == 99
+    for stream in plain, told:
+        stream.state = [stream.state_dict() for _ in islice(stream, 5)][-1]
+    assert plain.state == told.state
+    rest = []
+    for stream in plain, told:
+        stream.load_state_dict(plain.state)
+        rest.append(classes(stream))
+    assert rest[0] == rest[1] == list(range(5, 12))
+
+
 def test_sources():
     assert Stream([1, 2]).collect() == [1, 2]
     assert Stream(lambda: iter([1, 2])).collect() == [1, 2]

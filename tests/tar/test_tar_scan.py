@@ -71,7 +71,7 @@ FULL = [
 @example(buffer=FULL[2], position=0, zeros=0, limit=0)
 @example(buffer=FULL[3], position=0, zeros=0, limit=0)
 @example(buffer=FULL[4], position=0, zeros=0, limit=0)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=750, deadline=None)
 @given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), zeros=st.sampled_from([0, 0, 1, 7]), limit=LIMITS)
 def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
     native = load_twin("native")
@@ -95,7 +95,7 @@ def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
 
 
 @pytest.mark.usefixtures("twin")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     buffer=buffers(),
     sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=5),

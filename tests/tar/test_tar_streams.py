@@ -133,7 +133,7 @@ MANY_SIZES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sizes=MANY_SIZES, steps=st.lists(st.integers(1, 3000), min_size=1, max_size=4), picked=st.integers(1, 3))
 def test_small_and_large_members_in_any_order(sizes, steps, picked):
     pairs = numbered(sizes)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import load_twin, pack, program, read_whole, tarfile_members
 
-from tarshards.tar.read import BLOCK, END, pack_header, padding
+from tarshards.tar.read import BLOCK, END, LARGE, pack_header, pack_members, padding
 
 # Any bytes that a Unix file system takes for a name, as Python shows them, and any text.
 NAMES = st.one_of(
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("twin")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs=st.lists(st.tuples(NAMES, SIZES.map(bytes)), max_size=5))
 def test_names_and_bytes_read_back_as_they_were_and_by_tarfile_too(folder, pairs):
     archive = pack(pairs) + END
@@ -108,3 +108,28 @@ def test_a_plain_header_is_tarfiles_wherever_it_says_everything(kernel, name, si
 def test_a_header_of_a_negative_size(kernel):
     with pytest.raises(ValueError, match="negative"):
         load_twin(kernel).plain_header("a", -1)
+
+
+FIELDS = st.lists(st.sampled_from(["jpg", "cls", "a.b", "é", "n" * 90]), unique=True).map(tuple)
+
+
+@pytest.mark.parametrize("kernel", ["native", "python"])
+@given(key=NAMES, fields=FIELDS, data=st.data())
+def test_the_members_of_a_sample_are_packed_in_one_where_all_headers_are_plain(kernel, key, fields, data):
+    values = [bytes(data.draw(SIZES)) for _ in fields]
+    packed = load_twin(kernel).plain_members(key, fields, values, 1000)
+    names = [f"{key}.{field}" for field in fields]
+    is_plain = all(name.isascii() and len(name) <= 100 for name in names) and max(map(len, values), default=1000) < 1000
+    assert packed == (pack(zip(names, values)) if is_plain else None)
+    assert b"".join(pack_members(key, fields, values)) == pack(zip(names, values))
+
+
+@pytest.mark.parametrize("kernel", ["native", "python"])
+def test_fields_without_values_are_refused(kernel):
+    with pytest.raises(ValueError, match="as many values as fields"):
+        load_twin(kernel).plain_members("a", ("b", "c"), [b""], 10)
+
+
+def test_large_members_are_not_copied_to_be_packed():
+    large = bytes(LARGE)
+    assert any(piece is large for piece in pack_members("a", ("bin", "cls"), [large, b"7"]))

@@ -356,7 +356,7 @@ def check_both_ways(urls: list[str]) -> tuple[Report, Report]:
         return found, check_shards(urls)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(SHARDS, min_size=1, max_size=3), st.booleans())
 def test_a_survey_of_sound_shards_finds_the_same(tmp_path_factory, shards, joined):
     folder = tmp_path_factory.mktemp("shards")

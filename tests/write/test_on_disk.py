@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from tool_lines import OTHERS, ROOT, WRITING, command_of, make_inputs
 
-from tarshards import ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
+from tarshards import Catalog, ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
 from tarshards.errors import SampleError, ShardIndexError, TarError
+from tarshards.formats.croissant import write_card
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
 from tarshards.index.manifests import update_manifests
@@ -102,6 +103,12 @@ def a_replaced_shard(sync):
     write_samples(SAMPLES, "in-0.tar", sync=sync)
 
 
+def a_catalog():
+    catalog = Catalog("out.yaml")
+    catalog.add("all@1", {"all": "in.shards.json"})
+    return catalog
+
+
 CALLS = {  # the function, and how many files it renames
     to_a_url: 1,
     to_a_compressed_shard: 1,
@@ -122,6 +129,8 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: write_marker("deep/out.done", {}, sync=sync): 1,
     lambda sync: write_contact_sheet(SAMPLES, "out.html", title="", sync=sync): 1,
     lambda sync: repair_shards(["in-0.tar"], "out.tar", sync=sync): 1,
+    lambda sync: write_card("out.json", {"all": "in-0.tar"}, name="all", sync=sync): 1,
+    lambda sync: a_catalog().save(sync=sync): 1,
 }
 
 
@@ -176,8 +185,10 @@ def test_names_are_given_in_one_place():
             r"\bos\.(replace|rename|link)\(|\.(replace|rename)\(\w*(path|target)\w*\)$", path.read_text(), re.M
         )
     }
-    # Nothing waits for the disk in the cache: a block that a power loss has damaged is fetched again.
-    assert calls == {"tarshards/storage/local.py", "tarshards/storage/cache.py"}
+    # Nothing waits for the disk in a cache: a block that a power loss has damaged is fetched again, and a validator
+    # looks at a shard before it gets its name in webdataset's cache.
+    caches = {"tarshards/storage/cache.py", "tarshards/webdataset/shardlists.py"}
+    assert calls == {"tarshards/storage/local.py", *caches}
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 1024, 1536, 10240, 65536, 66560, 200_000, None])

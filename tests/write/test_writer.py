@@ -174,7 +174,7 @@ names = st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs
         max_size=5,
     )
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_read_write_is_the_identity(tmp_path_factory, samples):
     target = str(tmp_path_factory.mktemp("law") / "a.tar")
     written = [
@@ -334,6 +334,46 @@ def test_start(tmp_path):
     assert [Path(shard).name for shard in writer.shards] == ["a-007.tar"]
 
 
+def shards_of(samples, **limits) -> list[int]:
+    """The samples of each shard of a ShardWriter whose files come to nothing."""
+    counts = []
+    with ShardWriter(
+        "a-%d.tar",
+        index=False,
+        open_writer=lambda name: TarWriter(os.devnull),
+        on_finish=lambda name, writer: counts.append(writer.samples),
+        **limits,
+    ) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return counts
+
+
+def test_a_shard_has_at_most_a_hundred_thousand_samples_unless_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    numbered = [{"__key__": f"{i}", "x": b""} for i in range(100_001)]
+    assert shards_of(numbered) == [100_000, 1]
+    assert shards_of(numbered, max_bytes=10**9) == [100_000, 1]
+    assert shards_of(numbered, max_samples=None) == [100_001]
+    assert shards_of(numbered, max_samples=100_001) == [100_001]
+
+
+def test_a_shard_has_at_most_3_gb_unless_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    field = bytes(100_000_000)
+    large = [{"__key__": f"{i}", "x": field} for i in range(31)]
+    assert shards_of(large) == [29, 2]
+    assert shards_of(large, max_samples=31) == [29, 2]
+    assert shards_of(large, max_bytes=None) == [31]
+
+
+def test_the_limits_of_a_dataset_are_its_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(ShardWriter.__init__.__kwdefaults__, "max_samples", 2)
+    with ThreadPoolExecutor(1) as executor:
+        assert len(write_dataset(SAMPLES, tmp_path / "a-%d.tar", executor=executor)) == 1
+    assert len(split_samples(SAMPLES, str(tmp_path / "b-%d.tar"))) == 1
+
+
 @pytest.mark.parametrize("arguments", [{"max_samples": 0}, {"max_bytes": 0}])
 def test_bad_limits(arguments):
     with pytest.raises(ValueError, match="max_"):
@@ -403,7 +443,7 @@ def write_shards(pattern, samples, **options) -> list[str]:
         max_size=9,
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_indexes_are_those_that_reading_the_shards_gives(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("law")
     samples = [
@@ -519,3 +559,71 @@ def test_a_run_after_one_that_was_killed_takes_in_what_that_left(tmp_path):
 )
 def test_where_the_manifest_is(pattern, manifest):
     assert ShardWriter(pattern, values={"split": "val"})._manifest() == manifest
+
+
+def sums(pattern: str) -> list[str | None]:
+    return [shard.sha256 for shard in expand_shards(pattern)]
+
+
+def sha256sum(*paths: str) -> list[str]:
+    """What coreutils says."""
+    done = subprocess.run(["sha256sum", *paths], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in done.stdout.splitlines()]
+
+
+def test_a_writer_hashes_what_it_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a-{shard:d}.tar", max_samples=4, sha256=True) as writer:
+        for sample in [*SAMPLES, {"__key__": "large", "bin": b"x" * 200_000}]:
+            writer.write(sample)
+    assert sums("a.shards.json") == sha256sum(*writer.shards)
+    with ShardWriter("b-{shard:d}.tar.gz", sha256=True) as writer:
+        writer.write(SAMPLES[0])
+    assert sums("b.shards.json") == [None]
+    with ShardWriter("c-{shard:d}.tar") as writer:
+        writer.write(SAMPLES[0])
+    assert sums("c.shards.json") == [None]
+    with ShardWriter("c-{shard:d}.tar", start=1, sha256=True) as writer:
+        writer.write(SAMPLES[1])
+    assert sums("c.shards.json") == sha256sum("c-0.tar", "c-1.tar")
+
+
+def test_a_dataset_is_hashed_in_an_interrupted_run_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def samples(count):
+        yield from SAMPLES[:count]
+        if count < len(SAMPLES):
+            raise KeyboardInterrupt
+
+    class Dataset:
+        def __init__(self):
+            self.count = 7
+
+        def __iter__(self):
+            return samples(self.count)
+
+    dataset = Dataset()
+    options = {"max_bytes": 5120, "sha256": True}
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(KeyboardInterrupt):
+            write_dataset(dataset, "d-{shard:d}.tar", executor=executor, **options)
+        dataset.count = 10
+        shards = write_dataset(dataset, "d-{shard:d}.tar", executor=executor, **options)
+    assert len(shards) > 3
+    assert sums("d.shards.json") == sha256sum(*shards)
+
+
+def test_tarindex_keeps_the_checksums_of_unchanged_shards(tmp_path, monkeypatch, path_with_tools):
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a-{shard:d}.tar", max_samples=4, sha256=True) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    before = sums("a.shards.json")
+    for spec in ("a-{0..2}.tar", "a.shards.json"):
+        subprocess.run(["tarindex", spec], check=True, env={**os.environ, "PATH": path_with_tools})
+        assert sums("a.shards.json") == before
+    write_samples(SAMPLES[:1], "other.tar")
+    os.replace("other.tar", "a-1.tar")
+    subprocess.run(["tarindex", "a-{0..2}.tar"], check=True, env={**os.environ, "PATH": path_with_tools})
+    assert sums("a.shards.json") == [before[0], None, before[2]]

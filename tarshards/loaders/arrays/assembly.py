@@ -6,22 +6,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tarshards.epoch.loop import Part
 from tarshards.epoch.permutations import fold
-from tarshards.errors import DecodeError, OpenError, TarshardsError
+from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, check_function
 from tarshards.index.memory import Payloads
-from tarshards.index.places import Failures, Places
+from tarshards.index.places import BatchKeys, Failures, Places
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.base import Reader
-from tarshards.parallel import check_function
 from tarshards.samples.fields import Term, parse_selection
+from tarshards.samples.ledger import Tally
 from tarshards.storage.streams import words
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
+
+#: Gives the next substitutes for the samples at some places of a batch, and counts what became of them after it.
+Substitution = Callable[[list[int]], AbstractContextManager[tuple[Part, "LocatedSamples"]]]
 
 _one = [object()]
 ALONE = sys.getrefcount(_one[0])  # of what only a list holds
@@ -46,6 +52,21 @@ class LocatedSamples:
         """Return the samples from *begin* to *end*."""
         places, part = self.places.part(begin, end), slice(begin, end)
         return LocatedSamples(places, self.numbers[part], self.shards[part], self.names)
+
+    def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
+        """Return the samples, copied before, with copies of *others* in place of those *at* some places."""
+        keys, (numbers, shards) = list(self.places.keys), (array.copy() for array in (self.numbers, self.shards))
+        numbers[at], shards[at] = others.numbers, others.shards
+        for place, key in zip(at, others.places.keys):
+            keys[place] = key
+        payloads = []
+        for own, new in zip(self.places.payloads, others.places.payloads):
+            datas = list(own)
+            for place, data in zip(at, new):
+                datas[place] = data
+            payloads.append(Payloads.of(datas))
+        table = BatchKeys(np.array(keys, object), np.arange(len(keys)))
+        return replace(self, places=Places(table, payloads, {}), numbers=numbers, shards=shards)
 
     def copied(self) -> tuple[LocatedSamples, Failures]:
         """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
@@ -79,6 +100,7 @@ class AssembledBatch:
     bytes: int = 0
     reading: float = 0.0
     decoding: float = 0.0
+    substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples in place of others
 
 
 class Assembler:
@@ -125,26 +147,59 @@ class Assembler:
                     break
         return failures
 
-    def assemble(self, locate: Callable[[], LocatedSamples], key: np.ndarray, number: int) -> AssembledBatch:
-        """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from."""
+    def assemble(
+        self,
+        locate: Callable[[], LocatedSamples],
+        key: np.ndarray,
+        number: int,
+        substitution: Substitution | None = None,
+    ) -> AssembledBatch:
+        """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from.
+
+        With *substitution* others are taken in place of those that fail.
+        """
         begun = time.perf_counter()
         samples = locate()
         failures = samples.places.check() if self.is_open else self.open(samples)
         draws = self._draws(key, samples.numbers)
         between = time.perf_counter()
-        try:
-            batch, places, failures = self._batch(samples, failures, draws, number)
-        except OSError:  # a mapped shard has shrunk: what is still there is read from copies
+        batch, places, failures = self._batch(samples, failures, draws, number)
+        missing, substituted = failures, list[TarshardsError]()
+        while missing and substitution is not None:
             samples, lost = samples.copied()
-            batch, places, failures = self._batch(samples, lost | failures, draws, number)
+            failures, missing = lost | failures, lost | missing  # where a mapped shard has shrunk since
+            at = sorted(missing)
+            with substitution(at) as (part, others):
+                found = others.places.check() if self.is_open else self.open(others)
+                samples = samples.replaced(at, others)
+                missing = {at[i]: error for i, error in found.items()}
+                draws = self._draws(key, samples.numbers)
+                batch, places, missing = self._batch(samples, missing, draws, number)
+                failed = sum(map(has_failed, missing.values()))
+                part.taken, part.lost = len(at), len(missing) - failed
+                part.members = (len(at) - len(missing)) * len(self.terms)
+                if failed:
+                    part.leave_out(Tally(failed=failed))
+                substituted += missing.values()
         if self.transforms and places:
             rng = np.random.default_rng([int(draws[0]), 1])
             for transform in self.transforms:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in places.payloads) if places else 0
-        return AssembledBatch(batch, samples, failures, size, between - begun, time.perf_counter() - between)
+        times = between - begun, time.perf_counter() - between
+        return AssembledBatch(batch, samples, failures, size, *times, substituted)
 
     def _batch(
+        self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
+    ) -> tuple[dict[str, Any], Places | None, Failures]:
+        """Return what ``_read_batch`` does, also where a mapped shard has shrunk."""
+        try:
+            return self._read_batch(samples, failures, draws, number)
+        except OSError:  # what is still there is read from copies
+            samples, lost = samples.copied()
+            return self._read_batch(samples, lost | failures, draws, number)
+
+    def _read_batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
     ) -> tuple[dict[str, Any], Places | None, Failures]:
         """Return the batch of what is not among the *failures*, its places (None for none to read), and all failures.
@@ -163,7 +218,10 @@ class Assembler:
             failures = {**failures, **{int(place): error for place, error in located.items()}}
             good = np.delete(np.arange(len(kept)), list(failed))
             places, columns = places.keep(good), [_keep(column, good) for column in columns]
-        batch = {name: reader.join(column) for name, reader, column in zip(self.names, self.readers, columns)}
+        batch = {
+            name: reader.join_in(column, partial(self._memory.empty, i, number))
+            for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
+        }
         batch["__key__"] = places.keys
         return batch, places, failures
 
@@ -195,15 +253,22 @@ class Assembler:
         return located
 
 
-class Memory:
-    """The buffers of *size* rows for batches, *kept* for each column; one is reused when nothing else refers to it.
+def has_failed(error: Exception) -> bool:
+    """Say whether *error* is of a sample that was read, and then lacked a field or did not decode."""
+    return isinstance(error, (DecodeError, SampleError))
 
-    In a *ring* they are reused in turn, whatever refers to them.
+
+class Memory:
+    """The buffers for batches of *size* rows, *kept* for each column; one is reused when nothing else refers to it.
+
+    In a *ring* they are reused in turn, whatever refers to them. Columns whose elements have no common size have other
+    buffers beside, which grow to the largest batch.
     """
 
     def __init__(self, columns: int, size: int, kept: int, ring: bool):
         self._size, self._ring, self._lock = size, ring, threading.Lock()
         self._arrays: list[list[Any]] = [[None] * kept for _ in range(columns)]
+        self._bytes: list[list[Any]] = [[None] * kept for _ in range(columns)]
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
@@ -216,6 +281,17 @@ class Memory:
                 if arrays[place] is not None and (self._ring or sys.getrefcount(arrays[place]) == ALONE):
                     return arrays[place][:count]
         return reader.make(count)
+
+    def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
+        """Return an array of *count* elements for what is joined of a column of the *number*-th batch."""
+        buffers, size = self._bytes[column], count * dtype.itemsize
+        with self._lock:
+            for place in [number % len(buffers)] if self._ring else range(len(buffers)):
+                if buffers[place] is None or self._ring or sys.getrefcount(buffers[place]) == ALONE:
+                    if buffers[place] is None or len(buffers[place]) < size:
+                        buffers[place] = np.empty(size + size // 8, np.uint8)  # the next batch may be a little larger
+                    return buffers[place][:size].view(dtype)
+        return np.empty(count, dtype)
 
 
 def _term(name: str) -> Term:

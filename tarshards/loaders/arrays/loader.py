@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice
@@ -19,10 +19,18 @@ import numpy as np
 from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
-from tarshards.errors import DecodeError, SampleError, flag, shortened, whole_number
-from tarshards.index.access import SampleReader
+from tarshards.epoch.substitutes import Substitutes
+from tarshards.errors import flag, shortened, whole_number
 from tarshards.index.places import MappedPlaces, find_in_bytes
-from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, LocatedSamples, Transform
+from tarshards.index.readahead import Waits, reach
+from tarshards.loaders.arrays.assembly import (
+    AssembledBatch,
+    Assembler,
+    LocatedSamples,
+    Substitution,
+    Transform,
+    has_failed,
+)
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
@@ -37,7 +45,8 @@ TOGETHER = 1 << 11  # samples whose places are looked up at once
 TOGETHER_QUICK = 1 << 14  # where making their batches takes hardly longer than that
 TRIED = 1 << 10  # samples that are tried at once until one shows what the fields are like
 
-Locate = Callable[[], LocatedSamples]  # returns the samples of a batch
+#: Returns the samples of a batch; and what replaces some of them.
+Locate = tuple[Callable[[], LocatedSamples], Substitution | None]
 
 
 class LocatedPart(Part):
@@ -64,8 +73,10 @@ class ArrayBatchMaker(BatchMaker):
         *,
         kept: int,
         ring: bool,
+        fill: bool,
+        drop_last: bool,
     ):
-        super().__init__(stream, size)
+        super().__init__(stream, size, fill=fill, drop_last=drop_last)
         self.assembler = Assembler(fields, transforms, size, kept, ring)
         self.places: MappedPlaces | None = None
         self.numbers = count()  # of the batches, over all epochs
@@ -73,9 +84,10 @@ class ArrayBatchMaker(BatchMaker):
 
     def open(self) -> bool:
         """Map the shards if that is possible, and open the readers by the first sample; return whether it was new."""
-        if self._is_open and not (self.places and self.places.broken):
+        if self.places is not None and not self.places.broken:
             return False
         shards = self.stream.source.shards
+        self.places = None  # those of before are released first
         self.places, self._is_open = MappedPlaces.of(shards, self.assembler.terms), True
         ends = np.cumsum(shards.counts)
         begin, end, total = 0, 1, int(ends[-1])
@@ -95,29 +107,44 @@ class ArrayBatchMaker(BatchMaker):
             numbers = self._starts[part.shards] + part.numbers
         else:  # a sample may come several times in a mixture's epoch, never alike
             numbers = part.plan.state(0)["position"] + part.positions
-        return self._locate(part.shards, part.numbers, numbers, part.reader)
+        return self._locate(part.shards, part.numbers, numbers, part)
+
+    def substitution(self, part: Part) -> Substitution | None:
+        """Return what gives substitutes for samples of *part*, None if they are not to be replaced."""
+        if not self.fill:
+            return None
+        substitutes = Substitutes(part)
+
+        @contextmanager
+        def drawn(places: list[int]) -> Iterator[tuple[Part, LocatedSamples]]:
+            with substitutes.drawn(places) as extra:
+                yield extra, self.locate(extra)
+
+        return drawn
 
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
-        self.open()
+        if not self._is_open or self.places is not None:
+            self.open()
         key = hash_of(self.stream.source.seed, epoch)
-        assembled = self.assembler.assemble(partial(self.locate, part), key, next(self.numbers))
+        located, substitution = partial(self.locate, part), self.substitution(part)
+        assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
         self.report(assembled)
         return assembled.batch
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""
-        for place in sorted(assembled.failures):
-            error = assembled.failures[place]
+        for error in [*(assembled.failures[place] for place in sorted(assembled.failures)), *assembled.substituted]:
             (self.stream.ledger.fail if has_failed(error) else self.stream.ledger)(error)
 
     def _locate(
-        self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, reader: SampleReader | None = None
+        self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
     ) -> LocatedSamples:
-        reader, terms = reader or self.stream.source.shards, self.assembler.terms
+        reader = self.stream.source.shards
         if self.places is not None:
             places = self.places.find(shards, samples)
         else:
-            places = find_in_bytes(list(reader.read_all(shards, samples)), terms)
+            results = reader.read_all(shards, samples) if part is None else part.read_all(part.reader or reader)
+            places = find_in_bytes(list(results), self.assembler.terms)
         return LocatedSamples(places, numbers, shards, reader.names)
 
     @cached_property
@@ -138,9 +165,10 @@ class ArrayLoader(ResumableLoader):
     own. Batches are numpy's, or torch's on *device*; you may keep them, and buffers that you have released are reused.
     With *reuse* buffers are reused in turn: a batch is valid until the next but one is asked for.
     *prefetch* batches are made ahead by threads, besides those under way. ``state_dict()`` tells where the loop
-    stands, as of ``ShardLoader``; ``monitor`` where the time goes.
+    stands, as of ``ShardLoader``; ``monitor`` where the time goes. *drop_last* and *steps* are as of ``ShardLoader``.
 
-    A sample that does not decode raises DecodeError, or goes to the ledger and is missing in its batch.
+    A sample that does not decode raises DecodeError, or goes to the ledger and is missing in its batch; with *fill* it
+    is replaced as in a ``ShardLoader``, which requires indexed shards.
     """
 
     def __init__(
@@ -154,6 +182,9 @@ class ArrayLoader(ResumableLoader):
         device: str | None = None,
         reuse: bool = False,
         transforms: Iterable[Transform] = (),
+        fill: bool = False,
+        drop_last: bool = False,
+        steps: int | None = None,
     ):
         check_dataset(dataset, "an ArrayLoader")
         if dataset.ops or dataset.source.ops:
@@ -170,8 +201,13 @@ class ArrayLoader(ResumableLoader):
         self._threads = max(1, most)
         is_planned = isinstance(dataset.source, PlannedSource)
         kept = self._threads + prefetch + (2 if is_planned else 3)  # without a plan a batch waits for the next
-        self.maker = ArrayBatchMaker(dataset, batch_size, fields, transforms, kept=kept, ring=flag("reuse", reuse))
-        self.passes = Passes(self.maker)
+        if flag("fill", fill) and not is_planned:
+            raise TypeError("fill= requires indexed shards in an ArrayLoader; run `tarindex` first")
+        ring = flag("reuse", reuse)
+        self.maker = ArrayBatchMaker(
+            dataset, batch_size, fields, transforms, kept=kept, ring=ring, fill=fill, drop_last=drop_last
+        )
+        self.passes = Passes(self.maker, steps)
         self.threads, self.prefetch, self.device = threads, prefetch, device
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
@@ -185,12 +221,15 @@ class ArrayLoader(ResumableLoader):
     def _planned(self, this: Pass, plan: PlannedEpoch) -> Generator[dict[str, Any], None, None]:
         maker, source = self.maker, self.maker.stream.source
         shares = maker.shares(plan, this.world.rank)
-        loop = source.loop(plan, this.world, shares, whole=this.state is None)
+        left_out = maker.left_out(plan, this.world.rank)
+        loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
         is_new = len(plan) > 0 and maker.open()
         is_quick, places = maker.assembler.is_quick, maker.places
-        parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER) if places else None
+        is_shuffled = plan.block_and_reach[0] is not None
+        touches = places is not None and is_new and is_quick and is_shuffled and places.are_small()
+        parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER, asks=not touches) if places else None
         with (
-            places.touching() if places and is_new and is_quick else nullcontext(),
+            places.touching() if places and touches else nullcontext(),
             closing(loop.run(partial(self._read, this), parts)) as batches,
         ):
             yield from batches
@@ -198,14 +237,26 @@ class ArrayLoader(ResumableLoader):
             self.ledger(error)
         self.ledger.audit([loop.tally])
 
-    def _located(self, loop: EpochLoop, most: int) -> Iterator[LocatedPart]:
-        """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time."""
+    def _located(self, loop: EpochLoop, most: int, *, asks: bool) -> Iterator[LocatedPart]:
+        """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time.
+
+        If it *asks*, the samples of those that follow are asked for ahead where their disk is waited for.
+        """
+        shards = self.maker.stream.source.shards
+        far, every = reach(shards.counts, shards.sizes)
+        waits = Waits(every)
         for shares in growing(loop.shares, 1, max(1, most // self.maker.size)):
             begun = time.perf_counter()
             together = Part.of(loop.plan, shares.together())
             samples = self.maker.locate(together)
             self.monitor.reading += time.perf_counter() - begun
+            asked = due = 0
             for begin in range(0, len(together), shares.size):
+                if asks and begin >= due:
+                    due, end = begin + every, min(begin + shares.size + far, len(together))
+                    if waits.come() and asked < end:
+                        samples.places.ask(max(begin, asked), end)
+                        asked = end
                 yield LocatedPart(together, samples, begin, begin + shares.size)
 
     def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
@@ -215,7 +266,7 @@ class ArrayLoader(ResumableLoader):
         def locates() -> Iterator[Locate]:
             for part in parts:
                 ahead.append(part)
-                yield partial(self.maker.locate, part)
+                yield partial(self.maker.locate, part), self.maker.substitution(part)
 
         with closing(self._in_order(locates(), this)) as results:
             for assembled in results:
@@ -231,7 +282,7 @@ class ArrayLoader(ResumableLoader):
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         assembler = self.maker.assembler
         samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world))
-        read, failed, delivered = Count(), 0, 0
+        read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 
         def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
@@ -245,7 +296,7 @@ class ArrayLoader(ResumableLoader):
             for raw in raws:
                 if not assembler.is_open and raw.exception() is None:  # by the first, whichever thread is quicker
                     assembler.open(locate(raw))
-                yield partial(locate, raw)
+                yield partial(locate, raw), None
 
         with ThreadPoolExecutor(1, "tarshards-read") as thread:
             try:
@@ -254,28 +305,36 @@ class ArrayLoader(ResumableLoader):
                         if not len(assembled.samples):
                             break
                         failed += len(assembled.failures)
+                        if self.maker.drop_last and len(assembled.samples) < self.maker.size:
+                            discarded = len(assembled.samples) - len(assembled.failures)
+                            break
                         if number >= this.passed:
                             yield assembled.batch
                         delivered += len(assembled.samples) - len(assembled.failures)  # a batch waits for the next
             finally:
                 thread.shutdown(cancel_futures=True)
                 samples.close()
-                self.ledger.count(failed=failed, in_flight=int(read) - failed - delivered)
+                in_flight = int(read) - failed - delivered - discarded
+                self.ledger.count(failed=failed, discarded=discarded, in_flight=in_flight)
                 self.ledger.report()
 
     def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
         """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""
-        monitor, assembler, numbers = self.monitor, self.maker.assembler, self.maker.numbers
+        assembler, numbers = self.maker.assembler, self.maker.numbers
         key = hash_of(self.maker.stream.source.seed, this.epoch)
         first = list(islice(locates, 1))  # after which it is known whether batches are quick
         threads = 0 if self.threads is None and assembler.is_quick else self.threads
         threads = self._threads if threads is None else threads
-        monitor.threads = max(1, threads)
-        works = (partial(assembler.assemble, locate, key, next(numbers)) for locate in chain(first, locates))
+        works = (
+            partial(assembler.assemble, locate, key, next(numbers), substitution)
+            for locate, substitution in chain(first, locates)
+        )
         with closing(_results(works, threads, self.prefetch)) as results:
             for assembled in results:
                 self.maker.report(assembled)
-                monitor.samples += len(assembled.samples) - len(assembled.failures)
+                monitor = self.monitor  # of the pass that the batch is for
+                monitor.threads = max(1, threads)
+                monitor.samples += len(assembled.batch["__key__"])
                 monitor.bytes += assembled.bytes
                 monitor.reading += assembled.reading
                 monitor.decoding += assembled.decoding
@@ -292,11 +351,6 @@ def _results(
         return
     with ThreadPoolExecutor(threads, "tarshards-make") as pool:
         yield from bounded_map(operator.call, works, executor=pool, window=threads + ahead)
-
-
-def has_failed(error: Exception) -> bool:
-    """Say whether *error* is of a sample that was read, and then lacked a field or did not decode."""
-    return isinstance(error, (DecodeError, SampleError))
 
 
 def _number_of(key: str) -> int:

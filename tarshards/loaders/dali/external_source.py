@@ -20,7 +20,7 @@ from tarshards.stream import ops
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from tarshards.epoch.loop import Part, Shares
+    from tarshards.epoch.loop import Part
     from tarshards.epoch.plan import PlannedEpoch
 
 LastBatch = Literal["partial", "pad", "drop"]
@@ -80,16 +80,11 @@ class EncodedBatchMaker(BatchMaker):
     def __init__(self, stream: Stream, size: int, guard: ImageGuard, last_batch: LastBatch):
         if last_batch not in ("partial", "pad", "drop"):
             raise ValueError(f'last_batch is "partial", "pad" or "drop", not {last_batch!r}')
-        super().__init__(stream, size)
+        super().__init__(stream, size, drop_last=last_batch == "drop")
         for op in stream.ops:
             if op.function is ops.batched or (self.is_planned and not op.traits.per_sample):
                 raise TypeError(f"DALI sources support only ops that see one sample at a time, not {op.name}")
         self.guard, self.last_batch = guard, last_batch
-
-    def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
-        shares = super().shares(plan, rank)
-        partial = shares and len(shares[-1]) < self.size
-        return shares[:-1] if partial and self.last_batch == "drop" else shares
 
     def read(self, part: Part, epoch: int) -> EncodedBatch:
         samples = list(self.stream.read(part, epoch))
@@ -171,7 +166,8 @@ class BatchSource:
         try:
             yield
         finally:
-            self.maker.stream.ledger.count(in_flight=self._made - self._arrived)
+            if self.maker.stream.is_followed:  # otherwise batches are no count of samples
+                self.maker.stream.ledger.count(in_flight=self._made - self._arrived)
 
     def arrive(self, batch: EncodedBatch) -> None:
         """Say that the consumer is given *batch*."""
@@ -191,7 +187,7 @@ class BatchSource:
 
     def _planned(self, this: Pass, plan: PlannedEpoch) -> Iterator[EncodedBatch]:
         stream, shares = self.maker.stream, self.maker.shares(plan, this.world.rank)
-        left_out = shares.positions[len(shares) * self.maker.size :]
+        left_out = self.maker.left_out(plan, this.world.rank)
         loop = stream.source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
         yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
         stream.ledger.audit([loop.tally])
@@ -202,7 +198,7 @@ class BatchSource:
         for _ in islice(samples, this.passed * maker.size):
             pass
         while chunk := list(islice(samples, maker.size)):
-            if len(chunk) == maker.size or maker.last_batch != "drop":
+            if len(chunk) == maker.size or not maker.drop_last:
                 batch = maker.encode(chunk, len(chunk))
                 maker.stream.ledger.count(failed=len(chunk) - batch.real)
                 yield batch

@@ -1,4 +1,9 @@
-"""Shards for torch: ``dataset`` is the IterableDataset, ``loader`` the batches of a plan made by worker processes."""
+"""Shards for torch.
+
+- ``dataset``: the IterableDatasets
+- ``loader``: the batches of a plan, made by worker processes
+- ``handover``: how these batches come from the workers, through shared memory
+"""
 
 from tarshards.samples.codecs.registry import require
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from mmap import mmap
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -25,58 +25,14 @@ from tarshards.samples.read import OnDamage
 from tarshards.storage.remote import Remote
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import open_shards
-from tarshards.stream.stream import EpochCounter, Stream
+from tarshards.stream.stream import EpochCounter, Stream, check_dataset
 from tarshards.tar.read import ArchiveEnd
 
 
-class ShardDataset(Stream, IterableDataset):
-    """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
+class TorchStream(Stream, IterableDataset):
+    """A ``Stream`` that torch's DataLoader takes; ranks and the DataLoader's workers each read their own part."""
 
-    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error*,
-    *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*, *seed*, *tail*,
-    *pool* and *block*.
-    Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
-    Without, whole shards are shared out.
-
-    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* also gets the errors of
-    ops; see ``Ledger``, and ``ledger`` for the counts over all workers. *world* replaces what ``World.detect()`` says
-    of the rank when an iteration begins; ``World()`` reads everything, for what shares samples out itself.
-    ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader`` has its own.
-
-    Raises ShardIndexError where only some shards have an index; iterating raises WorldError, on every rank, where there
-    are fewer shards than ranks and no index.
-    """
-
-    def __init__(
-        self,
-        urls: Any,
-        *,
-        index: bool | Literal["auto"] = "auto",
-        shuffle: bool = False,
-        seed: int = 0,
-        tail: Tail | None = None,
-        pool: int | None = None,
-        block: int | None = None,
-        fields: str | Iterable[str] | None = None,
-        on_error: ErrorPolicy = None,
-        on_damage: OnDamage = "end",
-        split: KeyRule = split_name,
-        end: ArchiveEnd = "required",
-        concatenated: bool = False,
-        allow_pipe: bool = False,
-        remote: Remote | None = None,
-        world: World | None = None,
-    ):
-        names = FieldNames.of(fields)
-        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
-        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block))
-        self.source.ledger.share()
-        self.ops = ()
-        self.epochs = SharedEpochCounter()
-        self._world = World.of(world)
-        self._spawned_by: tuple[int, World] | None = None
-        self._begin_state()
+    _spawned_by: tuple[int, World] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         is_spawning = get_spawning_popen() is not None
@@ -119,16 +75,96 @@ class ShardDataset(Stream, IterableDataset):
                     "give the dataset world=World(), or use a ShardLoader"
                 )
 
-    def _over(self, source: Any) -> ShardDataset:
-        dataset = super()._over(source)
-        dataset.ledger.share()
-        return dataset
+    def _over(self, source: Any) -> Self:
+        return super()._over(source)._shared()
 
-    def _then(self, op: BoundOp) -> ShardDataset:
-        dataset = super()._then(op)
-        for ledger in dataset._ledgers():
+    def _then(self, op: BoundOp) -> Self:
+        return super()._then(op)._shared()
+
+    def _shared(self) -> Self:
+        """Let the ledgers count what workers read; return this dataset."""
+        for ledger in self._ledgers():
             ledger.share()
-        return dataset
+        return self
+
+
+class ShardDataset(TorchStream):
+    """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
+
+    *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
+    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error*,
+    *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*, *seed*, *tail*,
+    *pool*, *block* and *resample*.
+    Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
+    Without, whole shards are shared out.
+
+    Epochs count up by themselves, also in workers; ``set_epoch`` sets the next. *on_error* also gets the errors of
+    ops; see ``Ledger``, and ``ledger`` for the counts over all workers. *world* replaces what ``World.detect()`` says
+    of the rank when an iteration begins; ``World()`` reads everything, for what shares samples out itself.
+    ``state_dict`` is for torchdata's StatefulDataLoader, which calls it in its workers; ``ShardLoader`` has its own.
+
+    Raises ShardIndexError where only some shards have an index; iterating raises WorldError, on every rank, where there
+    are fewer shards than ranks and no index.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        index: bool | Literal["auto"] = "auto",
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail | None = None,
+        pool: int | None = None,
+        block: int | None = None,
+        resample: bool | Sequence[float] = False,
+        fields: str | Iterable[str] | None = None,
+        on_error: ErrorPolicy = None,
+        on_damage: OnDamage = "end",
+        split: KeyRule = split_name,
+        end: ArchiveEnd = "required",
+        concatenated: bool = False,
+        allow_pipe: bool = False,
+        remote: Remote | None = None,
+        world: World | None = None,
+    ):
+        names = FieldNames.of(fields)
+        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
+        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
+        self.source.ledger.share()
+        self.ops = ()
+        self.epochs = SharedEpochCounter()
+        self._world = World.of(world)
+        self._begin_state()
+
+
+def torch_iterable(stream: Stream, *, world: World | None = None) -> TorchStream:
+    """Return *stream* as an IterableDataset for torch's DataLoader, with the same source, ops and epoch.
+
+    Over shards it is a ``ShardDataset``: ranks and the DataLoader's workers each read their own part of every epoch,
+    and a ``ShardLoader`` takes it too. Of another iterable, position p belongs to rank p mod R and there to worker
+    (p div R) mod W: each iterates over all of it, runs the ops on its own part, and together they deliver every item
+    once, if the iterable gives the same to each. *world* replaces the rank that ``World.detect()`` finds;
+    ``World()`` is for an iterable that differs from rank to rank. This is no method of ``Stream``, which works without
+    torch.
+
+    Raises TypeError for what is no Stream. A ShardDataset is returned as it is, unless *world* is given.
+
+    >>> from torch.utils.data import DataLoader
+    >>> stream = Stream(range(6)).map(lambda number: number * number)
+    >>> sorted(DataLoader(torch_iterable(stream), batch_size=None))
+    [0, 1, 4, 9, 16, 25]
+    """
+    check_dataset(stream, "torch_iterable")
+    if isinstance(stream, TorchStream) and world is None:
+        return stream
+    kind = TorchStream if stream.source.ledger is None else ShardDataset
+    dataset = kind.__new__(kind)
+    dataset.source, dataset.ops = stream.source, stream.ops
+    dataset.epochs = SharedEpochCounter(stream.epochs.next)
+    dataset._world = World.of(world) or stream._world
+    dataset._begin_state()
+    return dataset._shared()
 
 
 class SharedEpochCounter(EpochCounter):

@@ -13,15 +13,17 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.loop import Outcome, Part
-from tarshards.errors import AuditError, WorldError, did_you_mean, whole_number
+from tarshards.epoch.substitutes import Substitutes
+from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.monitor import Stopwatch, Work
+from tarshards.loaders.monitor import Stopwatch
+from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.dataset import ShardDataset
-from tarshards.parallel import check_function
+from tarshards.loaders.torch.handover import Arenas, Made
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
-from tarshards.stream.collate import collate
+from tarshards.stream.collate import collate_ragged
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -30,7 +32,6 @@ MAILBOX = 1 << 16  # bytes of the order to persistent workers
 #: What to use in place of the DataLoader's options that a ShardLoader refuses.
 _INSTEAD = {
     "batch_sampler": "the plan says what is in a batch",
-    "drop_last": 'tail="drop" makes the ranks equal, and only the last batch of an epoch is smaller',
     "in_order": "a state says how many batches came, one after the other",
     "sampler": "the plan is the order; ShardDataset(shuffle=True) permutes it",
     "shuffle": "ShardDataset(shuffle=True) permutes all samples, pool= of them at once",
@@ -43,9 +44,23 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
 
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
-    are read, the ops of *dataset* run on them, *collate_fn* (by default ``collate``: numpy arrays and lists) makes the
-    batch. A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as
-    many steps as ``len`` says. At the end of an epoch the counts of all workers are audited (AuditError).
+    are read, the ops of *dataset* run on them, and *collate_fn* makes the batch: by default torch tensors of numbers
+    and arrays, as torch's ``default_collate`` makes them, and lists of strings, bytes and arrays that differ in shape.
+    With ``collate_fn=tarshards.collate`` they are numpy arrays. At the end of an epoch the counts of all workers are
+    audited (AuditError).
+
+    A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as many steps
+    as ``len`` says. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from
+    those that are read at about the same time and are not in the batch; the ledger counts that one as repeated. After
+    8 that are left out as well it raises SampleError. Without indexes batches are full in either case, but ranks may
+    differ in their number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its
+    samples as dropped.
+
+    With *steps* a pass over the loader, and its ``len``, is that many batches; the next one goes on where it ended, in
+    the same epoch of the dataset or the one after.
+
+    Batches of workers come through shared memory, as copies; with *reuse* their arrays and tensors are views of it, and
+    a batch is valid until the next but one is asked for.
 
     ``state_dict()`` is the position of the loop over the loader, whatever the workers have made ahead. *options* are
     the DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on equally many
@@ -60,26 +75,33 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         batch_size: int,
         *,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] = collate,
+        collate_fn: Callable[[list[Any]], Any] = collate_ragged,
+        fill: bool = False,
+        drop_last: bool = False,
+        steps: int | None = None,
+        reuse: bool = False,
         **options: Any,
     ):
         if isinstance(dataset, _Batches):  # Lightning makes loaders anew from their attributes
-            dataset, batch_size, collate_fn = dataset.made_of
+            dataset, batch_size, collate_fn, fill, drop_last, steps, reuse = dataset.made_of
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         num_workers = whole_number("num_workers", num_workers, 0)
-        _check(dataset, options)
-        maker = CollatedBatchMaker(dataset, batch_size, collate_fn)
-        self.passes = Passes(maker, workers=num_workers)
-        self._batches = _Batches(maker, persistent=bool(options.get("persistent_workers")))
+        _check(dataset, options, flag("fill", fill))
+        maker = CollatedBatchMaker(dataset, batch_size, collate_fn, fill=fill, drop_last=drop_last)
+        self.passes = Passes(maker, steps, workers=num_workers)
+        persistent = bool(options.get("persistent_workers"))
+        self._batches = _Batches(maker, steps, flag("reuse", reuse), persistent=persistent)
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
         self.sampler.set_epoch = self.passes.announce
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
-        with self._batches.ordered(_PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)):
-            batches = DataLoader.__iter__(self)
+        order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
+        with self._batches.ordered(order, self._arenas) as arenas:
+            messages = DataLoader.__iter__(self)
+        all_made = messages if arenas is None else arenas.receive(messages)
         tallies, replayed, arrived = [], this.passed, Tally()
         try:
-            for made in batches:
+            for made in all_made:
                 if isinstance(made, Tally):
                     tallies.append(made)
                     continue
@@ -89,8 +111,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 if replayed:
                     replayed -= 1
                 else:
-                    yield made.batch
-                if this.plan is None:  # each batch waits for the one after it
+                    yield self._as_tensors(made.batch)
+                if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the one after it
                     made.outcome.settle(arrived)
         finally:
             self.ledger.add(arrived)
@@ -99,7 +121,24 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         if this.plan is not None:
             self.ledger.audit([*tallies, arrived])
 
-    def _monitor(self, made: _Made) -> None:
+    def _arenas(self) -> Arenas | None:
+        """Return memory for what workers send; without a plan each batch waits for the next before it is delivered."""
+        if not self.num_workers:
+            return None
+        lent = (2 if self._batches.maker.is_planned else 3) if self._batches.reuse else 0
+        return Arenas(self.num_workers, self.prefetch_factor, lent=lent, pinned=self._is_pinned)
+
+    @property
+    def _is_pinned(self) -> bool:
+        return self.pin_memory and torch.cuda.is_available()
+
+    def _as_tensors(self, batch: Any) -> Any:
+        """Return a batch that the default collate_fn made with tensors in place of arrays, which travel as arrays."""
+        if self._batches.maker.collate is not collate_ragged:
+            return batch
+        return tensors(batch, pinned=self._is_pinned)
+
+    def _monitor(self, made: Made) -> None:
         monitor = self.monitor
         monitor.threads = max(1, self.num_workers)
         monitor.samples += made.outcome.taken - made.outcome.lost
@@ -108,7 +147,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             monitor.traffic += made.work.traffic
 
 
-def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
+def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
     is_planned = isinstance(dataset.source, PlannedSource)
     for name in options:
@@ -117,6 +156,9 @@ def _check(dataset: ShardDataset, options: Mapping[str, Any]) -> None:
     refused = {name: instead for name, instead in _INSTEAD.items() if options.get(name) is not None}
     if options.get("in_order"):
         del refused["in_order"]
+    for op in (*dataset.source.ops, *dataset.ops) if fill and is_planned else ():
+        if op.traits.reads_ahead and op.argument("ordered") is False:
+            raise TypeError(f"fill= needs to know which sample each result is of: {op.name} takes ordered=True for it")
     for op in dataset.ops:
         if op.function is ops.batched or (is_planned and not op.traits.per_sample):
             refused[op.name] = op.traits.instead
@@ -138,52 +180,65 @@ class _PassOrder(NamedTuple):
     ranks: int
 
 
-class _Made(NamedTuple):
-    """A batch, what became of its samples, which are in flight until the loader takes it, and how long it took."""
-
-    batch: Any
-    outcome: Outcome
-    work: Work
-
-
 class CollatedBatchMaker(BatchMaker):
     """Makes batches of the samples that come out of a stream's ops; without any, a batch is ``[]``."""
 
-    def __init__(self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any]):
+    def __init__(
+        self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any], *, fill: bool, drop_last: bool
+    ):
         check_function(collate_fn, "ShardLoader")
-        super().__init__(stream, size)
+        super().__init__(stream, size, fill=fill, drop_last=drop_last)
         self.collate = collate_fn
 
     def read(self, part: Part, epoch: int) -> Any:
-        batch = list(self.stream.read(part, epoch))
+        batch = self._filled(part, epoch) if self.fill else list(self.stream.read(part, epoch))
         return self.collate(batch) if batch else []
+
+    def _filled(self, part: Part, epoch: int) -> list[Any]:
+        """Return what came of the samples of *part*, in its order, with substitutes for those that were left out."""
+        results = self.stream.read_each(part, epoch)
+        substitutes = Substitutes(part)
+        while missing := [place for place in range(len(part)) if place not in results]:
+            with substitutes.drawn(missing) as extra:
+                found = self.stream.read_each(extra, epoch)
+            results |= {missing[place]: result for place, result in found.items()}
+        return [results[place] for place in range(len(part))]
 
 
 class _Batches(IterableDataset[Any]):
     """The batches that one worker makes, and after them its tally, for the audit over all workers."""
 
-    def __init__(self, maker: CollatedBatchMaker, persistent: bool):
-        self.maker, self.stream = maker, maker.stream
+    def __init__(self, maker: CollatedBatchMaker, steps: int | None, reuse: bool, persistent: bool):
+        self.maker, self.stream, self.steps, self.reuse = maker, maker.stream, steps, reuse
         self._order: _PassOrder | None = None
+        self._arenas: Arenas | None = None  # of the workers that begin now, or that outlive an epoch
         # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
     @property
-    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any]]:
-        """The dataset, batch size and collate_fn of the loader."""
-        return self.stream, self.maker.size, self.maker.collate
+    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any], bool, bool, int | None, bool]:
+        """The dataset, batch size, collate_fn, fill, drop_last, steps and reuse of the loader."""
+        maker = self.maker
+        return self.stream, maker.size, maker.collate, maker.fill, maker.drop_last, self.steps, self.reuse
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ if self._order else self.__dict__ | {"_arenas": None}
 
     @contextmanager
-    def ordered(self, order: _PassOrder) -> Iterator[None]:
-        """Say what an iteration that begins meanwhile delivers, in workers too."""
-        self._order = order
+    def ordered(self, order: _PassOrder, make_arenas: Callable[[], Arenas | None]) -> Iterator[Arenas | None]:
+        """Say what an iteration that begins meanwhile delivers, in workers too; yield where their batches come."""
+        self._order, self._arenas = order, self._arenas or make_arenas()
+        if self._arenas is not None:
+            self._arenas.restart()
         if self._mailbox is not None:
             text = json.dumps(order).encode().ljust(MAILBOX)
             self._mailbox.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         try:
-            yield
+            yield self._arenas
         finally:
             self._order = None
+            if self._mailbox is None:
+                self._arenas = None
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
@@ -191,7 +246,8 @@ class _Batches(IterableDataset[Any]):
                 "only a ShardLoader makes batches of its dataset; to pass over the first ones, "
                 "as accelerate's skip_first_batches does, load a state"
             )
-        return self._run(self._order)
+        made = self._run(self._order)
+        return made if self._arenas is None else self._arenas.send(made)
 
     def _run(self, order: _PassOrder) -> Iterator[Any]:
         if self._mailbox is not None:
@@ -208,15 +264,22 @@ class _Batches(IterableDataset[Any]):
             if plan is None:
                 samples = self.stream.iterate(order.epoch, world)
                 for batch in ops.batched(samples, self.maker.size, collate=list):
-                    self.stream.ledger.count(in_flight=len(batch))
+                    counted = len(batch) if self.stream.is_followed else 0  # of the samples that the ledger counts
+                    if len(batch) < self.maker.size and self.maker.drop_last:
+                        self.stream.ledger.count(discarded=counted)
+                        break
+                    self.stream.ledger.count(in_flight=counted)
                     collated = self.maker.collate(batch)
-                    yield _Made(collated, Outcome(len(batch), 0, None), stopwatch.take())
+                    yield Made(collated, Outcome(len(batch), 0, None), stopwatch.take())
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
-                loop = self.stream.source.loop(plan, world, shares, whole=order.state is None, is_ahead=True)
+                left_out = self.maker.left_out(plan, world.rank) if world.worker == 0 else range(0)
+                loop = self.stream.source.loop(
+                    plan, world, shares, whole=order.state is None, left_out=left_out, is_ahead=True
+                )
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
-                    yield _Made(batch, loop.made, stopwatch.take())
+                    yield Made(batch, loop.made, stopwatch.take())
                     stopwatch.begin()
                 yield loop.tally
         finally:

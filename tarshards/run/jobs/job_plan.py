@@ -20,8 +20,9 @@ VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
 #: Our tools that replace a file only with --overwrite.
 TOOLS = {
-    *("lines2tar", "tar2json", "tar2tsv", "tarcat", "tarcheck", "tarcreate", "tarfirst", "targrep", "tarmerge"),
-    *("tarmix", "tarpcat", "tarproc", "tarreshard", "tarscat", "tarshow", "tarsort", "tarsplit"),
+    *("lines2tar", "tar2json", "tar2tsv", "tarcard", "tarcat", "tarcheck", "tarconvert", "tarcreate", "tarexport"),
+    *("tarfirst", "targrep", "tarimport", "tarmerge", "tarmix", "tarpcat", "tarproc", "tarreshard", "tarscat"),
+    *("tarshow", "tarsort", "tarsplit"),
 }
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name

@@ -284,8 +284,7 @@ def load(name: str) -> Callable[[Any], Any]:
 
 def encoded_results(sample: Sample, results: Any) -> list[Sample]:
     """Return what a function made of *sample*, None, a dict or a list of dicts, with all fields encoded."""
-    from tarshards.samples.keys import is_reserved
-    from tarshards.samples.read import sample_members
+    from tarshards.samples.read import encode_sample
 
     results = [] if results is None else [results] if isinstance(results, dict) else results
     if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
@@ -295,9 +294,8 @@ def encoded_results(sample: Sample, results: Any) -> list[Sample]:
         key = result.get("__key__", sample["__key__"])
         if key in encoded:
             raise SampleError("the function returned this key twice", key=key)
-        members = sample_members({**result, "__key__": key})
-        names = sorted(field for field in result if not is_reserved(field))
-        encoded[key] = {"__key__": key, **{field: data for field, (_, data) in zip(names, members)}}
+        fields, values = encode_sample({**result, "__key__": key})
+        encoded[key] = {"__key__": key, **dict(zip(fields, values))}
     return list(encoded.values())
 
 

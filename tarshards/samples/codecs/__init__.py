@@ -2,13 +2,15 @@
 
 - ``registry``: the decorators ``decoder`` and ``encoder``
 - ``basic``, ``array``, ``image``: the built-in codecs
+- ``decoding``: what else may decode a field: functions and handlers of a pipeline
 - ``npy``, ``image_headers``: headers read without decoding
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from functools import lru_cache
+from typing import Any, NoReturn
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
@@ -50,7 +52,7 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
             array.check_zip(plain, len(data))
         return decode(plain)
     except Exception as exc:
-        raise DecodeError(_reason(exc), field=field) from exc
+        raise DecodeError(reason_of(exc), field=field) from exc
 
 
 def encode_field(field: str, value: Any) -> bytes:
@@ -66,20 +68,19 @@ def encode_field(field: str, value: Any) -> bytes:
         return bytes(value)
     extension, gzipped = _extension(field)
     try:
-        data = value.encode() if isinstance(value, str) else _encoder(extension)(value)
+        data = value.encode() if isinstance(value, str) else (ENCODERS.get(extension) or _no_encoder(extension))(value)
         if not isinstance(data, bytes):
             raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
         return _gzip(data) if gzipped else data
     except Exception as exc:
-        raise EncodeError(_reason(exc), field=field) from exc
+        raise EncodeError(reason_of(exc), field=field) from exc
 
 
-def _encoder(extension: str) -> Any:
-    if extension not in ENCODERS:
-        raise ValueError(f"no encoder for {extension!r}; pass bytes, or use one of: {' '.join(sorted(ENCODERS))}")
-    return ENCODERS[extension]
+def _no_encoder(extension: str) -> NoReturn:
+    raise ValueError(f"no encoder for {extension!r}; pass bytes, or use one of: {' '.join(sorted(ENCODERS))}")
 
 
+@lru_cache(1024)
 def _extension(field: str) -> tuple[str, bool]:
     """Return the extension that selects the codec, and whether the data are compressed with gzip.
 
@@ -100,5 +101,6 @@ def _gzip(data: bytes) -> bytes:
     return packed
 
 
-def _reason(exc: Exception) -> str:
+def reason_of(exc: Exception) -> str:
+    """Return what an error says, in one line."""
     return str(exc).strip().partition("\n")[0][:300] or type(exc).__name__

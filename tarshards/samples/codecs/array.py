@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import struct
 import sys
 from collections.abc import Iterator
@@ -121,10 +120,12 @@ def encode_npz(value: dict[str, Any]) -> bytes:
 @decoder("pth")
 def decode_torch(data: bytes) -> Any:
     """Load tensors and plain containers with torch onto the CPU; this runs no code from the data."""
+    from pickle import UnpicklingError
+
     torch = require("torch", extra="torch")
     try:
         return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as exc:
+    except UnpicklingError as exc:
         raise ValueError("more than tensors and plain containers; load it with allow_unsafe=True") from exc
 
 

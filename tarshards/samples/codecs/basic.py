@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import operator
-import pickle
 import re
 from io import BytesIO
 from typing import Any
@@ -43,6 +41,8 @@ def decode_integer(data: bytes) -> int:
 @encoder("cls", "cls2", "class", "count", "index", "inx", "id")
 def encode_integer(value: Any) -> bytes:
     """Encode an int or a numpy integer as ASCII decimal."""
+    if type(value) is int:
+        return str(value).encode()
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
         raise TypeError("expected an integer, not a bool")
     return str(operator.index(value)).encode()
@@ -51,6 +51,8 @@ def encode_integer(value: Any) -> bytes:
 @decoder("json", "jsn")
 def decode_json(data: bytes) -> Any:
     """Decode JSON in UTF-8, and the extensions that Python's json accepts (NaN, UTF-16)."""
+    import json
+
     return json.loads(data)
 
 
@@ -61,6 +63,8 @@ def encode_json(value: Any) -> bytes:
     >>> encode_json({"b": "ü", "a": None}).decode()
     '{"b": "ü", "a": null}'
     """
+    import json
+
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -99,10 +103,14 @@ def encode_cbor(value: Any) -> bytes:
 @decoder("pkl", "pickle", "pyd", unsafe=True)
 def decode_pickle(data: bytes) -> Any:
     """Unpickle; this runs whatever code the data name."""
+    import pickle
+
     return pickle.loads(data)
 
 
 @encoder("pkl", "pickle", "pyd")
 def encode_pickle(value: Any) -> bytes:
     """Pickle with protocol 4, which every supported Python reads."""
+    import pickle
+
     return pickle.dumps(value, protocol=4)

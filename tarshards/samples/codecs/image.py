@@ -32,6 +32,7 @@ IMAGESPECS = {  # name: container, element, mode
     "torchl": ("torch", "float32", "L"),
     "torchrgb": ("torch", "float32", "RGB"),
     "torchrgba": ("torch", "float32", "RGBA"),
+    "torch": ("torch", "float32", "RGB"),
     "pill": ("pil", None, "L"),
     "pilrgb": ("pil", None, "RGB"),
     "pilrgba": ("pil", None, "RGBA"),
@@ -47,7 +48,7 @@ def check_imagespec(images: Any) -> str | None:
     if images is None or (isinstance(images, str) and images in IMAGESPECS):
         return images
     if not isinstance(images, str):
-        advice = "the other fields need none, and map_fields({field: function}) decodes one field"
+        advice = "the other fields need none, and decode({field: function}) decodes one by itself"
         raise TypeError(f'an imagespec for all images is a str such as "rgb8", not {shortened(images)}; {advice}')
     hint = did_you_mean(images, IMAGESPECS)
     raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(IMAGESPECS)}{hint}")

@@ -67,7 +67,7 @@ def read_resyncing(
             ledger.count(broken_off=1)
             raise
         finally:
-            ledger.count(samples=delivered, members=fields)
+            ledger.count(samples=delivered, streamed=delivered, members=fields)
             ledger.report()
 
 

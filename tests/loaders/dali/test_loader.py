@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -14,7 +15,18 @@ import torch
 from dali_photos import THREADS, dataset, decode, jpeg_of
 from nvidia.dali import fn, pipeline_def
 
-from tarshards import DecodeError, Ledger, OpError, StateError, Stream, World, dali
+from tarshards import (
+    ArrayLoader,
+    DecodeError,
+    Ledger,
+    OpError,
+    StateError,
+    Stream,
+    World,
+    collate,
+    dali,
+    readers,
+)
 from tarshards.loaders.torch.loader import ShardLoader
 from tarshards.stream.mix import mix
 
@@ -161,6 +173,20 @@ def test_what_was_read_ahead_of_a_loop_that_is_left_is_in_flight(photos, index):
     assert data.ledger.samples == len(delivered)
     assert tally.in_flight > 0
     assert data.ledger.unaudited
+
+
+def many_of_one(samples):
+    for sample in samples:
+        yield from [sample] * 20
+
+
+def test_a_loop_that_is_left_behind_a_pipe_counts_what_went_into_it(photos):
+    data = dataset(photos(50), index=False).pipe(many_of_one)
+    loader = dali.dali_loader(data, decode, batch_size=5, **CPU)
+    assert len(labels(islice(loader, 3))) == 15
+    gc.collect()
+    data.ledger.check()
+    assert 1 <= data.ledger.samples <= 50
 
 
 def test_damaged_images_can_be_masked(photos):
@@ -369,6 +395,30 @@ def test_a_pipeline_def_is_given_the_source(photos):
     for batch in dali.dali_loader(dataset(photos(20)), pipeline, outputs=outputs, batch_size=8, **CPU):
         assert list(batch) == [*outputs, "__key__"]
         assert [bool(image.any()) for image in batch["image"]] == [bool(label % 2) for label in batch["cls"]]
+
+
+def test_arrays_of_other_loaders_feed_a_pipeline(write):
+    urls = write([{"__key__": f"{i:02d}", "npy": np.full((4, 4, 3), i, np.uint8), "cls": i} for i in range(20)])
+    data = dataset(urls, shuffle=False)
+    shard_loader = ShardLoader(data.decode(), 5, num_workers=1, collate_fn=collate)
+    for loader in shard_loader, ArrayLoader(data, 5, fields={"npy": readers.array(), "cls": readers.integer()}):
+
+        def batches(loader=loader):
+            for batch in loader:
+                yield batch["npy"], batch["cls"]
+
+        @pipeline_def(batch_size=5, num_threads=1, device_id=None)
+        def pipeline(batches=batches):
+            pixels, numbers = fn.external_source(batches, num_outputs=2, cycle="raise", layout=["HWC", ""])
+            return pixels, numbers
+
+        built, found = pipeline(), []
+        with suppress(StopIteration):
+            while True:
+                pixels, numbers = built.run()
+                assert [np.asarray(each).max() for each in pixels] == [int(np.asarray(each)) for each in numbers]
+                found += [int(np.asarray(each)) for each in numbers]
+        assert found == [*range(20)]
 
 
 @pytest.mark.filterwarnings("ignore:The external source node")

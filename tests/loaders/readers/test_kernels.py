@@ -1,6 +1,7 @@
 """The kernels: Pillow and numpy as oracles, and two makes that agree to the bit."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -155,6 +156,16 @@ def test_pack_puts_one_after_the_other(name, datas):
     out = np.empty(len(whole), np.uint8)
     load_twin(name).pack(out, payloads.addresses, payloads.sizes)
     assert out.tobytes() == whole
+
+
+@pytest.mark.parametrize("first", [0, 1, 15, 16, 17, 63, 4097])
+def test_native_pack_fills_batches_that_no_cache_holds(first):
+    data = np.random.default_rng(first).integers(0, 256, (9 << 21) + 5, dtype=np.uint8)
+    cuts = [0, first, first + 4096, first + 3 * 4097, *range(1 << 21, len(data), (1 << 21) + 77), len(data)]
+    payloads = Payloads.of([data[begin:end] for begin, end in pairwise(cuts)])
+    out = np.zeros(len(data) + 3, np.uint8)
+    load_twin("native").pack(out[3:], payloads.addresses, payloads.sizes)
+    assert np.array_equal(out[3:], data)
 
 
 @pytest.mark.parametrize("name", ["native", "python"])

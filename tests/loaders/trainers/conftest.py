@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,22 +17,6 @@ collect_ignore_glob = [
     for package, pattern in {"pytorch_lightning": "*lightning*.py", "accelerate": "*accelerate*.py"}.items()
     if not find_spec(package)
 ]
-
-
-PAGE = Path(__file__).parents[3] / "docs" / "trainers.md"
-
-
-@pytest.fixture
-def run_page(tmp_path, monkeypatch) -> Callable[[str], None]:
-    """Return a function that runs the examples of a section of the page on trainers, after those at its top."""
-    monkeypatch.chdir(tmp_path)
-    top, *others = re.split(r"^## (.*)\n", PAGE.read_text(), flags=re.MULTILINE)
-    sections = dict(zip(others[::2], others[1::2]))
-
-    def run(name: str) -> None:
-        exec("".join(re.findall(r"```python\n(.*?)```", top + sections[name], re.DOTALL)), {"__name__": "page"})
-
-    return run
 
 
 @pytest.fixture

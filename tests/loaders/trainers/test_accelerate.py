@@ -91,10 +91,6 @@ def test_keys_can_be_gathered(urls):
         assert sorted(key for batch in batches for key in batch) == [f"{i:06d}" for i in range(333)]
 
 
-def test_the_examples_of_the_page(run_page):
-    run_page("Accelerate")
-
-
 def test_two_ranks_deliver_the_dataset_and_resume(make_shards, tmp_path, run_program):
     urls = make_shards(8, 500, index=True)
     with socket.socket() as free:

@@ -91,10 +91,6 @@ def test_a_model_predicts_every_sample(urls):
         assert sorted(key for batch in batches for key in batch) == keys(333)
 
 
-def test_the_examples_of_the_page(run_page):
-    run_page("Lightning")
-
-
 def test_two_ranks_deliver_the_dataset_and_resume(make_shards, tmp_path, run_program):
     """Lightning's own launcher starts the second rank, which knows WORLD_SIZE and LOCAL_RANK, and no RANK."""
     run_program("lightning_runs.py", make_shards(8, 500, index=True), tmp_path)

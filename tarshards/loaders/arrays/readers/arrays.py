@@ -126,10 +126,14 @@ class Ragged(Reader):
 
     def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Copy the payloads, and say where each begins."""
+        return self.join_in(batch, np.empty)
+
+    def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Copy the payloads, and say where each begins."""
         addresses, sizes = batch.T.copy()
         offsets = np.zeros(len(batch) + 1, np.int64)
         np.cumsum(sizes // self.dtype.itemsize, out=offsets[1:])
-        values = np.empty(offsets[-1], self.dtype)
+        values = empty(int(offsets[-1]), self.dtype)
         memory.pack(values, addresses.view(np.uint64), sizes)
         return values, offsets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,10 @@ class Reader:
     def join(self, batch: Batch) -> Any:
         """Return what a user sees of a batch whose failed places were taken out."""
         return batch
+
+    def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> Any:
+        """Do what ``join`` does; ``empty(count, dtype)`` returns an array in memory that is reused."""
+        return self.join(batch)
 
 
 def failure(exc: Exception) -> DecodeError:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.errors import DecodeError
+from tarshards.errors import DecodeError, check_function
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
-from tarshards.parallel import check_function
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import check_imagespec
 

@@ -1,0 +1,165 @@
+"""The README's tables of figures: rows and columns of the summary in RESULTS.md, in words. Run, it writes them anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from measure import RESULTS
+
+README = RESULTS.parents[1] / "README.md"
+OURS = "tarshards"
+COLUMNS = {  # what the README says -> peers, of whom the first that was measured is shown
+    "webdataset": ("webdataset",),
+    "FFCV": ("ffcv",),
+    "litdata": ("litdata",),
+    "DALI": ("dali",),
+    "MDS": ("streaming",),
+    "torch, files": ("torch_files", "torchvision"),
+    "Grain": ("grain",),
+    "Lance": ("lance",),
+}
+ROWS = {  # what the README says -> a row of the summary
+    "2 KB, in order": "stream, raw-2k, in order",
+    "2 KB, in order, un-indexed": "stream, raw-2k, in order, un-indexed",
+    "2 KB, shuffled": "stream, raw-2k, shuffled",
+    "2 KB, shuffled, 2 worker processes": "stream, raw-2k, shuffled, 2 processes",
+    "2 KB, in order, rows": "stream, raw-2k, in order, rows",
+    "2 KB, shuffled, rows": "stream, raw-2k, shuffled, rows",
+    "200,000 of 2 KB, in order": "stream, raw-2k-200k, in order",
+    "200,000 of 2 KB, shuffled": "stream, raw-2k-200k, shuffled",
+    "200,000 of 2 KB, in order, rows": "stream, raw-2k-200k, in order, rows",
+    "200,000 of 2 KB, shuffled, rows": "stream, raw-2k-200k, shuffled, rows",
+    "five fields, 2.3 KB, in order": "stream, five, in order",
+    "five fields, 2.3 KB, in order, rows": "stream, five, in order, rows",
+    "110 KB, in order": "stream, raw-110k, in order",
+    "110 KB, shuffled": "stream, raw-110k, shuffled",
+    "110 KB, shuffled, 2 worker processes": "stream, raw-110k, shuffled, 2 processes",
+    "110 KB, in order, rows": "stream, raw-110k, in order, rows",
+    "110 KB, shuffled, rows": "stream, raw-110k, shuffled, rows",
+    "1 MB, in order": "stream, raw-1m, in order",
+    "1 MB, in order, un-indexed": "stream, raw-1m, in order, un-indexed",
+    "1 MB, shuffled": "stream, raw-1m, shuffled",
+    "1 MB, shuffled, rows": "stream, raw-1m, shuffled, rows",
+    "93 float32, shuffled batches of 1,024": "arrays, otto, batches of 1,024",
+    "32 x 32 x 3, shuffled batches of 128": "arrays, cifar, batches of 128",
+    "JPEG 256 x 256, decoded": "decode, photos256",
+    "JPEG 500 x 375, decoded": "decode, photos500",
+    "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
+    "training on these crops, ArrayLoader": "train, photos256-1k",
+    "training on these crops, ShardLoader, crops in Python": "train, photos256-1k, transforms in Python",
+    "2 KB, random access": "random, raw-2k",
+    "writing 2 KB": "write, raw-2k",
+    "indexing 2 KB": "index, raw-2k",
+    "first of 10,000 shuffled samples": "first, raw-2k",
+    "first of 20,000 in 10,000 shards": "first, shards-10k",
+    "the same, un-indexed": "first, shards-10k, un-indexed",
+    "next batch after resuming in mid-epoch": "resume, raw-2k",
+}
+COLD = {
+    "in order": "cold, raw-110k, in order",
+    "in order, un-indexed": "cold, raw-110k, in order, un-indexed",
+    "in order, rows": "cold, raw-110k, in order, rows",
+    "shuffled": "cold, raw-110k, shuffled",
+    "shuffled, un-indexed": "cold, raw-110k, shuffled, un-indexed",
+    "shuffled, rows": "cold, raw-110k, shuffled, rows",
+}
+WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there; the first that fits
+    "decode, .*": "Decoding takes most of the time. simplejpeg is our decoder alone; DALI's own build of libjpeg-turbo "
+    "gives the same pixels in less time.",
+    "write, .*": "A tar has a header and padding for each member: a sample of 2 KB takes 3,584 bytes, where columns "
+    "and records take 2,056.",
+    "cold, .*": "The disk takes most of the time, and varies more between rounds than between peers. Shards are "
+    "mapped; pages that were not read ahead are read one by one.",
+    "stream, .*, 2 processes": "Batches cost more to hand over than to read: without workers each is faster.",
+    "stream, .*, rows": "Members of a tar have headers and padding between them, so more pages are touched than in "
+    "files of bare records.",
+    "stream, raw-(110k|1m), .*": "litdata and SPDL give views of mapped files or of a whole shard, and copy nothing; "
+    "ours are copies.",
+    "stream, .*": "Each sample is a dict with a key and a URL, made in Python; rows avoid these.",
+    "arrays, .*": "Labels are decimal text, which is parsed; FFCV's are binary.",
+    "first, shards-10k.*": "The order is over all shards, so that all are looked at before the first sample; "
+    "webdataset opens one shard.",
+    "train, .*": "The model takes most of the time; the loader's threads share the cores with it.",
+}
+BEHIND = "where tarshards is slower"  # the head of their table
+TABLES = {  # the first cell of a table's head -> its columns and rows
+    "samples per second": (COLUMNS, ROWS),
+    "110 KB samples per second, page cache dropped": (
+        {name: COLUMNS[name] for name in ("webdataset", "FFCV", "litdata", "MDS", "torch, files")} | {"cat": ("cat",)},
+        COLD,
+    ),
+}
+
+
+def glance(page: Path) -> dict[str, dict[str, str]]:
+    """Return the summary in a page of results: the cells of each row, by the names of their columns."""
+    text = page.read_text() if page.exists() else ""
+    found = re.search(
+        r"^## The suite at a glance\n.*?^\| \| ([^\n]*) \|\n\|[-|]+\n((?:\|[^\n]*\n)*)", text, re.M | re.S
+    )
+    if found is None:
+        return {}
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in found[2].splitlines()]
+    return {name: dict(zip(found[1].split(" | "), cells, strict=True)) for name, *cells in rows}
+
+
+def table(head: str, summary: dict[str, dict[str, str]]) -> list[str]:
+    """Return the lines of one of TABLES; rows that were not measured are left out."""
+    columns, rows = TABLES[head]
+    lines = [f"| {head} | {OURS} | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for words, name in rows.items():
+        if cells := summary.get(name):
+            shown = [next((times(cells[peer]) for peer in peers if peer in cells), "") for peers in columns.values()]
+            lines.append(f"| {words} | {cells[OURS]} | {' | '.join(shown)} |")
+    return lines
+
+
+def why(name: str) -> str:
+    """Return why tarshards may be slower in a row of the summary."""
+    return next((words for pattern, words in WHY.items() if re.fullmatch(pattern, name)), "Not profiled yet.")
+
+
+def behind(summary: dict[str, dict[str, str]]) -> list[str]:
+    """Return the lines of the table of all rows in which a peer is faster."""
+    lines = [f"| {BEHIND} | times as fast as | why |", "|---|---|---|"]
+    for name, cells in summary.items():
+        slower = [f"{cell.strip('*')} {peer}" for peer, cell in cells.items() if cell.startswith("**")]
+        if slower:
+            lines.append(f"| {name} | {', '.join(slower)} | {why(name)} |")
+    return lines
+
+
+def parts() -> list[tuple[str, str]]:
+    """Return the tasks and sets of the tables."""
+    names = [name.split(", ")[:2] for _, rows in TABLES.values() for name in rows.values()]
+    return list(dict.fromkeys((task, data) for task, data in names))
+
+
+def peers() -> set[str]:
+    """Return the peers in the tables."""
+    return {peer for columns, _ in TABLES.values() for each in columns.values() for peer in each}
+
+
+def times(cell: str) -> str:
+    """Return a ratio as "1.5 x", and a bold one as "**0.5 x**"; of wrong or missing ones nothing."""
+    found = re.fullmatch(r"(\**)([\d,.]+)(\**)", cell)
+    return f"{found[1]}{found[2]} x{found[3]}" if found else ""
+
+
+def main(page: Path = RESULTS, readme: Path = README) -> None:
+    """Write the tables of the README anew."""
+    summary, text = glance(page), readme.read_text()
+    tables = {head: table(head, summary) for head in TABLES} | {BEHIND: behind(summary)}
+    for head, written in tables.items():
+        lines = "\n".join(written) + "\n"
+        text, found = re.subn(
+            rf"^\| {re.escape(head)} \|.*\n(?:\|.*\n)*", lambda found, lines=lines: lines, text, flags=re.MULTILINE
+        )
+        if found != 1:
+            raise SystemExit(f"{readme.name} has {found} tables of {head!r}, not one")
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Write the card of a dataset."""
+
+from __future__ import annotations
+
+import click
+
+from tarshards.cli._common import (
+    FILE,
+    check_output,
+    named_splits,
+    output_option,
+    overwrite_option,
+    refuse,
+    sync_option,
+    tool,
+)
+
+
+@tool(
+    epilog="SHARDS may be SPLIT=SHARDS, for several splits. Streams: holds the first 100 samples of each split.",
+    example="tarcard train=train.shards.json val=val.shards.json --name digits --licence MIT -o digits.croissant.json",
+)
+@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
+@click.option("--name", required=True, metavar="NAME", help="Name of the dataset.")
+@click.option("--description", metavar="TEXT", help="What the dataset is.")
+@click.option("--licence", metavar="NAME", help="Its licence: a name of SPDX, such as CC-BY-4.0, or a URL.")
+@click.option("--author", "authors", multiple=True, metavar="NAME", help='An author: "Name" or "Name <email>"; repeat.')
+@click.option("--citation", metavar="TEXT", help="How to cite it, such as an entry of BibTeX.")
+@click.option("--dataset-version", "release", metavar="NAME", help="Its version, such as 1.0.0.")
+@click.option("--published", metavar="DATE", help="When it was published, such as 2026-11-23.")
+@click.option("--homepage", metavar="URL", help="The page of the dataset.")
+@output_option
+@overwrite_option
+@sync_option
+def main(
+    shards: tuple[str, ...],
+    name: str,
+    description: str | None,
+    licence: str | None,
+    authors: tuple[str, ...],
+    citation: str | None,
+    release: str | None,
+    published: str | None,
+    homepage: str | None,
+    output: str,
+    overwrite: bool,
+    sync: bool,
+) -> None:
+    """Write the card of the dataset SHARDS, as JSON-LD of MLCommons' Croissant.
+
+    It lists every shard with its size and SHA-256, and the fields of the samples. What the manifest does not say is
+    measured: for a SHA-256 the shard is read.
+    """
+    refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
+    if output != "-":
+        check_output(output, overwrite)
+    from tarshards.formats.croissant import write_card
+
+    write_card(
+        output,
+        named_splits(shards),
+        name=name,
+        description=description,
+        licence=licence,
+        authors=authors,
+        citation=citation,
+        version=release,
+        published=published,
+        url=homepage,
+        allow_pipe=True,
+        sync=sync,
+    )

@@ -1,0 +1,167 @@
+"""Look after a catalog of datasets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tarshards.cli._common import FILE, Verbs, named_splits, refuse, say, sync_option, tool
+from tarshards.errors import visible
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from tarshards.catalog import Catalog
+
+catalog_argument = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
+
+
+class CatalogVerbs(Verbs):
+    """The commands of tarcatalog."""
+
+
+def _complete_verb(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return CatalogVerbs.complete(incomplete)
+
+
+@click.command(
+    cls=CatalogVerbs,
+    epilog="ENTRY is DATASET, DATASET@VERSION or DATASET@VERSION/SPLIT; all tools take CATALOG#ENTRY as SHARDS. "
+    "Each VERB has its own --help.",
+    example="tarcatalog add catalog.yaml imagenet@2 train=imagenet/train.shards.json val=imagenet/val.shards.json",
+)
+@click.argument("words", nargs=-1, metavar="add|ls|show|pin|verify CATALOG...", shell_complete=_complete_verb)
+def main(words: tuple[str, ...]) -> None:
+    """Look after a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
+
+    add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists what is in it; show CATALOG#ENTRY describes an
+    entry; pin CATALOG pins what was written by hand; verify CATALOG compares datasets with what was pinned.
+    """
+    *others, last = CatalogVerbs.verbs
+    known = f"{', '.join(others)} or {last}"
+    raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+
+
+def _opened(name: str) -> tuple[Catalog, str | None]:
+    """Return the catalog that *name* begins with, and the entry after ``#``."""
+    from tarshards.catalog import Catalog
+
+    file, mark, entry = name.rpartition("#")
+    return (Catalog.load(file), entry) if mark else (Catalog.load(name), None)
+
+
+@tool(epilog="SHARDS may be SPLIT=SHARDS, for several splits. The file is made if it does not exist.")
+@click.argument("name", metavar="CATALOG", type=FILE)
+@click.argument("entry", metavar="DATASET@VERSION")
+@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
+@click.option("--card", type=FILE, help="The card of the dataset, as tarcard writes it.")
+@click.option("--op", "ops", multiple=True, metavar="TEXT", help="An op on all samples: NAME, or NAME=JSON; repeat.")
+@sync_option
+def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...], sync: bool) -> None:
+    """Add a version of a dataset to CATALOG, and pin it: its digests are over what the manifests SHARDS say.
+
+    A version that exists is never edited. The file is written anew, sorted, and without comments. Ops are those of
+    Stream that say what a sample is, such as --op 'decode="rgb8"'.
+    """
+    from tarshards.catalog import Catalog
+    from tarshards.storage.location import Location
+
+    refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
+    parsed = []
+    for op in ops:
+        word, _, given = op.partition("=")
+        try:
+            parsed.append({word: json.loads(given) if given else None})
+        except ValueError:
+            raise click.UsageError(f"--op: {given} is not JSON; write NAME=JSON, such as 'decode=\"rgb8\"'") from None
+    catalog = Catalog.load(name) if Location.of(name).exists() else Catalog(name)
+    added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
+    catalog.save(sync=sync)
+    for split in sorted(added.splits):
+        click.echo(f"{added.name}/{split}\t{added.splits[split].digest}")
+
+
+@tool()
+@click.argument("name", metavar="CATALOG", type=FILE)
+def list_entries(name: str) -> None:
+    """Print a line for each split: its entry, format, digest or a dash, and shards, separated by tabs."""
+    from tarshards.storage.expressions import spec_name
+
+    catalog, entry = _opened(name)
+    for each in catalog.entries(entry):
+        version, split = catalog[each], catalog[each].splits[each.partition("/")[2]]
+        shards = "::".join(spec_name(spec) for spec in split.shards)
+        click.echo(f"{visible(each)}\t{version.format}\t{split.digest or '-'}\t{visible(shards)}")
+
+
+@tool()
+@catalog_argument
+def show(name: str) -> None:
+    """Describe the entries of a catalog: shards, samples and bytes by their manifests, digest, card and ops."""
+    from tarshards.storage.redaction import redacted
+
+    catalog, entry = _opened(name)
+    for number, each in enumerate(catalog.entries(entry)):
+        version = catalog[each]
+        lines: dict[str, object] = {"entry": each, "format": version.format}
+        if version.format == "tar":
+            shards = catalog.shards(each)
+            lines["shards"] = len(shards)
+            for word, counts in (("samples", [s.samples for s in shards]), ("bytes", [s.size for s in shards])):
+                if None not in counts:
+                    lines[word] = sum(count or 0 for count in counts)
+        lines["digest"] = version.splits[each.partition("/")[2]].digest or "-"
+        if (card := catalog.card(version)) is not None:
+            lines["card"] = card.name
+        for key, value in version.metadata.items():
+            lines[f"metadata {key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+        if version.ops:
+            lines["ops"] = json.dumps(version.ops)
+        click.echo(
+            "\n" * bool(number) + "\n".join(f"{key}: {visible(redacted(str(value)))}" for key, value in lines.items())
+        )
+
+
+@tool()
+@catalog_argument
+@sync_option
+def pin(name: str, sync: bool) -> None:
+    """Give the splits of a catalog that have none their digests; print them.
+
+    A split that was pinned and has changed is an error.
+    """
+    catalog, entry = _opened(name)
+    pinned = catalog.pin(entry)
+    if pinned:
+        catalog.save(sync=sync)
+    for each in pinned:
+        click.echo(f"{each}\t{catalog[each].splits[each.partition('/')[2]].digest}")
+
+
+@tool()
+@catalog_argument
+@click.option("--content", is_flag=True, help="Also read all shards, and compare their SHA-256.")
+def verify(name: str, content: bool) -> None:
+    """Compare the manifests of a catalog with its digests, and the sizes of all shards with the manifests.
+
+    Exit code: 0 all is as it was pinned; 1 something differs, is missing or is not pinned.
+    """
+    catalog, entry = _opened(name)
+    wrong = 0
+    for check in catalog.verify(entry, content=content):
+        for fault in check.faults:
+            say(fault if fault.startswith(check.entry) else f"{check.entry}: {fault}")
+        if not check.pinned:
+            say(f"{check.entry}: not pinned; pin it with `tarcatalog pin`")
+        wrong += bool(check.faults) or not check.pinned
+        faults = f"{len(check.faults)} fault{'s' * (len(check.faults) != 1)}"
+        state = faults if check.faults else "as pinned" if check.pinned else "not pinned"
+        click.echo(f"{visible(check.entry)}\t{check.shards}\t{check.samples}\t{check.bytes}\t{state}")
+    sys.exit(1 if wrong else 0)
+
+
+verbs: dict[str, Any] = {"add": add, "ls": list_entries, "show": show, "pin": pin, "verify": verify}
+CatalogVerbs.verbs = verbs

@@ -1,0 +1,73 @@
+"""Other formats to shards."""
+
+from __future__ import annotations
+
+import click
+
+from tarshards.cli._common import (
+    FILE,
+    convert,
+    max_errors_option,
+    overwrite_option,
+    parallel_option,
+    quiet_option,
+    size_option,
+    sync_option,
+    tool,
+)
+
+FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
+
+
+@tool(
+    epilog="Streams: each process holds a batch of rows.",
+    example="tarimport 'data/train-*.parquet' -o train-%06d.tar",
+)
+@click.argument("source", nargs=-1, required=True, type=FILE)
+@click.option(
+    "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
+)
+@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
+@click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
+@click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
+@size_option("1e9")
+@parallel_option("Processes", 0)
+@max_errors_option
+@overwrite_option
+@sync_option
+@quiet_option
+def main(
+    source: tuple[str, ...],
+    output: str,
+    format: str | None,
+    split: str | None,
+    key: str | None,
+    size: int | None,
+    parallel: int,
+    max_errors: int | None,
+    overwrite: bool,
+    sync: bool,
+    quiet: bool,
+) -> None:
+    """Write the rows of SOURCE, of another format, as samples to shards.
+
+    SOURCE is files of parquet, csv or jsonl, a folder with a folder of files for each class, or a Hugging Face dataset:
+    a folder that save_to_disk wrote, or a name with --format huggingface. Columns become fields: image.jpg, text.txt,
+    label.cls. If the command is killed, the same command line resumes it.
+    """
+    from tarshards.formats.importing import MAX_BYTES, import_dataset
+
+    convert(
+        import_dataset,
+        source[0] if len(source) == 1 else list(source),
+        output,
+        format=format,
+        split=split,
+        key=key,
+        max_bytes=size or MAX_BYTES,
+        parallel=parallel,
+        max_errors=max_errors,
+        overwrite=overwrite,
+        sync=sync,
+        quiet=quiet,
+    )

@@ -1,0 +1,74 @@
+"""Samples in place of those that filters or faults took out of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from tarshards.epoch.loop import Part
+from tarshards.errors import SampleError
+from tarshards.samples.ledger import Tally
+
+ATTEMPTS = 8  # substitutes that are tried for a sample
+
+
+class Substitutes:
+    """The samples that are tried in place of some of a *part*: none that is in it already, and none twice.
+
+    They are counted as repeated, and what becomes of them like what becomes of others.
+    """
+
+    def __init__(self, part: Part):
+        self.part = part
+        self._used = set(zip(part.shards.tolist(), part.numbers.tolist()))
+        self._drawn: dict[int, Iterator[tuple[int, int]]] = {}
+        self._tried = 0
+        self._left_out = Tally()
+
+    @contextmanager
+    def drawn(self, places: Iterable[int]) -> Iterator[Part]:
+        """Give the part of the next substitutes for the samples at *places* of the batch, and count them after it.
+
+        Raises SampleError, which names what left the samples out, where there is none, or 8 have been tried.
+        """
+        places = list(places)
+        if self._tried == ATTEMPTS:
+            raise self._error(places[0], f"and so were {ATTEMPTS} others in its place")
+        self._tried += 1
+        pairs = np.array([self._next(place) for place in places], np.int64)
+        extra = Part(self.part.plan, self.part.positions[places], pairs[:, 0], pairs[:, 1])
+        extra.reader, extra.is_aside = self.part.reader, True
+        try:
+            yield extra
+        finally:
+            read = Tally(samples=extra.taken - extra.lost, lost=extra.lost, repeated=extra.taken, members=extra.members)
+            if extra.left_out is not None:
+                read.add(extra.left_out)
+                self._left_out.add(extra.left_out)
+            self._left_out.lost += extra.lost
+            self.part.leave_out(read)
+
+    def _next(self, place: int) -> tuple[int, int]:
+        """Return the shard and number of the next substitute that is not in the batch."""
+        if place not in self._drawn:
+            self._drawn[place] = self.part.plan.substitutes(int(self.part.positions[place]))
+        for pair in self._drawn[place]:
+            if pair not in self._used:
+                self._used.add(pair)
+                return pair
+        raise self._error(place, "and all others near it are in the batch already or were left out as well")
+
+    def _error(self, place: int, words: str) -> SampleError:
+        left_out = self._left_out
+        counts = [f"{name} left out {count}" for name, count in sorted(left_out.filtered.items())]
+        counts += [
+            f"{count} {word}" for count, word in ((left_out.failed, "failed"), (left_out.lost, "unread")) if count
+        ]
+        found = f" ({', '.join(counts)})" if counts else ""
+        cure = (
+            "fill= is for filters that leave out few samples; take a smaller batch, or filter when shards are written"
+        )
+        position = int(self.part.positions[place])
+        return SampleError(f"the sample at position {position} of the epoch was left out, {words}{found}; {cure}")

@@ -1,0 +1,444 @@
+"""Batches of Arrow <-> samples, a column at a time: what parquet, CSV and Hugging Face's datasets are read through.
+
+Images and audio, structures of ``bytes`` and ``path`` as Hugging Face stores them, stay the bytes that they are. Text
+is ``txt``; classes, which Hugging Face's metadata name, are ``cls``; lists of numbers, tensors and Hugging Face's
+arrays are ``npy``; times and decimals are text in JSON; and everything else is JSON or, where that cannot hold it,
+msgpack. A null has no field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tarshards.errors import EncodeError, SampleError, TarshardsError
+from tarshards.formats.naming import NULL, Columns, Naming, _is_integer, decode_value, encode_value, key_of, kind_of
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.fields import place
+from tarshards.samples.keys import Sample, is_reserved
+from tarshards.storage.location import Location
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Encoded = tuple[
+    str | list[str], Sequence[bytes | None]
+]  # the field of a column, or one a row; and the data of each row
+Keys = Callable[[int, Mapping[str, Any]], str]  # the key of a row, by its number and its columns
+MOST_FILE = 1 << 34  # bytes of a file that a row names
+
+
+def arrow() -> Any:
+    """Return pyarrow; raise ModuleNotFoundError, which names the extra, where it is not installed."""
+    return require("pyarrow", extra="arrow")
+
+
+class Batches:
+    """Turns record batches of one schema into samples.
+
+    *features* are those in Hugging Face's metadata of the schema; *naming* is given the columns; *keys* makes the key
+    of a row from its number and the columns that ``uses`` names, if it has no ``__key__``. A row may name a file
+    instead of holding its bytes, which is read only with *reads_files*: rows that others wrote could name any.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, naming: Naming, keys: Keys, uses: Iterable[str] = (), *, reads_files: bool = False
+    ):
+        self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
+        self.features = features_of(schema)
+        self.columns = [name for name in schema.names if name not in ("__key__", "__url__")]
+        self.has_keys = "__key__" in schema.names
+        if len(set(schema.names)) < len(schema.names):
+            raise SampleError(f"two columns have the same name: {', '.join(schema.names)}")
+
+    def samples(
+        self, batch: pa.RecordBatch, numbers: Sequence[int], name: str, reject: Callable[[TarshardsError], object]
+    ) -> Iterator[Sample]:
+        """Yield the samples of *batch*, whose rows have these *numbers* in the file *name*; *reject* gets errors."""
+        rows = batch.num_rows
+        encoded: list[Encoded] = []
+        broken: dict[int, TarshardsError] = {}
+        for column in self.columns:
+            encoded.append(self._encode(column, batch.column(batch.schema.names.index(column)), broken))
+        keys = batch.column(batch.schema.names.index("__key__")).to_pylist() if self.has_keys else None
+        named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
+        for row in range(rows):
+            try:
+                if row in broken:
+                    raise broken[row]
+                if keys is not None:
+                    key = key_of(keys[row])
+                else:
+                    key = self.keys(numbers[row], {use: values[row] for use, values in named.items()})
+            except (TarshardsError, ValueError) as error:
+                reason = error.reason if isinstance(error, TarshardsError) else str(error)
+                kind = type(error) if isinstance(error, TarshardsError) else SampleError
+                field = getattr(error, "field", None)
+                reject(kind(reason, url=f"{name}: row {numbers[row]}", field=field))
+                continue
+            sample: Sample = {"__key__": key, "__url__": name}
+            for field, values in encoded:
+                data = values[row]
+                if data is not None:
+                    sample[field if type(field) is str else field[row]] = data
+            if len(sample) == 2 and self.columns:
+                sample[self.naming.field(self.columns[0], NULL)] = b""
+            yield sample
+
+    def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> Encoded:
+        """Return the field of a column and the data of its rows; the errors of rows go to *broken*."""
+        pa = arrow()
+        types, naming = pa.types, self.naming
+        kind = self.features.get(column, {}).get("_type")
+        if isinstance(array.type, pa.FixedShapeTensorType) and _is_in_order(array.type):
+            shape = tuple(array.type.shape)
+            return naming.field(column, "npy"), _arrays(array.storage, shape)
+        if isinstance(array.type, pa.JsonType):
+            return naming.field(column, "json"), array.storage.cast(pa.large_binary()).to_pylist()
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        if types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        of = array.type
+        if is_text(of):
+            return naming.field(column, "txt"), array.cast(pa.large_binary()).to_pylist()
+        if is_bytes(of):
+            return self._kinds(column, array.to_pylist())
+        if (
+            types.is_struct(of)
+            and {field.name for field in of} == {"bytes", "path"}
+            and is_bytes(of.field("bytes").type)
+        ):
+            return self._files(column, array, broken)
+        if types.is_integer(of):
+            is_class = kind == "ClassLabel" or _is_integer(column)
+            return naming.field(column, "cls" if is_class else "json"), _text(array)
+        if types.is_boolean(of):
+            return naming.field(column, "json"), _text(array)
+        if types.is_null(of):
+            return "", [None] * len(array)
+        values: list[Any]
+        if (kind or "").startswith("Array") and kind in ("Array2D", "Array3D", "Array4D", "Array5D"):
+            import numpy as np
+
+            dtype = self.features[column]["dtype"]
+            values = [None if value is None else np.array(value, dtype) for value in array.to_pylist()]
+        elif _is_numbers(of):
+            lists = _lists(array)
+            if lists is not None:
+                return naming.field(column, "npy"), lists
+            values = array.to_pylist()
+        else:
+            stored = storage_of(of)
+            values = (array if stored == of else array.cast(stored)).to_pylist()
+        if types.is_floating(of) and all(value is None or math.isfinite(value) for value in values):
+            return naming.field(column, "json"), [None if value is None else repr(value).encode() for value in values]
+        return self._values(column, values, broken, text=not is_text(of) and is_text(storage_of(of)))
+
+    def _kinds(self, column: str, values: list[bytes | None]) -> Encoded:
+        """Name the field of each row by what its bytes are."""
+        kinds = ["bin" if value is None else kind_of(value) for value in values]
+        if len(set(kinds)) <= 1:
+            return self.naming.field(column, kinds[0] if kinds else "bin"), values
+        return [self.naming.field(column, kind) for kind in kinds], values
+
+    def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> Encoded:
+        """Return the bytes of images or the like; those of a row that has only a path are read."""
+        paths, values = array.field("path").to_pylist(), array.field("bytes").to_pylist()
+        names: list[str] = []
+        for row, (path, value, valid) in enumerate(zip(paths, values, array.is_valid().to_pylist())):
+            if not valid:
+                values[row] = None
+            elif value is None and path is not None and not self.reads_files:
+                reason = "no bytes, only a path; import it through Hugging Face's datasets to read such files"
+                broken[row] = EncodeError(reason, field=column)
+            elif value is None and path is not None:
+                try:
+                    values[row] = value = Location.of(path).read(MOST_FILE)
+                except TarshardsError as error:
+                    broken[row] = EncodeError(str(error), field=column)
+            names.append(self.naming.field(column, kind_of(values[row] or b"", path)))
+        return names, values
+
+    def _values(self, column: str, values: list[Any], broken: dict[int, TarshardsError], *, text: bool) -> Encoded:
+        """Encode each value for itself; with *text*, a str is JSON's."""
+        names: list[str] = []
+        data: list[bytes | None] = []
+        for row, value in enumerate(values):
+            name, encoded = "", None
+            if value is not None:
+                try:
+                    if text:
+                        name, encoded = self.naming.field(column, "json"), json.dumps(value).encode()
+                    else:
+                        name, encoded = encode_value(self.naming, column, value)
+                except EncodeError as error:
+                    broken[row] = error
+            names.append(name)
+            data.append(encoded)
+        return names, data
+
+
+def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Return the features by column that Hugging Face's metadata of a schema describe, if it has them."""
+    try:
+        found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = found.get("info", {}).get("features", {})
+    except (ValueError, AttributeError):
+        return {}
+    return {name: each for name, each in features.items() if isinstance(each, dict)}
+
+
+def is_text(of: pa.DataType) -> bool:
+    """Say whether a type is text."""
+    types = arrow().types
+    return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
+
+
+def is_bytes(of: pa.DataType) -> bool:
+    """Say whether a type is bytes."""
+    types = arrow().types
+    return bool(
+        types.is_binary(of) or types.is_large_binary(of) or types.is_binary_view(of) or types.is_fixed_size_binary(of)
+    )
+
+
+def _is_in_order(tensor: Any) -> bool:
+    """Say whether the elements of a tensor type are stored in the order of its dimensions."""
+    return tensor.permutation is None or list(tensor.permutation) == sorted(tensor.permutation)
+
+
+def _text(array: Any) -> Sequence[bytes | None]:
+    """Return integers or booleans as text."""
+    pa = arrow()
+    values: list[bytes | None] = array.cast(pa.string()).cast(pa.binary()).to_pylist()
+    return values
+
+
+def _is_list(of: pa.DataType) -> bool:
+    types = arrow().types
+    return bool(types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of))
+
+
+def _is_numbers(of: pa.DataType) -> bool:
+    types = arrow().types
+    return _is_list(of) and bool(
+        types.is_integer(of.value_type) or types.is_floating(of.value_type) or types.is_boolean(of.value_type)
+    )
+
+
+def _lists(array: Any) -> Sequence[bytes | None] | None:
+    """Return lists of numbers as arrays; None where a list has nulls in it."""
+    return None if array.flatten().null_count else _arrays(array, None)
+
+
+def _arrays(array: Any, shape: tuple[int, ...] | None) -> list[bytes | None]:
+    """Return each list of numbers in numpy's format, with this *shape* or as it is."""
+    pa = arrow()
+    numbers = array.values.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        ends = [(array.offset + row) * size for row in range(len(array) + 1)]
+    else:
+        ends = array.offsets.to_pylist()
+    found: list[bytes | None] = []
+    for row, is_valid in enumerate(array.is_valid().to_pylist()):
+        if is_valid:
+            values = numbers[ends[row] : ends[row + 1]]
+            found.append(_npy_header(values.dtype, shape or values.shape) + values.tobytes())
+        else:
+            found.append(None)
+    return found
+
+
+@lru_cache(10_000)
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    from io import BytesIO
+
+    from numpy.lib import format
+
+    stream = BytesIO()
+    format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+@lru_cache(1000)
+def storage_of(of: pa.DataType) -> Any:
+    """Return the type that holds the values of a type in JSON.
+
+    That is text for dates, times of a date and decimals, and integers for durations and times of a day.
+    """
+    pa = arrow()
+    types = pa.types
+    if isinstance(of, pa.BaseExtensionType):
+        return storage_of(of.storage_type)
+    if types.is_decimal(of) or types.is_timestamp(of) or types.is_date(of):
+        return pa.string()
+    if types.is_duration(of) or types.is_time64(of):
+        return pa.int64()
+    if types.is_time32(of):
+        return pa.int32()
+    if types.is_float16(of):
+        return pa.float32()
+    if types.is_dictionary(of):
+        return storage_of(of.value_type)
+    if types.is_struct(of):
+        return pa.struct([pa.field(field.name, storage_of(field.type)) for field in of])
+    if types.is_map(of):
+        return pa.map_(storage_of(of.key_type), storage_of(of.item_type))
+    if _is_list(of):
+        return pa.list_(storage_of(of.value_type))
+    return of
+
+
+class Tables:
+    """Turns samples into tables of one schema: that of the record of their import, or what their fields suggest."""
+
+    def __init__(self, columns: Columns, looked_at: Iterable[Sample]):
+        pa = arrow()
+        self.columns = columns
+        if columns.schema is not None:
+            self.schema = pa.ipc.read_schema(pa.py_buffer(columns.schema))
+            if "__key__" not in self.schema.names:
+                self.schema = self.schema.insert(0, pa.field("__key__", pa.string()))
+            return
+        found: dict[str, Any] = {"__key__": pa.string()}
+        for sample in looked_at:
+            for field, data in sample.items():
+                if not is_reserved(field) and field not in columns.omit:
+                    name = columns.column(field)
+                    found[name] = _wider(found.get(name), _type_of(field, data))
+        if not columns.order:
+            self.schema = pa.schema(list(found.items()))
+        else:
+            order = ["__key__", *columns.order]
+            self.schema = pa.schema([(name, found[name]) for name in sorted(found, key=_place_in(order))])
+
+    def rows(
+        self, samples: Iterable[Sample], reject: Callable[[Sample, TarshardsError], object]
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the values of each sample by column, and the size of its data in bytes."""
+        known = set(self.schema.names)
+        plain = {
+            field.name for field in self.schema if is_bytes(field.type) or isinstance(field.type, arrow().JsonType)
+        }
+        for sample in samples:
+            try:
+                row: dict[str, Any] = {"__key__": sample["__key__"], "__url__": sample["__url__"]}
+                size = 0
+                for field, data in sample.items():
+                    if is_reserved(field) or field in self.columns.omit:
+                        continue
+                    name = self.columns.column(field)
+                    if name not in known:
+                        raise SampleError("no column for this field; the first samples have none", field=field)
+                    if name in row:
+                        raise SampleError(f"a second field for the column {name!r}", field=field)
+                    if name in plain and not field.endswith(f".{NULL}"):
+                        row[name] = data
+                    else:
+                        row[name] = decode_value(field, data)
+                    size += len(data)
+            except TarshardsError as error:
+                reject(sample, type(error)(error.reason, **place(sample), field=error.field))
+                continue
+            yield row, size
+
+    def table(self, rows: list[dict[str, Any]]) -> pa.Table:
+        """Return the table of *rows*; raise EncodeError for a value that does not fit its column."""
+        pa = arrow()
+        arrays = []
+        for field in self.schema:
+            values = [row.get(field.name) for row in rows]
+            try:
+                arrays.append(_array(values, field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
+                raise EncodeError(f"not {field.type}: {error}", field=field.name) from error
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+
+def _place_in(order: list[str]) -> Callable[[str], int]:
+    places = {name: number for number, name in enumerate(order)}
+    return lambda name: places.get(name, len(places))
+
+
+def _array(values: list[Any], of: Any) -> Any:
+    """Return values as an array of a type, through the type that holds them in samples."""
+    pa = arrow()
+    types = pa.types
+    if isinstance(of, pa.FixedShapeTensorType):
+        shape = tuple(of.shape)
+        for value in values:
+            if value is not None and value.shape not in (shape, (math.prod(shape),)):
+                raise ValueError(f"an array of the shape {value.shape}, and the first of this column has {shape}")
+        flat = [None if value is None else value.reshape(-1) for value in values]
+        return pa.ExtensionArray.from_storage(of, _array(flat, of.storage_type))
+    if isinstance(of, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(of, _array(values, of.storage_type))
+    if types.is_null(of):
+        return pa.nulls(len(values))
+    if is_text(of) or is_bytes(of):
+        return pa.array(values, of)
+    if types.is_struct(of) and {field.name for field in of} == {"bytes", "path"} and is_bytes(of.field("bytes").type):
+        return pa.array([None if value is None else {"bytes": value, "path": None} for value in values], of)
+    values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    stored = storage_of(of)
+    if "map<" in str(of):
+        values = [_pairs(value, of) for value in values]
+    array = pa.array(values, stored)
+    return array if stored == of else _cast(array, of)
+
+
+def _pairs(value: Any, of: Any) -> Any:
+    """Return a value with the items of maps as pairs."""
+    types = arrow().types
+    if value is None:
+        return None
+    if types.is_map(of):
+        return [(name, _pairs(item, of.item_type)) for name, item in value]
+    if types.is_struct(of):
+        return {field.name: _pairs(value.get(field.name), field.type) for field in of}
+    return [_pairs(each, of.value_type) for each in value] if _is_list(of) else value
+
+
+def _cast(array: Any, of: Any) -> Any:
+    """Return an array as one of another type; what a null structure holds is not looked at, as Arrow's cast does."""
+    pa = arrow()
+    if pa.types.is_struct(of):
+        compute = require("pyarrow.compute", extra="arrow")
+        inner = [_cast(compute.struct_field(array, place), field.type) for place, field in enumerate(of)]
+        return pa.StructArray.from_arrays(inner, fields=list(of), mask=array.is_null())
+    if pa.types.is_list(of):
+        return pa.ListArray.from_arrays(array.offsets, _cast(array.values, of.value_type), of, mask=array.is_null())
+    return array.cast(of)
+
+
+def _type_of(field: str, data: bytes) -> Any:
+    """Return the type of the column for a field, by its first value."""
+    pa = arrow()
+    extension = field.rpartition(".")[2]
+    if extension in ("txt", "text", "transcript"):
+        return pa.string()
+    if _is_integer(field):
+        return pa.int64()
+    if extension in ("json", "jsn"):
+        return pa.json_()
+    if extension == "npy":
+        array = decode_value(field, data)
+        try:
+            of = pa.from_numpy_dtype(array.dtype)
+        except pa.ArrowException:
+            return pa.binary()
+        if array.ndim == 0:
+            return of
+        return pa.list_(of) if array.ndim == 1 else pa.fixed_shape_tensor(of, array.shape)
+    return pa.binary()
+
+
+def _wider(known: Any, other: Any) -> Any:
+    """Return the type for two values of a column: the same, else bytes."""
+    return other if known is None or known == other else arrow().binary()

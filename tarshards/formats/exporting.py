@@ -1,0 +1,229 @@
+"""Shards -> other formats: each shard becomes one file, or files in a folder, in parallel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, UrlError, shortened
+from tarshards.formats.arrow import Tables
+from tarshards.formats.msgpack_shards import write_msgpack
+from tarshards.formats.naming import Columns, decode_value, record_url, to_json
+from tarshards.formats.pieces import file_identity, lose
+from tarshards.formats.resumable import check_free, discard, finish, is_begun, make_all
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.fields import place
+from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.samples.read import read_samples, read_shard
+from tarshards.storage.expressions import Shard, expand_shards, spec_name
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_shard, open_url
+from tarshards.write.map import output_names
+
+FORMATS = ("parquet", "jsonl", "msgpack", "folder")
+GROUP = 1 << 26  # bytes of data in a row group of parquet, or a little more
+MOST_ROWS = 1 << 16  # of a row group
+LOOKED_AT = 100  # samples that decide about the columns, where no record does
+
+Reject = Callable[[Sample, TarshardsError], object]
+
+
+def export_dataset(
+    shards: Any,
+    output: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    executor: Executor | None = None,
+    on_error: ErrorPolicy = None,
+    concatenated: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    sync: bool = True,
+) -> list[str]:
+    """Write each of *shards*, a shard expression, to a file named by *output*, or its members to files in a folder.
+
+    *output* is a pattern with the number of the shard, such as ``out-{shard:06d}.parquet``, and its suffix says the
+    format: ``parquet``, ``jsonl``, and ``gz`` for Squirrel's msgpack shards; or it is a folder. *format*, one of
+    FORMATS, says it for other names. The columns are ``__key__`` and the fields; with their names, types and order
+    those of the import, if the record of an import lies beside the shards. Otherwise the first 100 samples say which
+    columns parquet has. Returns the names of the files, or of the folder.
+
+    It works in parallel, resumes, and treats errors as ``import_dataset`` does; errors name shard and key.
+    """
+    sources = expand_shards(shards)
+    ledger = Ledger.of(on_error)
+    output = os.fspath(output)
+    kind = format or _format_of(output)
+    if kind not in FORMATS:
+        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
+    columns = Columns.load(record_url([shard.url for shard in sources]))
+    if kind == "parquet":
+        looked_at = islice(read_samples(sources, on_error=on_error and "skip", concatenated=concatenated), LOOKED_AT)
+        schema = Tables(columns, looked_at).schema
+        columns = columns._replace(schema=schema.serialize().to_pybytes())
+    if kind == "folder":
+        names = [os.path.join(output, f".{number:06d}") for number in range(len(sources))]
+    else:
+        names = output_names(output, len(sources))
+    sources = [shard._replace(concatenated=concatenated or shard.concatenated) for shard in sources]
+    units = [_ExportedShard(shard, name, kind, columns) for shard, name in zip(sources, names)]
+    check_free(units, overwrite=overwrite)
+    if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
+        raise OpenError("the folder has files; --overwrite writes into it", url=output)
+    made = make_all(units, ledger, executor=executor, progress=progress, sync=sync)
+    samples = sum(each["samples"] for each in made)
+    ledger.count(shards=len(made), samples=samples, streamed=samples)
+    if not samples:
+        discard(units)
+        raise SampleError("no samples, so nothing is written", url=spec_name(shards))
+    finish(units)
+    return [output] if kind == "folder" else [each["file"] for each in made]
+
+
+def _format_of(output: str) -> str:
+    base = Location.of(output).base.lower()
+    if base.endswith(".parquet"):
+        return "parquet"
+    if re.search(r"\.(jsonl|ndjson)(\.\w+)?$", base):
+        return "jsonl"
+    if base.endswith(".gz") and not base.endswith(".tar.gz"):
+        return "msgpack"
+    if os.path.isdir(output) or not re.search(r"\.\w+$", base):
+        return "folder"
+    raise UrlError(f"the name tells no format; name one of {', '.join(FORMATS)}", url=output)
+
+
+@dataclass(frozen=True)
+class _ExportedShard:
+    """A file made of a shard, or the files in a folder."""
+
+    shard: Shard
+    output: str
+    format: str
+    columns: Columns
+
+    @property
+    def identity(self) -> list[Any]:
+        schema = None if self.columns.schema is None else self.columns.schema.hex()
+        return [self.format, *file_identity(self.shard.url), self.columns.fields, self.columns.omit, schema]
+
+    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+        def reject(sample: Sample, error: TarshardsError) -> None:
+            lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
+
+        samples = read_shard(self.shard, ledger=ledger)
+        if self.format == "parquet":
+            count = _write_parquet(samples, self.output, self.columns, reject, sync)
+        elif self.format == "jsonl":
+            count = _write_lines(samples, self.output, self.columns, reject, sync)
+        elif self.format == "msgpack":
+            count, _ = write_msgpack(_rows(samples, self.columns, reject), self.output, sync=sync, reject=reject)
+        else:
+            count = _write_files(samples, os.path.dirname(self.output), self.columns, reject, sync)
+        return {"file": self.output, "samples": count}
+
+
+def _write_parquet(samples: Iterable[Sample], output: str, columns: Columns, reject: Reject, sync: bool) -> int:
+    parquet = require("pyarrow.parquet", extra="arrow")
+    tables = Tables(columns, ())
+    location = Location.of(output)
+    location.make_folder()
+    count = 0
+    with (
+        open_url(location, "wb", sync=sync) as stream,
+        parquet.ParquetWriter(stream, tables.schema, write_page_checksum=True) as writer,
+    ):
+        for rows in _groups(tables.rows(samples, reject)):
+            try:
+                table = tables.table(rows)
+            except EncodeError:  # of one row, or of several
+                rows = [row for row in rows if _fits(tables, row, reject)]
+                table = tables.table(rows)
+            if rows:
+                writer.write_table(table)
+            count += len(rows)
+    return count
+
+
+def _groups(rows: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each row group."""
+    group: list[dict[str, Any]] = []
+    total = 0
+    for row, size in rows:
+        group.append(row)
+        total += size
+        if total >= GROUP or len(group) == MOST_ROWS:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def _fits(tables: Tables, row: dict[str, Any], reject: Reject) -> bool:
+    try:
+        tables.table([row])
+    except EncodeError as error:
+        reject(row, error)
+        return False
+    return True
+
+
+def _write_lines(samples: Iterable[Sample], output: str, columns: Columns, reject: Reject, sync: bool) -> int:
+    count = 0
+    location = Location.of(output)
+    location.make_folder()
+    with open_shard(location, "wb", sync=sync) as stream:
+        for row in _rows(samples, columns, reject):
+            try:
+                values = {name: to_json(value) for name, value in row.items() if name != "__url__"}
+                line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+            except (ValueError, TypeError, RecursionError) as error:
+                reject(row, EncodeError(str(error)))
+                continue
+            # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
+            stream.write(line.encode(errors="backslashreplace") + b"\n")
+            count += 1
+    return count
+
+
+def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterator[dict[str, Any]]:
+    """Yield the key, the shard and the values of each sample by column, in the order of the columns."""
+    places = {name: number for number, name in enumerate(columns.order)}
+    for sample in samples:
+        row: dict[str, Any] = {}
+        try:
+            for field, data in sample.items():
+                if not is_reserved(field) and field not in columns.omit:
+                    name = columns.column(field)
+                    if name in row:
+                        raise SampleError(f"a second field for the column {name!r}", field=field)
+                    row[name] = decode_value(field, data)
+        except TarshardsError as error:
+            reject(sample, error)
+            continue
+        ordered = sorted(row.items(), key=lambda item: places.get(item[0], len(places)))
+        yield {"__key__": sample["__key__"], "__url__": sample["__url__"], **dict(ordered)}
+
+
+def _write_files(samples: Iterable[Sample], folder: str, columns: Columns, reject: Reject, sync: bool) -> int:
+    count = 0
+    for sample in samples:
+        key = sample["__key__"]
+        if os.path.isabs(key) or ".." in key.split("/"):
+            reject(sample, SampleError("a file of this name would lie outside of the folder"))
+            continue
+        for field, data in sample.items():
+            if not is_reserved(field) and field not in columns.omit:
+                location = Location.of(os.path.join(folder, f"{key}.{field}"))
+                location.make_folder()
+                with open_url(location, "wb", sync=sync) as stream:
+                    stream.write(data)
+        count += 1
+    return count

@@ -1,0 +1,228 @@
+"""Other formats -> shards: an input is cut into pieces, and each becomes one shard, in parallel."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from tarshards.errors import SampleError, TarshardsError, UrlError, shortened, whole_number
+from tarshards.formats.msgpack_shards import stem_of
+from tarshards.formats.naming import Columns, Naming, record_url, sample_of
+from tarshards.formats.pieces import (
+    Keys,
+    Piece,
+    Plan,
+    is_saved_dataset,
+    lose,
+    open_dataset,
+    plan_csv,
+    plan_dataset,
+    plan_folder,
+    plan_lines,
+    plan_msgpack,
+    plan_parquet,
+)
+from tarshards.formats.resumable import check_free, discard, finish, make_all
+from tarshards.samples.fields import place
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
+from tarshards.write.map import is_pattern, output_names, write_shard
+from tarshards.write.shards import name_leftovers
+
+MAX_BYTES = 10**9
+FILES: dict[str, Callable[[list[str], list[str], int], Plan]] = {
+    "parquet": plan_parquet,
+    "csv": plan_csv,
+    "jsonl": plan_lines,
+    "msgpack": plan_msgpack,
+}
+FORMATS = (*FILES, "folder", "huggingface")
+_SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
+
+
+def import_dataset(
+    source: Any,
+    pattern: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    key: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    executor: Executor | None = None,
+    on_error: ErrorPolicy = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    sync: bool = True,
+) -> list[str]:
+    """Write the rows of *source* as samples to shards named by *pattern*, and return the names of the shards.
+
+    *source* is a shard expression that names files (parquet, csv, jsonl, or Squirrel's msgpack shards), a folder with a
+    folder for each class, a folder that ``save_to_disk`` of Hugging Face's datasets wrote, the name of such a dataset
+    with *split*, or a dataset of theirs; *format*, one of FORMATS, says which where the name of the files does not. The
+    columns become fields as ``tarshards.formats.naming`` and ``arrow`` describe. Keys are from the column ``__key__``,
+    or from the template *key* over ``file``, ``record`` (the row's number in the file, from 0) and the columns.
+
+    Each shard is made of about *max_bytes* of one file, by the processes of *executor* (default: all cores); row groups
+    of parquet, compressed text and msgpack shards are not divided. What a call that was killed has written, the same
+    call keeps if its input is as it was; the bytes are the same for any executor. The manifest of the shards and the
+    record of their columns, ``NAME.columns.json``, are written last. Raises OpenError if a shard exists, unless to
+    *overwrite*. With *progress*, stderr shows a bar.
+
+    The first error of a row is raised, and names file and row; or it is passed to *on_error* ("skip", a ``Ledger`` or a
+    function of the error), and that row alone is left out. Raises ModuleNotFoundError, which names the extra to
+    install, where the library for a format is missing.
+    """
+    max_bytes = whole_number("max_bytes", max_bytes, 1)
+    ledger = Ledger.of(on_error)
+    plan = _plan(source, format, split, max_bytes)
+    template = key or plan.key
+    Keys.of(template, "")
+    if not plan.pieces:
+        raise SampleError("no samples: there are no rows", url=shortened(source))
+    names = output_names(os.fspath(pattern), len(plan.pieces))
+    units = [_ImportedShard(piece, name, template) for piece, name in zip(plan.pieces, names)]
+    check_free(units, overwrite=overwrite)
+    made = make_all(units, ledger, executor=executor, progress=progress, sync=sync)
+    samples = sum(each["samples"] for each in made)
+    ledger.count(samples=samples, streamed=samples)
+    if not samples:
+        discard(units)
+        raise SampleError("no samples: no row became one", url=shortened(source))
+    columns = _columns(plan, [each["fields"] for each in made])
+    columns.save(record_url(names), sync=sync)
+    _write_manifest(made, sync)
+    finish(units)
+    if is_pattern(pattern):
+        name_leftovers(os.fspath(pattern), len(names))
+    return [each["shard"] for each in made]
+
+
+def row_to_sample(row: Any) -> Sample:
+    """Return the sample of a row of a map-style dataset, a dict of Python values, for ``write_dataset``.
+
+    The values become fields as those of ``import_dataset`` do; images of Pillow become ``png``. Raises TypeError for a
+    row that is no dict: name the values of a tuple by a function of your own.
+
+    >>> row_to_sample({"__key__": "a", "caption": "hello", "cls": 7})
+    {'__key__': 'a', 'caption.txt': b'hello', 'cls': b'7'}
+    """
+    if not isinstance(row, dict):
+        raise TypeError(f"a row is a dict of columns, not {shortened(row)}")
+    sample = sample_of(Naming(), row, "", "")
+    return {name: value for name, value in sample.items() if value or not name.startswith("__")}
+
+
+@dataclass(frozen=True)
+class _ImportedShard:
+    """A shard made of a piece of an input."""
+
+    piece: Piece
+    output: str
+    template: str
+
+    @property
+    def identity(self) -> list[Any]:
+        return [type(self.piece).__name__, self.template, *self.piece.identity, *_place_of(self.piece)]
+
+    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+        def reject(sample: Sample, error: TarshardsError) -> None:
+            lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
+
+        naming = Naming()
+        samples = self.piece.samples(naming, self.template, ledger)
+        try:
+            count, size = write_shard(samples, self.output, sync=sync, reject=reject)
+        except TarshardsError as error:
+            if error.url is not None:
+                raise
+            raise type(error)(error.reason, url=self.piece.name, key=error.key, field=error.field) from error
+        return {"shard": self.output, "samples": count, "size": size, "fields": naming.fields}
+
+
+def _place_of(piece: Any) -> list[Any]:
+    """Return what part of its input a piece is."""
+    names = ("groups", "begin", "end", "first", "file", "delimiter")
+    return [getattr(piece, name) for name in names if hasattr(piece, name)]
+
+
+def _plan(source: Any, format: str | None, split: str | None, max_bytes: int) -> Plan:
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
+    if hasattr(source, "features") and hasattr(source, "with_format"):
+        return plan_dataset(source, "dataset", max_bytes)
+    if format == "huggingface":
+        return plan_dataset(open_dataset(os.fspath(source), split), os.fspath(source), max_bytes)
+    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
+        folder = os.fspath(source)
+        if format in (None, "folder") and not is_saved_dataset(folder):
+            return plan_folder(folder, max_bytes)
+        if format is None:
+            return plan_dataset(open_dataset(folder, split), folder, max_bytes)
+    if split is not None:
+        raise ValueError("split= is of Hugging Face's datasets; name the files of one split")
+    urls = expand_urls(source)
+    for location in map(Location.of, urls):
+        if location.is_stream:
+            raise UrlError("an import reads its files more than once; save this as a file first", url=location.name)
+    format = format or _format_of(urls)
+    if format not in FILES:
+        raise UrlError(f"not a {format}", url=Location.of(urls[0]).name)
+    return FILES[format](urls, _file_names(urls), max_bytes)
+
+
+def _format_of(urls: Sequence[str]) -> str:
+    """Return the format that the names of files say; raise UrlError if they say none."""
+    location = Location.of(urls[0])
+    parts = re.sub(r"\.(gz|bz2|xz|zst)$", "", location.base.lower()).rpartition(".")
+    if parts[2] not in _SUFFIXES:
+        known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
+        raise UrlError(f"the name tells no format ({known}); name one of {', '.join(FORMATS)}", url=location.name)
+    return _SUFFIXES[parts[2]]
+
+
+def _file_names(urls: Sequence[str]) -> list[str]:
+    """Return a name for each file, for keys: its base name, with its folders where base names are not unique.
+
+    >>> _file_names(["d/a.parquet", "d/b.parquet"]), _file_names(["d/x/a.csv", "d/y/a.csv"])
+    (['a', 'b'], ['x/a', 'y/a'])
+    """
+    locations = list(map(Location.of, urls))
+    stems = [stem_of(location) for location in locations]
+    if len(set(stems)) < len(stems):
+        folders = [location.folder for location in locations]
+        shared = os.path.commonpath(folders)
+        stems = [f"{folder[len(shared) :].lstrip('/')}{stem}" for folder, stem in zip(folders, stems)]
+    if len(set(stems)) < len(stems):
+        raise UrlError(f"two files would have the keys {max(stems, key=stems.count)}/...; import them separately")
+    return stems
+
+
+def _columns(plan: Plan, found: Sequence[dict[str, str]]) -> Columns:
+    """Return the record of what was imported; raise SampleError where two columns became one field."""
+    naming = Naming()
+    for fields in found:
+        for field, column in fields.items():
+            if naming.fields.setdefault(field, column) != column:
+                other = naming.fields[field]
+                raise SampleError(f"the columns {other!r} and {column!r} both became {field}; rename one of them")
+    order = list(dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
+    schema = None if plan.schema is None else plan.schema.serialize().to_pybytes()
+    return Columns(naming.fields, order, schema, plan.omit)
+
+
+def _write_manifest(made: Sequence[dict[str, Any]], sync: bool) -> None:
+    from tarshards.index.manifests import update_manifests
+    from tarshards.storage.compression import named_compression
+
+    shards = []
+    for each in made:
+        size = None if named_compression(Location.of(each["shard"])) else each["size"]
+        shards.append(Shard(each["shard"], each["samples"], size, indexed=size is not None))
+    list(update_manifests(shards, sync=sync))

@@ -1,0 +1,252 @@
+"""Squirrel's msgpack shards: files of msgpack objects, one a sample, one after the other in gzip.
+
+Source of the format: squirrel-core's ``MessagepackSerializer``, and msgpack-numpy for arrays. An array is a map with
+bytes as names: ``nd`` (true), ``type`` (numpy's text for its dtype; for structures, kind ``V``, a list of names and
+types), ``kind``, ``shape`` and ``data``; a numpy scalar has ``nd`` false. Kind ``O`` is a pickle, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, shortened
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_shard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PIECE = 1 << 18  # bytes unpacked at once
+MOST_BYTES = 1 << 30  # of a sample
+MOST_ITEMS = 1 << 20  # of a list or map, for which memory is taken before they are read
+
+
+def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = False) -> Iterator[Sample]:
+    """Yield the samples of all msgpack shards that *urls*, a shard expression, names; values as they are stored.
+
+    A sample without ``__key__`` gets the name of its shard and its number, such as ``shard/000000007``. numpy arrays
+    are copies of their bytes. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a function of
+    the error); reading then goes on with the next sample, or after damage with the next shard.
+
+    Raises OpenError for a file that cannot be read or decompressed, and SampleError, which names file and record, for
+    what is not msgpack or not a dict, for pickled objects, and for a sample of more than 1 GiB or a list of more than
+    1,048,576 items.
+    """
+    ledger = Ledger.of(on_error)
+    for url in expand_urls(urls):
+        yield from read_msgpack_shard(url, ledger=ledger, allow_pipe=allow_pipe)
+
+
+def read_msgpack_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[Sample]:
+    """Yield the samples of one msgpack shard, as ``read_msgpack`` does."""
+    location = Location.of(url)
+    stem = stem_of(location)
+    count = 0
+    try:
+        for number, (record, refused) in enumerate(_records(location, allow_pipe)):
+            place = f"{location.name}: record {number}"
+            if refused is None and not isinstance(record, dict):
+                refused = f"a sample is a dict, not {shortened(record)}"
+            if refused is None and not isinstance(record.get("__key__", ""), str):
+                refused = f"__key__ is a str, not {shortened(record['__key__'])}"
+            if refused is not None:
+                ledger(SampleError(refused, url=place))
+                continue
+            yield {"__key__": f"{stem}/{number:09d}", **record, "__url__": location.name}
+            count += 1
+        ledger.count(shards=1)
+    except _Damaged as error:
+        ledger(error.error)
+    finally:
+        ledger.count(samples=count, streamed=count)
+
+
+class _Damaged(Exception):
+    """What keeps the rest of a shard from being read."""
+
+    def __init__(self, error: TarshardsError):
+        self.error = error
+
+
+def stem_of(location: Location) -> str:
+    """Return the base name of a file up to its first dot, for keys.
+
+    >>> stem_of(Location("d/train-00.parquet")), stem_of(Location("-"))
+    ('train-00', 'stdin')
+    """
+    if location.scheme == "-":
+        return "stdin"
+    return location.base.lstrip(".").partition(".")[0].strip("_") or "file"
+
+
+def _records(location: Location, allow_pipe: bool) -> Iterator[tuple[Any, str | None]]:
+    """Yield every object of a shard, each with the reason why it is refused, or None."""
+    import msgpack
+
+    refusals: list[str] = []
+    unpacker = _unpacker(refusals)
+    number = fed = done = 0
+    try:
+        with open_shard(location, allow_pipe=allow_pipe) as stream:
+            while data := stream.read(PIECE):
+                unpacker.feed(data)
+                fed += len(data)
+                for record in unpacker:
+                    done = unpacker.tell()
+                    yield record, refusals[0] if refusals else None
+                    refusals.clear()
+                    number += 1
+            if done < fed:
+                raise ValueError("the file ends within it")
+    except OpenError as error:
+        raise _Damaged(error) from error
+    except (msgpack.exceptions.UnpackException, ValueError) as error:
+        words = str(error) if isinstance(error, ValueError) else ""
+        reason = f"{words or 'not msgpack'}; the rest of the file is not read"
+        raise _Damaged(SampleError(reason, url=f"{location.name}: record {number}")) from error
+
+
+def _unpacker(refusals: list[str]) -> Any:
+    """Return an Unpacker that appends to *refusals* why it left out what is in an object."""
+    import msgpack
+
+    def unpacked(value: Any) -> Any:
+        # An error raised in here would leave the unpacker in the middle of the object.
+        try:
+            return _unpack_map(value)
+        except (ValueError, TypeError, KeyError, IndexError, SyntaxError) as error:
+            refusals.append(str(error) if isinstance(error, ValueError) else f"not an array: {error!r}")
+            return None
+
+    return msgpack.Unpacker(
+        object_hook=unpacked,
+        strict_map_key=False,
+        unicode_errors="surrogateescape",
+        max_buffer_size=MOST_BYTES,
+        max_array_len=MOST_ITEMS,
+        max_map_len=MOST_ITEMS,
+    )
+
+
+def unpack(field: str, data: bytes) -> Any:
+    """Return the value of a field of msgpack, whose arrays are encoded like those of msgpack shards."""
+    refusals: list[str] = []
+    unpacker = _unpacker(refusals)
+    try:
+        unpacker.feed(data)
+        value = unpacker.unpack()
+        whole = unpacker.tell() == len(data)
+    except Exception as error:
+        raise DecodeError(f"not msgpack: {error}", field=field) from error
+    if refusals or not whole:
+        raise DecodeError(refusals[0] if refusals else "more bytes after the object", field=field)
+    return value
+
+
+def _unpack_map(value: Any) -> Any:
+    if b"nd" in value:
+        return _unpack_array(value)
+    if value.keys() == {b"complex", b"data"}:
+        return complex(value[b"data"])
+    return value
+
+
+def _unpack_array(value: dict[Any, Any]) -> np.ndarray | np.generic:
+    import numpy as np
+
+    if value.get(b"kind") == b"O":
+        raise ValueError("an array of pickled objects, which could run code")
+    dtype = _dtype(value[b"type"])
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects")
+    array = np.frombuffer(value[b"data"], dtype).copy() if dtype.itemsize else np.empty(0, dtype)
+    if value[b"nd"] is not True:
+        if array.size != 1:
+            raise ValueError(f"{array.size} values for one number")
+        number: np.generic = array[0]
+        return number
+    shape = tuple(value[b"shape"])
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"an array of the shape {shape}")
+    return array.reshape(shape)
+
+
+def _dtype(described: Any) -> np.dtype[Any]:
+    """Return the dtype that text or, for structures, a list of names, types and shapes describes."""
+    import numpy as np
+
+    if isinstance(described, list):
+        fields = []
+        for name, inner, *shape in described:
+            name = name.decode() if isinstance(name, bytes) else name
+            fields.append((name, _dtype(inner), *(tuple(size) for size in shape)))
+        return np.dtype(fields)
+    text = described.decode() if isinstance(described, bytes) else described
+    if not isinstance(text, str) or not re.fullmatch(r"[<>|=]?[a-zA-Z]\d*(\[\w+\])?", text):
+        raise ValueError(f"{shortened(text)} is not a type of numbers")
+    return np.dtype(text)
+
+
+def packer() -> Any:
+    """Return a Packer that encodes arrays as Squirrel does; it raises TypeError for other objects."""
+    import msgpack
+
+    return msgpack.Packer(default=_pack_array, use_bin_type=True, unicode_errors="surrogateescape")
+
+
+def _pack_array(value: Any) -> Any:
+    import numpy as np
+
+    from tarshards.samples.codecs.array import to_array
+
+    if isinstance(value, complex):
+        return {b"complex": True, b"data": repr(value)}
+    array = to_array(value)
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
+    is_structure = array.dtype.kind == "V"
+    return {
+        b"nd": True,
+        b"type": array.dtype.descr if is_structure else array.dtype.str,
+        b"kind": b"V" if is_structure else b"",
+        b"shape": array.shape,
+        b"data": array.tobytes(),
+    }
+
+
+def write_msgpack(
+    samples: Iterable[Sample],
+    target: str,
+    *,
+    sync: bool = True,
+    reject: Callable[[Sample, TarshardsError], object] | None = None,
+) -> tuple[int, int]:
+    """Write *samples* to a msgpack shard, and return their number and the bytes before compression.
+
+    Their values are what msgpack holds and numpy arrays; ``__url__`` is left out. The shard is compressed by its
+    suffix, and appears under its name when it is whole; Squirrel reads those that end in ``.gz``. A sample that cannot
+    be encoded is passed to *reject* with the error and left out; by default the EncodeError is raised.
+    """
+    location = Location.of(target)
+    location.make_folder()
+    pack = packer()
+    count = size = 0
+    with open_shard(location, "wb", sync=sync) as stream:
+        for sample in samples:
+            try:
+                data = pack.pack({name: value for name, value in sample.items() if name != "__url__"})
+            except (TypeError, ValueError, OverflowError) as error:
+                pack = packer()
+                failure = EncodeError(str(error), url=sample.get("__url__"), key=sample.get("__key__"))
+                if reject is None:
+                    raise failure from error
+                reject(sample, failure)
+                continue
+            stream.write(data)
+            count, size = count + 1, size + len(data)
+    return count, size

@@ -1,0 +1,268 @@
+"""Columns of other formats <-> fields of samples: their names, their values, and the record of both.
+
+A column becomes the field ``COLUMN.EXT``, whose extension says how the value is encoded: ``txt`` for text, ``cls`` for
+a class, ``npy`` for an array, ``json`` for other values, ``mp`` for those that JSON cannot hold (NaN, infinity, bytes
+in a dict), and for bytes what their first bytes are (``jpg``, ``png``, ``wav``, ...) or ``bin``. A column whose name
+ends in such an extension keeps it: ``jpg``, ``cls``, ``meta.json``. Names are in lower case, as those of fields are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tarshards.errors import EncodeError, SampleError, UrlError
+from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs.basic import encode_json
+from tarshards.samples.codecs.image import EXTENSIONS
+from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.storage.expressions import common_name
+from tarshards.storage.location import Location
+from tarshards.storage.streams import is_missing
+
+INTEGERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
+_TEXTS = frozenset(["txt", "text", "transcript"])
+_ALIKE = {"txt": _TEXTS, "json": frozenset(["json", "jsn"]), "cls": INTEGERS, "npy": frozenset(["npy"])}
+_ALIKE["mp"] = frozenset(["mp", "msg", "msgpack"])
+_MEDIA = EXTENSIONS | {"wav", "flac", "mp3", "ogg", "m4a", "mp4", "webm", "mkv", "avi", "pdf"}
+_BYTES = _MEDIA | {"bin", "gz", "npz", "cbor", "ten", "tb", "tenbin", "pth", "pkl", "pickle", "pyd", "null"}
+_MAGICS = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n", "png"),
+    (b"GIF8", "gif"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    (b"%PDF-", "pdf"),
+)
+SUFFIX = ".columns.json"
+MOST_BYTES = 1 << 24  # of a record
+NULL = "null"  # the extension of a field that only says that its row has nothing but nulls
+
+
+class Naming:
+    """Gives the columns of one input their fields; ``fields`` is the column of each field given."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+
+    def field(self, column: str, extension: str) -> str:
+        """Return the field of *column* for values with this *extension*.
+
+        Raises SampleError for a second column that would become the same field.
+
+        >>> naming = Naming()
+        >>> naming.field("Caption", "txt"), naming.field("jpg", "jpg"), naming.field("meta.json", "json")
+        ('caption.txt', 'jpg', 'meta.json')
+        """
+        name = _field_of(column, extension)
+        if self.fields.setdefault(name, column) != column:
+            reason = f"the columns {self.fields[name]!r} and {column!r} would both become {name}; rename one of them"
+            raise SampleError(reason)
+        return name
+
+
+@lru_cache(10_000)
+def _field_of(column: str, extension: str) -> str:
+    base = re.sub(r"[/\0]", "_", column).lower()
+    if is_reserved(base):
+        base = base.strip("_")
+    if split_name(f"k.{base}") != ("k", base):
+        base = base.encode("utf-8", "surrogateescape").hex() or "column"
+    last = base.rpartition(".")[2]
+    if extension in _ALIKE:
+        keeps = last in _ALIKE[extension]
+    else:
+        keeps = last in _BYTES or ("." in base and all(last not in alike for alike in _ALIKE.values()))
+    return base if keeps else f"{base}.{extension}"
+
+
+def kind_of(data: bytes, path: str | None = None) -> str:
+    r"""Return the extension for bytes: that of their *path* if it is an image's or the like, or by their beginning.
+
+    >>> kind_of(b"\xff\xd8\xff\xe0"), kind_of(b"?", "a/b.PNG"), kind_of(b"?")
+    ('jpg', 'png', 'bin')
+    """
+    if path is not None and (suffix := path.rpartition(".")[2].lower()) in _MEDIA:
+        return suffix
+    for magic, extension in _MAGICS:
+        if data.startswith(magic):
+            return extension
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "webp", b"WAVE": "wav"}.get(data[8:12], "bin")
+    return "bin"
+
+
+def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
+    """Return the field and the bytes of a Python value, which may be or contain numpy arrays; raise EncodeError.
+
+    >>> encode_value(Naming(), "n", 7), encode_value(Naming(), "cls", 7), encode_value(Naming(), "x", float("inf"))
+    (('n.json', b'7'), ('cls', b'7'), ('x.mp', b'\\xcb\\x7f\\xf0\\x00\\x00\\x00\\x00\\x00\\x00'))
+    """
+    if isinstance(value, str):
+        try:
+            return naming.field(column, "txt"), value.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(str(error), field=column) from error
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        return naming.field(column, kind_of(data)), data
+    if type(value) is int and _is_integer(column):
+        return naming.field(column, "cls"), b"%d" % value
+    if is_json(value):
+        return naming.field(column, "json"), encode_json(value)
+    if hasattr(value, "dtype") or hasattr(value, "numpy"):
+        field = naming.field(column, "npy")
+        return field, encode_field(field, value)
+    if hasattr(value, "getbands"):  # an image of Pillow
+        field = naming.field(column, "png")
+        return field, encode_field(field, value)
+    try:
+        return naming.field(column, "mp"), pack(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(str(error), field=column) from error
+
+
+def _is_integer(column: str) -> bool:
+    return column.rpartition(".")[2].lower() in INTEGERS
+
+
+def is_json(value: Any) -> bool:
+    """Say whether JSON gives this value back: text, finite numbers, lists, tuples as lists, and dicts with names.
+
+    >>> is_json({"a": [1, None]}), is_json({1: "a"}), is_json(float("nan"))
+    (True, False, False)
+    """
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return True
+    if kind is float:
+        return math.isfinite(value)
+    if kind is list or kind is tuple:
+        return all(map(is_json, value))
+    return kind is dict and all(type(name) is str for name in value) and all(map(is_json, value.values()))
+
+
+def pack(value: Any) -> bytes:
+    """Encode a value as msgpack, arrays as ``msgpack_shards`` does."""
+    from tarshards.formats.msgpack_shards import packer
+
+    data: bytes = packer().pack(value)
+    return data
+
+
+def decode_value(field: str, data: bytes) -> Any:
+    """Return the value of a field: text, a number, an array, what JSON or msgpack holds; else the bytes.
+
+    Raises DecodeError for bytes that do not decode.
+    """
+    extension = field.rpartition(".")[2]
+    if extension == NULL:
+        return None
+    if extension in _ALIKE["mp"]:
+        from tarshards.formats.msgpack_shards import unpack
+
+        return unpack(field, data)
+    return decode_field(field, data) if any(extension in alike for alike in _ALIKE.values()) else data
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as JSON holds it: arrays as lists, bytes as ``{"base64": "..."}``."""
+    if isinstance(value, bytes):
+        return {"base64": b64encode(value).decode()}
+    if hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    if isinstance(value, dict):
+        return {name: to_json(each) for name, each in value.items()}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Return the bytes of ``{"base64": "..."}``, and any other value as it is."""
+    if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(text := value["base64"], str):
+        try:
+            data = b64decode(text, validate=True)
+        except ValueError:
+            return value
+        return data if b64encode(data).decode() == text else value
+    return value
+
+
+def sample_of(naming: Naming, row: Mapping[str, Any], key: str, place: str) -> Sample:
+    """Return the sample of a row of Python values; its own ``__key__`` takes precedence over *key*.
+
+    A value None is JSON's null. Raises SampleError or EncodeError, which names the column.
+    """
+    sample: Sample = {"__key__": key_of(row["__key__"]) if "__key__" in row else key, "__url__": place}
+    for column, value in row.items():
+        if column not in ("__key__", "__url__"):
+            field, data = encode_value(naming, column, value)
+            sample[field] = data
+    return sample
+
+
+def key_of(value: Any) -> str:
+    """Return a key that a column ``__key__`` gives; raise SampleError unless it is text."""
+    if not isinstance(value, str):
+        raise SampleError(f"__key__ is a str, not {value!r}")
+    return value
+
+
+class Columns(NamedTuple):
+    """What was imported: the column of each field, the order of the columns, and their schema.
+
+    *schema* is that of Arrow, serialized, None where the format has none; *omit* are fields that the import has added.
+    """
+
+    fields: dict[str, str]
+    order: list[str]
+    schema: bytes | None = None
+    omit: tuple[str, ...] = ()
+
+    def column(self, field: str) -> str:
+        """Return the column of a field; one that was added since is a column of its own name."""
+        return self.fields.get(field, field)
+
+    def save(self, url: str, *, sync: bool) -> None:
+        """Write the record, whole or not at all."""
+        schema = None if self.schema is None else b64encode(self.schema).decode()
+        text = {"version": 1, "fields": self.fields, "order": self.order, "schema": schema, "omit": self.omit}
+        with Location.of(url).open("wb", sync=sync) as stream:
+            stream.write(json.dumps(text, indent=1).encode() + b"\n")
+
+    @classmethod
+    def load(cls, url: str) -> Columns:
+        """Read the record at *url*; return an empty one where there is none. Raises UrlError for a damaged one."""
+        location = Location.of(url)
+        try:
+            text = location.read(MOST_BYTES)
+        except OSError as error:
+            if is_missing(error):  # type: ignore[arg-type]
+                return cls({}, [])
+            raise
+        try:
+            found = json.loads(text)
+            if found["version"] != 1:
+                raise ValueError(f"version {found['version']!r}; only version 1 is supported")
+            schema = None if found["schema"] is None else b64decode(found["schema"])
+            return cls(dict(found["fields"]), list(found["order"]), schema, tuple(found["omit"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UrlError(f"not a record of columns: {error}", url=location.name) from error
+
+
+def record_url(urls: list[str]) -> str:
+    """Return the URL of the record beside shards.
+
+    >>> record_url(["d/train-000000.tar", "d/train-000001.tar"]), record_url(["d/train-000007.tar"])
+    ('d/train.columns.json', 'd/train.columns.json')
+    """
+    name = common_name(urls)
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + (base.rstrip("0123456789-_.") or "shards") + SUFFIX

@@ -1,0 +1,135 @@
+"""Make many outputs in parallel, each once: what a killed run has made, the next run with the same arguments keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tarshards.errors import OpenError, OpError
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.beside import forget
+from tarshards.storage.location import Location
+from tarshards.storage.markers import digest_of, read_marker, remove_marker, write_marker
+from tarshards.stream.ops import progress as show_progress
+from tarshards.write.map import at_shard, run_all
+
+
+class Unit(Protocol):
+    """One output; ``identity`` says what it is made of, and decides whether an earlier one is the same."""
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def identity(self) -> list[Any]: ...
+
+    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+        """Write the output, errors of rows to *ledger*; return what is to be known of it, as JSON holds it."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Task:
+    forgiving: bool
+    sync: bool
+
+    def __call__(self, unit: Unit) -> dict[str, Any]:
+        marker, digest = Location.of(unit.output).sibling(".done"), digest_of(unit.output, *unit.identity)
+        if (record := read_marker(marker)) and record.get("digest") == digest:
+            return record
+        failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
+        made = unit.make(failures, sync=self.sync)
+        record = {"digest": digest, "made": made, "errors": failures.quarantined, "failed": failures.failed}
+        write_marker(marker, record, sync=self.sync)
+        return record
+
+    def settled(self, unit: Unit) -> tuple[Unit, Any, BaseException | None]:
+        """Return the unit and what it gives or raises, as ``run_all`` does."""
+        try:
+            return unit, self(unit), None
+        except Exception as error:
+            return unit, None, error
+
+
+def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
+    """Raise OpenError if an output exists that no run that was killed has written, unless to *overwrite* it."""
+    if overwrite or is_begun(units):
+        return
+    for unit in units:
+        if (location := Location.of(unit.output)).is_taken():
+            raise OpenError("the file exists; --overwrite replaces it", url=location.name)
+
+
+def make_all(
+    units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool, sync: bool
+) -> list[dict[str, Any]]:
+    """Make every unit that a killed run has not made; return what is known of each, in their order.
+
+    A unit that fails raises its error, or gives it to *ledger*, which may let the others go on; it is then left out.
+    ``finish`` removes what this leaves for a later run.
+    """
+    write_marker(_begun(units), {"outputs": len(units)}, sync=sync)
+    task = _Task(ledger.max_errors > 0, sync)
+    made: dict[int, dict[str, Any]] = {}
+    try:
+        with ExitStack() as stack:
+            numbers = {id(unit): number for number, unit in enumerate(units)}
+            outcomes: Iterable[tuple[Unit, Any, BaseException | None]]
+            if executor is None and len(units) == 1:
+                outcomes = map(task.settled, units)
+            else:
+                if executor is None:
+                    from tarshards.parallel import ProcessPool
+
+                    executor = stack.enter_context(ProcessPool())
+                outcomes = stack.enter_context(closing(run_all(task, units, executor)))
+            if progress:
+                outcomes = show_progress(outcomes, total=len(units), unit="shards")
+            for unit, result, error in outcomes:
+                if error is not None:
+                    ledger(at_shard(error, unit.output))
+                    continue
+                made[numbers[id(unit)]], failed = result["made"], result["failed"]
+                ledger.count(samples=failed, streamed=failed, failed=failed)
+                for url, key, field, offset, reason in result["errors"]:
+                    ledger(OpError(reason, url=url, key=key, field=field, offset=offset))
+    except BaseException:
+        for unit in units:
+            _sweep(Location.of(unit.output))
+        raise
+    return [made[number] for number in sorted(made)]
+
+
+def _sweep(location: Location) -> None:
+    """Remove the temporary file of a local output, which a process that was ended has left."""
+    if location.path is not None:
+        with suppress(OSError):
+            location.open("wb").abort()  # type: ignore[attr-defined]
+
+
+def finish(units: Sequence[Unit]) -> None:
+    """Remove the markers of all units: everything is made."""
+    for unit in units:
+        remove_marker(Location.of(unit.output).sibling(".done"))
+    remove_marker(_begun(units))
+
+
+def discard(units: Sequence[Unit]) -> None:
+    """Remove all outputs, which hold nothing, and the markers."""
+    for unit in units:
+        location = Location.of(unit.output)
+        forget(location)
+        location.remove()
+    finish(units)
+
+
+def is_begun(units: Sequence[Unit]) -> bool:
+    """Say whether a run that was killed has begun to make *units*."""
+    return read_marker(_begun(units)) is not None
+
+
+def _begun(units: Sequence[Unit]) -> Location:
+    return Location.of(units[0].output).sibling(".begun")

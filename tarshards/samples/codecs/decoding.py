@@ -1,0 +1,171 @@
+"""How the fields of samples are decoded: by a function for a field, by handlers, or by the extension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from tarshards.errors import DecodeError, check_function, did_you_mean, shortened, visible
+from tarshards.samples.codecs import decode_field, reason_of
+from tarshards.samples.codecs.image import check_imagespec, decode_image
+from tarshards.samples.fields import check_name, split_fields
+from tarshards.storage.compression import gunzip
+
+PATIENCE = 100  # samples without a field that was named, before a warning says so
+MOST_CHOICES = 10_000  # names of fields that are remembered
+
+#: What decodes the bytes of a field.
+Function = Callable[[bytes], Any]
+#: What decodes a field by its name and its bytes, or returns None to leave it to the next.
+Handler = Callable[[str, bytes], Any]
+
+
+class Choice(NamedTuple):
+    """What is done with the fields of a name: nothing unless *is_wanted*; then *function* decodes it, if there is one.
+
+    With *is_packed* the function is given what comes out of gzip.
+    """
+
+    is_wanted: bool
+    function: Function | None
+    is_packed: bool
+
+
+class Decoding:
+    """Decodes fields by *functions*, then by *handlers*, then by their extension; leaves all but *only* as they are.
+
+    *functions* and *only* go by alternatives of names. A name stands for the fields that are called that or end in it
+    after a dot; the longest of several holds.
+    """
+
+    def __init__(
+        self,
+        functions: Iterable[tuple[tuple[str, ...], Function]],
+        handlers: tuple[Handler, ...],
+        only: tuple[tuple[str, ...], ...] | None,
+        images: str | None,
+        allow_unsafe: bool,
+    ):
+        self.functions = {name: function for names, function in functions for name in names}
+        self.handlers = handlers
+        self.only = None if only is None else {name for names in only for name in names}
+        self.by_extension = partial(decode_field, images=images, allow_unsafe=allow_unsafe)
+        self.unseen = [names for names, _ in functions] + list(only or ())
+        self.samples = 0
+        self._choices: dict[str, Choice] = {}
+
+    def __call__(self, field: str, data: bytes) -> Any:
+        """Return the value of a *field*; raise DecodeError with the field."""
+        choice = self._choices.get(field) or self._choose(field)
+        if not choice.is_wanted:
+            return data
+        try:
+            if choice.function is not None:
+                return choice.function(gunzip(data) if choice.is_packed else data)
+            for handler in self.handlers:
+                if (value := handler(field, data)) is not None:
+                    return value
+        except Exception as error:
+            raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
+        return self.by_extension(field, data)
+
+    def _choose(self, field: str) -> Choice:
+        """Decide what is done with the fields of a name."""
+        whole = _endings(field)
+        inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
+        names = whole + inner
+        self.unseen = [group for group in self.unseen if not {*group} & {*names}]
+        name = next((name for name in names if name in self.functions), None)
+        is_wanted = self.only is None or not self.only.isdisjoint(names)
+        if len(self._choices) >= MOST_CHOICES:
+            self._choices.clear()
+        choice = Choice(is_wanted, None if name is None else self.functions[name], name in inner and name not in whole)
+        self._choices[field] = choice
+        return choice
+
+    def watched(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Yield *samples*, which are then decoded; after some, log a warning of names that no field has had."""
+        for sample in samples:
+            yield sample
+            self.samples += 1
+            if self.unseen and self.samples >= PATIENCE:
+                self._warn()
+
+    def _warn(self) -> None:
+        import logging
+
+        known = sorted(self._choices)
+        for names in self.unseen:
+            hint = next(filter(None, (did_you_mean(name, known) for name in names)), "")
+            words = f"decode: none of the first {PATIENCE} samples has a field {' or '.join(names)}; they have"
+            logging.getLogger("tarshards").warning("%s", visible(f"{words} {', '.join(known)}{hint}"))
+        self.unseen = []
+
+
+def _endings(field: str) -> list[str]:
+    """The names that a field goes by, the longest first.
+
+    >>> _endings("left.seg.PNG")
+    ['left.seg.png', 'seg.png', 'png']
+    """
+    parts = field.lower().split(".")
+    return [".".join(parts[i:]) for i in range(len(parts))]
+
+
+def decoding_of(
+    decoders: Iterable[Any], by_field: Mapping[str, Any], *, only: Any, allow_unsafe: bool
+) -> Callable[[str, bytes], Any]:
+    """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
+
+    Raises TypeError or ValueError for an argument that says nothing.
+    """
+    images, handlers, named = None, [], []
+    for decoder in decoders:
+        if isinstance(decoder, Mapping):
+            named += [(tuple(check_name(names).lower().split(";")), value) for names, value in decoder.items()]
+        elif callable(decoder):
+            check_function(decoder, "decode")
+            handlers.append(decoder)
+        elif decoder is not None:
+            if images is not None:
+                raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
+            images = check_imagespec(decoder)
+    named += [((name.lower(),), value) for name, value in by_field.items()]
+    functions = tuple((names, _function(";".join(names), value)) for names, value in named)
+    if not functions and not handlers and only is None:
+        return partial(decode_field, images=images, allow_unsafe=allow_unsafe)
+    arguments = functions, tuple(handlers), None if only is None else _names(only), images, allow_unsafe
+    try:
+        hash(arguments)
+    except TypeError:  # of a function that is an object of its own
+        return Decoding(*arguments)
+    return _decoding(*arguments)
+
+
+@lru_cache(16)  # a loader runs the op on each batch, and what was seen of the fields is of all batches
+def _decoding(*arguments: Any) -> Decoding:
+    return Decoding(*arguments)
+
+
+def _names(only: Any) -> tuple[tuple[str, ...], ...]:
+    if isinstance(only, Mapping | bytes) or not isinstance(only, Iterable):
+        raise TypeError(f"only= takes names of fields, in one string or a list, not {shortened(only)}")
+    words = split_fields((only,) if isinstance(only, str) else tuple(only))
+    return tuple(tuple(map(str.lower, names)) for names in words)
+
+
+def _function(field: str, value: Any) -> Function:
+    """Return the function that decodes a *field*, of an imagespec too."""
+    if isinstance(value, str):
+        return _image_decoder(str(check_imagespec(value)))
+    if callable(value):
+        check_function(value, "decode")
+        return value
+    hint = did_you_mean(field, ["images", "only", "allow_unsafe", "on_error"])
+    raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
+
+
+@lru_cache
+def _image_decoder(imagespec: str) -> Function:
+    return partial(decode_image, imagespec=imagespec)

@@ -1,0 +1,49 @@
+"""A random generator for each sample, which neither workers nor a resume change."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import shortened
+from tarshards.storage.location import Location
+
+MASK = (1 << 128) - 1
+
+
+class SampleGenerator:
+    """One Generator, seeded for each sample by *seed*, *epoch*, the name of its shard and its key.
+
+    Its bits are those of numpy's PCG64, begun at a hash of these.
+    """
+
+    def __init__(self, seed: int, epoch: int):
+        self._hash = blake2b(f"{seed}/{epoch}".encode(), digest_size=32)
+        self._bits = np.random.PCG64(0)
+        self._generator = np.random.Generator(self._bits)
+
+    def seeded(self, sample: Any) -> np.random.Generator:
+        """Return the generator as it is for *sample*; raise TypeError for a sample without a key."""
+        if not isinstance(sample, dict) or "__key__" not in sample:
+            raise TypeError(f"rng=True needs samples with __key__, as shards have them, not {shortened(sample)}")
+        own = self._hash.copy()
+        draw = sample.get("__draw__", "")  # of a sample that comes several times in an epoch
+        name = f"{_name(sample.get('__url__', ''))}\0{sample['__key__']}\0{draw}"
+        own.update(name.encode("utf-8", "surrogateescape"))
+        number = int.from_bytes(own.digest(), "little")
+        self._bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": number & MASK, "inc": number >> 128 | 1},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return self._generator
+
+
+@cache
+def _name(url: str) -> str:
+    """Return what names a shard wherever it lies."""
+    return Location.of(url).identity

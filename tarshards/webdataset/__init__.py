@@ -1,0 +1,33 @@
+"""webdataset's names over tarshards, for code that exists: ``import tarshards.webdataset as wds``.
+
+``docs/migrating.md`` says what is the same, what is better and what is not offered. Its modules have webdataset's
+names, for code that imports from them, and some stand for several of webdataset's.
+
+- ``handlers``: what errors do, the rank and worker; also ``utils``
+- ``autodecode``: decoding by extension; also ``tenbin``
+- ``filters``: the stages
+- ``tariterators``: shards to samples; also ``gopen``
+- ``shardlists``: shards, sampled, shared out, and copied to a disk; also ``cache``
+- ``pipeline``: ``DataPipeline``, ``WebDataset``, ``WebLoader``; also ``compat``, ``extradatasets`` and ``mix``
+- ``writer``: samples to shards
+- ``wids``: samples by number
+"""
+
+# ruff: noqa: F401, F403
+
+import sys
+
+import tarshards.loaders.torch  # which says what to install where torch is missing
+from tarshards.webdataset import autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer
+from tarshards.webdataset.autodecode import *
+from tarshards.webdataset.filters import *
+from tarshards.webdataset.handlers import *
+from tarshards.webdataset.pipeline import *
+from tarshards.webdataset.shardlists import *
+from tarshards.webdataset.tariterators import *
+from tarshards.webdataset.writer import *
+
+utils, tenbin, cache, compat, extradatasets, mix = handlers, autodecode, shardlists, pipeline, pipeline, pipeline
+for _name in "utils", "tenbin", "cache", "compat", "extradatasets", "mix":
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name]  # for code that imports from it
+sys.modules[f"{__name__}.gopen"] = tariterators  # the attribute of this name is the function

@@ -1,0 +1,120 @@
+"""Decoding by extension: webdataset's names for our codecs, and functions before them; also ``tenbin``."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+from tarshards.errors import DecodeError
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.array import decode_tenbin, encode_tenbin
+from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, check_imagespec, decode_image
+from tarshards.samples.codecs.registry import DECODERS, require
+from tarshards.samples.keys import Sample
+from tarshards.storage.compression import gunzip
+from tarshards.stream import ops
+from tarshards.webdataset import handlers
+
+#: What decodes a field by its name, with a dot before it, and its bytes; None leaves it to the next.
+Function = Callable[[str, bytes], Any]
+
+imagespecs, IMAGE_EXTENSIONS = IMAGESPECS, sorted(EXTENSIONS)
+decode_buffer, encode_buffer = decode_tenbin, encode_tenbin
+DecodingError = DecodeError
+#: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
+pytorch_weights_only = False
+
+
+class Continue:
+    """What a function returns to have the others decode *data* under another name."""
+
+    def __init__(self, key: str, data: bytes):
+        self.key, self.data = key, data
+
+
+def gzfilter(key: str, data: bytes) -> Continue | None:
+    """Decompress a field whose name ends in ``.gz``."""
+    return Continue(key[:-3], gunzip(data)) if key.endswith(".gz") else None
+
+
+def basichandlers(key: str, data: bytes) -> Any:
+    """Decode by our codecs for text, numbers, JSON, arrays and the like; None where there is none."""
+    value = decode_field(key, data)
+    return None if value is data else value
+
+
+def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> Function:
+    """Return a function for ``decode`` that applies *f* to fields with one of the *extensions*, "jpg seg.png"."""
+    return partial(_by_extension, tuple(f".{each}" for each in extensions.lower().split()), f)
+
+
+def _by_extension(extensions: tuple[str, ...], function: Callable[[bytes], Any], key: str, data: bytes) -> Any:
+    return function(data) if f".{key.lower()}".endswith(extensions) else None
+
+
+def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> Function:
+    """Return a function for ``decode`` that decodes images as the *imagespec* says."""
+    images = check_imagespec(imagespec.lower())
+    return handle_extension(" ".join(extensions), partial(decode_image, imagespec=str(images)))
+
+
+ImageHandler = imagehandler
+default_pre_handlers, default_post_handlers = [gzfilter], [basichandlers]
+
+
+class Decoder:
+    """Decodes the fields of a sample: the first function that returns something else than None does, else our codecs.
+
+    *handlers* are imagespecs and functions of a field's name, with a dot before it, and its bytes. *pre* come before
+    them, by default ``gzfilter``, and *post* take the place of our codecs; *only* names the fields, or their
+    extensions, that are decoded at all. Fields that are not bytes stay as they are, and *partial* is accepted for it.
+    """
+
+    def __init__(
+        self, handlers: Iterable[Any], pre: Any = None, post: Any = None, only: Any = None, partial: bool = False
+    ):
+        own = [imagehandler(each) if isinstance(each, str) else each for each in handlers]
+        before = (default_pre_handlers if own else []) if pre is None else pre  # our codecs decompress themselves
+        self.handlers, self.post, self.only = [*before, *own, *(post or [])], post, only
+
+    def decode1(self, key: str, data: bytes) -> Any:
+        """Decode one field; return None to leave it to our codecs."""
+        name = f".{key}"
+        for function in self.handlers:
+            value = function(name, data)
+            if isinstance(value, Continue):
+                name, data = value.key, value.data
+            elif value is not None:
+                return value
+        if self.post is not None:
+            return data
+        return None if name == f".{key}" else decode_field(name, data)
+
+    def __call__(self, sample: Sample) -> Sample:
+        return next(iter(ops.decode([sample], self.decode1, only=self.only)))
+
+
+def torch_loads(data: bytes) -> Any:
+    """Load with torch, whatever the data contain."""
+    _refuse_unsafe("torch.loads")
+    return require("torch", extra="torch").load(BytesIO(data), map_location="cpu", weights_only=pytorch_weights_only)
+
+
+def unpickle_loads(data: bytes) -> Any:
+    """Unpickle, which runs whatever code the data name."""
+    _refuse_unsafe("Unpickling")
+    return pickle.loads(data)
+
+
+def _refuse_unsafe(what: str) -> None:
+    if handlers.enforce_security:
+        raise ValueError(f"{what} is not allowed for security reasons when enforce_security is set")
+
+
+#: Functions of bytes by extension. ``decode`` uses those that run no code from the data.
+decoders = {**DECODERS, **dict.fromkeys(("pyd", "pkl", "pickle"), unpickle_loads), "pth": torch_loads}
+torch_video = handlers.absent("torch_video", "handle_extension(extensions, f) takes a decoder of your own")
+torch_audio = handlers.absent("torch_audio", "handle_extension(extensions, f) takes a decoder of your own")

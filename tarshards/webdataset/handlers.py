@@ -1,0 +1,124 @@
+"""What every stage may need: handlers of errors, the rank and worker, and the switch for unsafe data; also ``utils``.
+
+A handler is asked about an error: True goes on without what failed, False ends the stream of samples there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, wraps
+from itertools import islice
+from typing import Any, NoReturn
+
+from tarshards.epoch.world import World
+from tarshards.errors import OpError
+from tarshards.stream import ops
+
+Handler = Callable[[Exception], Any]
+Limit = int | None
+
+#: Set it to True to refuse local files, commands and pickles.
+enforce_security = False
+
+
+def reraise_exception(error: Exception) -> NoReturn:
+    """Raise the error."""
+    raise error
+
+
+def ignore_and_continue(error: Exception) -> bool:
+    """Go on without what failed."""
+    return True
+
+
+def ignore_and_stop(error: Exception) -> bool:
+    """End the stream before what failed."""
+    return False
+
+
+def warn_and_continue(error: Exception) -> bool:
+    """Issue a warning, and go on without what failed."""
+    warnings.warn(repr(error), stacklevel=2)
+    return True
+
+
+def warn_and_stop(error: Exception) -> bool:
+    """Issue a warning, and end the stream before what failed."""
+    warnings.warn(repr(error), stacklevel=2)
+    return False
+
+
+class Stop(Exception):
+    """A handler has ended the stream."""
+
+
+class Asking:
+    """What ops and readers take for errors: they are recorded, in a ledger by *record*, and the *handler* is asked."""
+
+    def __init__(self, handler: Handler, record: Callable[[Exception], None] | None = None):
+        self.handler, self.record = handler, record
+
+    def __call__(self, error: Exception) -> None:
+        if self.record is not None:
+            self.record(error)
+        cause = error.__cause__ if isinstance(error, OpError) else None
+        if not self.handler(cause if isinstance(cause, Exception) else error):
+            raise Stop
+
+
+@lru_cache(None)
+def stoppable(function: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
+    """Return the *function*, an op or any other that returns samples, as one that ends where a handler says so."""
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> Iterator[Any]:
+        try:
+            yield from function(*args, **options)
+        except Stop:
+            return
+
+    return run
+
+
+class PipelineStage:
+    """A stage of a user's own: its method ``run`` takes an iterator and returns one."""
+
+    run: Callable[..., Any]
+
+
+def absent(name: str, instead: str) -> Any:
+    """Return a class of this *name* that cannot be made: the error says what to use *instead*."""
+
+    def refuse(self: Any, *args: Any, **options: Any) -> None:
+        raise NotImplementedError(f"tarshards.webdataset has no {name}: {instead}")
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"Not offered: {instead}."})
+
+
+def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
+    """Return rank, ranks, worker and workers of this process."""
+    world = World.detect()
+    return world.rank, world.world_size, world.worker, world.num_workers
+
+
+def pytorch_worker_seed(group: Any = None) -> int:
+    """Return a seed of this worker's own: that of the DataLoader, or else the number of the worker over all ranks."""
+    world = World.detect()
+    return world.rank * world.num_workers + world.worker + (world.seed or 0)
+
+
+def guess_batchsize(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first element."""
+    return len(batch[0])
+
+
+def repeatedly(
+    source: Any, nepochs: Limit = None, nbatches: Limit = None, nsamples: Limit = None, batchsize: Any = guess_batchsize
+) -> Iterator[Any]:
+    """Iterate over *source* again and again, until one of the limits is reached."""
+    seen = 0
+    for batch in islice(ops.repeat(source, nepochs), nbatches):
+        yield batch
+        if nsamples is not None and (seen := seen + batchsize(batch)) >= nsamples:
+            return

@@ -1,0 +1,370 @@
+"""Pipelines of stages, and the classes that have the stages as methods: ``WebDataset``, ``WebLoader`` and others.
+
+It is ``compat``, ``extradatasets`` and ``mix`` too.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from tarshards.epoch.world import World
+from tarshards.index.sidecar import has_index
+from tarshards.loaders.torch.dataset import SharedEpochCounter
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.location import Location
+from tarshards.stream import ops
+from tarshards.stream.op import BoundOp
+from tarshards.stream.sources import IterableSource, Progress
+from tarshards.stream.stream import Stream
+from tarshards.webdataset import filters, shardlists
+from tarshards.webdataset.filters import FilterFunction
+from tarshards.webdataset.handlers import Handler, PipelineStage, reraise_exception
+from tarshards.webdataset.tariterators import Place, TarSamples, tarfile_samples
+
+
+class _StageSource(IterableSource):
+    """The first stages of a pipeline, up to the one that reads samples, as the source of a stream."""
+
+    ordered_by: ClassVar[tuple[str, ...]] = ("stages",)
+
+    def __init__(self, stages: list[Any], ledger: Ledger):
+        self.first, *self.others = stages
+        super().__init__(self.first.run if isinstance(self.first, PipelineStage) else self.first)
+        self.reads = isinstance(stages[-1], TarSamples)
+        self.ledger = ledger if self.reads else None
+        self.order = [" ".join(map(_words, stages))]
+
+    @property
+    def digest(self) -> str:
+        """Identifies the shards in a state: their names, and whether they are read through an index."""
+        urls = getattr(self.first, "urls", [])
+        names = [Location.of(url).identity for url in urls] + [str(any(has_index(urls[:1])))]
+        return blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+    def iterate(self, progress: Progress) -> Iterator[Any]:
+        samples: Any = self._begin()
+        for stage in self.others[: -1 if self.reads else None]:
+            samples = bound(stage).run(samples, progress.epoch, 0, None)
+        if not self.reads:
+            return samples
+        progress.loop = place = Place(progress.begun)  # type: ignore[assignment]
+        return self.others[-1].read(samples, self.ledger, place)
+
+
+def _words(stage: Any) -> str:
+    """Return the name of a stage and its numbers, on which the order of the shards depends."""
+    if isinstance(stage, FilterFunction):
+        numbers = [repr(each) for each in (*stage.args, *stage.kw.values()) if isinstance(each, int | float | None)]
+        return f"{stage.f.__name__}({', '.join(numbers)})"
+    return f"{getattr(stage, '__name__', type(stage).__name__)}({getattr(stage, 'seed', '')})"
+
+
+class _Run(Stream):
+    """The stages of a pipeline as a stream: the first ones are its source, the others its ops."""
+
+    def __init__(self, pipeline: DataPipeline):
+        stages = [TarSamples() if stage is tarfile_samples else stage for stage in pipeline.pipeline]
+        if not stages:
+            raise ValueError("a pipeline without stages has no samples")
+        readers = [number for number, stage in enumerate(stages) if isinstance(stage, TarSamples)]
+        first = 1 + (readers[0] if readers else 0)
+        self.source = _StageSource(stages[:first], pipeline.ledger)
+        self.ops = tuple(bound(stage, pipeline.ledger) for stage in stages[first:])
+        for op, limit, unlimited in (ops.repeat, pipeline.repetitions, 1), (ops.take, pipeline.nsamples, None):
+            if limit != unlimited:
+                self.ops += (BoundOp(op, (limit,), {}),)
+        self.epochs, self._world = pipeline.epochs, World.detect()
+        self._begin_state()
+
+    def _is_resumable(self) -> bool:
+        return self.source.reads and all(op.traits.resumable for op in self.ops)
+
+
+def bound(stage: Any, ledger: Ledger | None = None) -> BoundOp:
+    """Return a stage of any kind as an op."""
+    if isinstance(stage, FilterFunction):
+        return stage.bind(ledger)
+    function = stage.run if isinstance(stage, PipelineStage) else stage
+    if not callable(function):
+        raise ValueError(f"a stage is a function of an iterator or a PipelineStage, not {stage!r:.100}")
+    return BoundOp(ops.pipe, (function,), {})
+
+
+class DataPipeline(IterableDataset, PipelineStage):
+    """Stages one after the other: something to iterate over, and functions from an iterator to an iterator.
+
+    Its *ledger* counts what became of the samples that a ``tarfile_to_samples`` stage reads, over all iterations and
+    workers.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        stages = [each for arg in args for each in (arg if isinstance(arg, list) else [arg])]
+        self.pipeline = [stage for stage in stages if stage is not None]
+        self.repetitions: int | None = 1
+        self.nsamples: int | None = None
+        self.size: int | None = None
+        self.ledger = Ledger(max_errors=float("inf"))
+        self.ledger.share()
+        self.epochs = SharedEpochCounter()
+        self._run: _Run | None = None
+        self._ranks: World | None = None
+        self._state: Mapping[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        is_spawning = get_spawning_popen() is not None
+        return {**self.__dict__, "_run": None, "_ranks": World.detect() if is_spawning else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._ranks is not None and "WORLD_SIZE" not in os.environ:  # a spawned worker has no process group to ask
+            os.environ |= {"RANK": str(self._ranks.rank), "WORLD_SIZE": str(self._ranks.world_size)}
+
+    def __iter__(self) -> Iterator[Any]:
+        self._run = run = _Run(self)
+        if self._state is not None:
+            run.load_state_dict(self._state)
+            self._state = None
+        return iter(run)
+
+    def run(self) -> Iterator[Any]:
+        return iter(self)
+
+    iterator = iterator1 = run
+
+    def __len__(self) -> int:
+        if self.size is None:
+            raise TypeError(f"a {type(self).__name__} has no length; with_length(n) sets one")
+        return self.size
+
+    def __bool__(self) -> bool:
+        return True  # without a length too
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be *epoch*; those after it count on."""
+        self.epochs.set(epoch)
+
+    def close(self) -> None:
+        """Do nothing: leaving an iteration closes what it opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def stage(self, i: int) -> Any:
+        """Return the stage of this number."""
+        return self.pipeline[i]
+
+    def append(self, f: Any) -> None:
+        """Add a stage."""
+        self.pipeline.append(f)
+
+    def _copy(self, **attributes: Any) -> Self:
+        other = copy.copy(self)
+        other.__dict__ |= {"pipeline": [*self.pipeline], "epochs": self.epochs.copy(), "_run": None, **attributes}
+        return other
+
+    def compose(self, *args: Any) -> Self:
+        """Return a pipeline with more stages."""
+        return self._copy(pipeline=[*self.pipeline, *args])
+
+    def with_length(self, n: int, silent: bool = False) -> Self:
+        """Return a pipeline for which ``len`` is *n*."""
+        return self._copy(size=n)
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
+        """Return a pipeline that yields *nsamples*, or *nbatches*, an iteration; its stages begin anew as needed."""
+        return self.repeat(nbatches=max(nsamples, nbatches))
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
+        """Return a pipeline that begins anew *nepochs* times, or until *nbatches* have come."""
+        times, most = (None if number < 0 else number for number in (nepochs, nbatches))
+        return self._copy(repetitions=times, nsamples=most)
+
+
+class FluidInterface:
+    """The stages as methods; each returns a new pipeline."""
+
+    compose: Callable[..., Any]
+
+    def shuffle(self, size: int, **kw: Any) -> Any:
+        return self if size < 1 else self.compose(filters.shuffle(size, **kw))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _method(stages: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kw: Any) -> Any:
+        return self.compose(stages(*args, **kw))
+
+    method.__doc__ = stages.__doc__
+    return method
+
+
+METHODS = """
+    associate batched decode extract_keys listed log_keys map map_dict map_tuple rename rename_keys rsample select slice
+    to_tuple unbatched unlisted xdecode
+"""
+_STAGES = {name: getattr(filters, name) for name in METHODS.split()}
+for _name, _stage in {**_STAGES, "mcached": filters.Cached, "lmdb_cached": filters.LMDBCached}.items():
+    setattr(FluidInterface, _name, _method(_stage))
+
+
+class WebDataset(DataPipeline, FluidInterface):
+    """The samples of shards, with the stages as methods.
+
+    *urls* is a shard expression, a list, or a stage that yields dicts with a ``url``. *shardshuffle*, True or the size
+    of a buffer, shuffles the shards, in an order that is the same in all ranks and workers and differs between epochs;
+    *seed* (0) determines it. With *resampled* shards are drawn with replacement, for ever. *nodesplitter* and
+    *workersplitter* share the shards out. *handler* is asked about shards and samples that cannot be read.
+    *cache_dir* keeps whole remote shards on a disk, up to *cache_size* bytes. A worker without samples is a ValueError
+    if *empty_check*. *mode*, *detshuffle* and *verbose* are accepted and change nothing.
+
+    ``state_dict`` is where the last iteration stands and ``load_state_dict`` lets the next one go on there: shards with
+    an index are entered in the middle, others are read again, and where stages hold samples back, all is made again and
+    passed over, which a stage of a user's own has to allow. One that draws at random does not (TypeError).
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        handler: Handler = reraise_exception,
+        mode: str | None = None,
+        resampled: bool = False,
+        repeat: bool = False,
+        shardshuffle: bool | int | None = None,
+        cache_size: int = -1,
+        cache_dir: str | None = None,
+        url_to_name: Callable[[str], str] = shardlists.url_to_cache_name,
+        detshuffle: bool = False,
+        nodesplitter: Any = shardlists.single_node_only,
+        workersplitter: Any = shardlists.split_by_worker,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        empty_check: bool = True,
+        verbose: bool = False,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        if isinstance(urls, IterableDataset | PipelineStage):
+            self.append(urls)
+        elif resampled or mode == "resampled":
+            self.append(shardlists.ResampledShards(urls, seed=seed or 0, deterministic=seed is not None))
+        else:
+            self.append(shardlists.SimpleShardList(urls))
+            if shardshuffle:
+                size = 100 if shardshuffle is True else shardshuffle
+                self.append(filters.shuffle(size, initial=size, seed=seed))
+            self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter is not None]
+        if cache_dir is not None:
+            cache = shardlists.FileCache(cache_dir, url_to_name=url_to_name, cache_size=cache_size, handler=handler)
+            self.append(cache.local)
+        self.append(TarSamples(handler, select_files, rename_files))
+        self.pipeline[-1].empty_check = empty_check
+        self.repetitions = None if repeat else 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the last iteration stands, in this rank and worker."""
+        if self._state is not None:
+            return dict(self._state)
+        self._check_resumable()
+        return (self._run or _Run(self)).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on at *state*; raise StateError for that of another pipeline."""
+        self._check_resumable()
+        _Run(self).load_state_dict(state)
+        self._state = dict(state)
+
+    def _check_resumable(self) -> None:
+        for stage in filter(_is_random, self.pipeline):
+            name = getattr(stage, "__name__", type(stage).__name__)
+            raise TypeError(f"there is no state: what {name} does cannot be repeated; ShardLoader resumes anywhere")
+
+
+def _is_random(stage: Any) -> bool:
+    """Return whether a stage draws from a generator that is not in the state."""
+    if isinstance(stage, FilterFunction):
+        is_drawing = any(isinstance(value, random.Random) for value in (*stage.args, *stage.kw.values()))
+        return is_drawing or stage.f is shardlists._resampled
+    is_unseeded = getattr(stage, "deterministic", True) is False or getattr(stage, "seed", None) is True
+    return is_unseeded or isinstance(stage, RandomMix | filters.detshuffle)
+
+
+class FluidWrapper(DataPipeline, FluidInterface):
+    """Anything to iterate over, with the stages as methods."""
+
+    def __init__(self, initial: Any):
+        super().__init__()
+        self.append(initial)
+
+
+class WebLoader(FluidWrapper):
+    """A DataLoader, with the stages as methods."""
+
+    def __init__(self, *args: Any, **kw: Any):
+        super().__init__(DataLoader(*args, **kw))
+
+
+class MockDataset(IterableDataset):
+    """The same sample, *length* times."""
+
+    def __init__(self, sample: Any, length: int):
+        self.sample, self.length = sample, length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.sample] * self.length)
+
+
+def with_epoch(dataset: Any, length: int) -> DataPipeline:
+    """Return a pipeline over *dataset* of *length* samples an iteration."""
+    return FluidWrapper(dataset).with_epoch(length)
+
+
+def with_length(dataset: Any, length: int) -> DataPipeline:
+    """Return a pipeline over *dataset* for which ``len`` is *length*."""
+    return FluidWrapper(dataset).with_length(length)
+
+
+class RandomMix(IterableDataset):
+    """The datasets in random turns, with the weights *probs*; until the first ends or, if *longest*, until all have."""
+
+    def __init__(self, datasets: Iterable[Any], probs: Iterable[float] | None = None, longest: bool = False):
+        self.datasets, self.longest = list(datasets), longest
+        self.probs = [1.0] * len(self.datasets) if probs is None else list(probs)
+
+    def __iter__(self) -> Iterator[Any]:
+        left = dict(zip(map(iter, self.datasets), self.probs))
+        while left:
+            for iterator in self._turn(left):
+                for sample in iterator:
+                    yield sample
+                    break
+                else:
+                    if not self.longest:
+                        return
+                    del left[iterator]
+
+    def _turn(self, left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
+        return random.choices([*left], [*left.values()])
+
+
+class RoundRobin(RandomMix):
+    """The datasets by turns, until the first ends or, if *longest*, until all have."""
+
+    def __init__(self, datasets: Iterable[Any], longest: bool = False):
+        super().__init__(datasets, longest=longest)
+
+    def _turn(self, left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
+        return [*left]

@@ -1,0 +1,277 @@
+"""From shards to samples, in one stage or in the three that projects put together anew; URLs as streams (``gopen``)."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from itertools import groupby, islice
+from typing import Any
+
+import numpy as np
+
+from tarshards.epoch.loop import Part
+from tarshards.epoch.world import World
+from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
+from tarshards.index.access import IndexedShards
+from tarshards.index.sidecar import has_index
+from tarshards.samples.keys import Sample, split_name
+from tarshards.samples.ledger import Ledger
+from tarshards.samples.read import group_members, read_shard
+from tarshards.storage.ahead import opened_ahead
+from tarshards.storage.compression import decompressed
+from tarshards.storage.location import Location
+from tarshards.storage.opening import open_url
+from tarshards.stream.following import Count
+from tarshards.tar.read import Member, read_members
+from tarshards.webdataset import filters, handlers
+from tarshards.webdataset.handlers import Asking, Handler, reraise_exception, stoppable
+
+Names = Callable[[str], Any] | None
+TOGETHER = 16  # remote shards: while one is read, those after it are fetched
+DAMAGE = re.compile("bad|truncated|junk")  # how the reasons of compressed data begin that do not decompress
+
+#: Functions of a user's own by scheme: ``f(url, mode, bufsize, **options)`` returns a stream.
+gopen_schemes: dict[str, Callable[..., Any]] = {}
+
+
+def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> Any:
+    """Open *url*, a path or any URL of tarshards, for reading ("rb") or writing ("wb"); commands are allowed."""
+    location = _checked(url)
+    if opener := gopen_schemes.get(location.scheme):
+        return opener(url, mode, bufsize, **options)
+    return open_url(location, mode, allow_pipe=True)
+
+
+def rewrite_url(url: str) -> str:
+    """Return *url*: variables such as GOPEN_REWRITE are not read."""
+    return url
+
+
+def _checked(url: str) -> Location:
+    """Return the location of *url*; raise ValueError for a local file or a command if ``enforce_security`` is set."""
+    location = Location.of(url)
+    if handlers.enforce_security and location.scheme == "pipe":
+        raise ValueError("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
+    if handlers.enforce_security and location.is_local:
+        raise ValueError("gopen: unsafe_gopen is False, cannot open local files")
+    return location
+
+
+class ReadError(TarError, tarfile.ReadError):
+    """A damaged or truncated shard, under the name that tarfile has for it too."""
+
+
+def as_read_error(error: Exception) -> Exception:
+    """Return an *error* of damaged data as a ReadError, any other as it is."""
+    is_damage = isinstance(error, TarError) or (isinstance(error, OpenError) and DAMAGE.match(error.reason))
+    if not is_damage or not isinstance(error, TarshardsError):
+        return error
+    damage = ReadError(error.reason, url=error.url, offset=error.offset, key=error.key, field=error.field)
+    damage.cost, damage.__cause__ = error.cost, error
+    return damage
+
+
+class Place:
+    """Where the reading of shards stands: *skip* samples are passed over first, and *taken* came after them."""
+
+    def __init__(self, skip: int = 0):
+        self.skip, self.has_errors = skip, False
+        self._before, self._in_shard = 0, int
+
+    @property
+    def taken(self) -> int:
+        return self._before + self._in_shard()
+
+    def enter(self, in_shard: Any) -> None:
+        """Begin another shard: *in_shard* says how many of its samples were taken."""
+        self._before, self._in_shard = self.taken, in_shard
+
+
+class TarSamples(filters.FilterFunction):
+    """The stage that reads the samples of shards: local ones with an index through that, others from end to end.
+
+    With ``empty_check`` it is a ValueError if there are none.
+    """
+
+    def __init__(
+        self, handler: Handler | None = reraise_exception, select_files: Names = None, rename_files: Names = None
+    ):
+        super().__init__(_read_samples, handler=handler, select_files=select_files, rename_files=rename_files)
+        self.handler, self.empty_check = handler or reraise_exception, False
+        self.split = split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
+
+    @stoppable
+    def read(self, shards: Iterable[Any], ledger: Ledger, place: Place) -> Iterator[Sample]:
+        """Yield the samples of *shards*, which are URLs or dicts with one, counted in *ledger* and *place*."""
+        is_resumed = place.skip > 0
+        with closing(_located(shards)) as located:
+            for shard, location in located:
+                yield from self._read(shard, location, ledger, place)
+        if self.empty_check and not (is_resumed or place.taken or place.has_errors):
+            advice = "there are fewer shards than workers, or they are empty; empty_check=False allows that"
+            raise SampleError(f"no samples in this worker: {advice}")
+
+    def _read(self, shard: dict[str, Any], location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+        own = Ledger(max_errors=float("inf"), on_error=lambda error: Asking(self.handler)(as_read_error(error)))
+        samples: Iterator[Sample] = iter(())
+        try:
+            samples = self._samples(shard, location, own, place)
+            yield from samples
+        finally:
+            del samples  # which closes what reads, so that it has counted
+            place.has_errors |= bool(own.quarantined)
+            ledger.merge(own)
+            ledger.report()
+
+    def _samples(self, shard: dict[str, Any], location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+        if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
+            return _read_indexed(location, ledger, place)
+        samples = read_shard(location.url, ledger=ledger, allow_pipe=True, split=self.split, location=location)
+        if "local_path" in shard:
+            more = {"__url__": shard["url"], "__local_path__": shard["local_path"]}
+            samples = ({**sample, **more} for sample in samples)
+        place.skip -= sum(1 for _ in islice(samples, place.skip))
+        count = Count()
+        place.enter(count.__int__)
+        return count.over(samples)
+
+
+def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
+    """Split the name of a member, renamed, into key and field; None for one that is not selected."""
+    name = rename(name) if rename else name
+    return split_name(name) if select is None or select(name) else None
+
+
+def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    try:
+        shards = IndexedShards([location.url])
+    except TarshardsError as error:
+        ledger(error)
+        return
+    numbers = np.arange(place.skip, len(shards))
+    part = Part(None, numbers, np.zeros_like(numbers), numbers)  # type: ignore[arg-type]
+    place.skip = max(0, place.skip - len(shards))
+    place.enter(lambda: part.taken)
+    ledger.count(broken_off=1)
+    try:
+        yield from part.read(shards, ledger)
+    finally:
+        ledger.count(samples=part.taken - part.lost, members=part.members)
+    ledger.count(broken_off=-1, shards=1)
+    try:
+        shards.verify()
+    except OpenError as error:  # it was written to
+        ledger(error)
+
+
+def _located(shards: Iterable[Any]) -> Generator[tuple[dict[str, Any], Location], None, None]:
+    """Yield *shards*, as dicts, with their locations; remote ones are fetched ahead, a few at a time."""
+    iterator = iter({"url": shard} if isinstance(shard, str) else shard for shard in shards)
+    for shard in iterator:
+        together = [shard, *islice(iterator, TOGETHER - 1 if _is_remote(_location(shard)) else 0)]
+        locations: Any = [_location(each) for each in together]
+        if all(map(_is_remote, locations)):
+            locations = opened_ahead(locations, World.detect().processes)
+        yield from zip(together, locations)
+
+
+def _is_remote(location: Location) -> bool:
+    return _family(location) not in ("local", "pipe", "stdio", "")
+
+
+def _family(location: Location) -> str:
+    """Return the kind of a location; none for a scheme of a user's own, or one that is not known."""
+    with suppress(UrlError):  # raised again when it is opened
+        return "" if location.scheme in gopen_schemes else location.family
+    return ""
+
+
+def _location(shard: dict[str, Any]) -> Location:
+    if "local_path" in shard:
+        return Location.of(shard["local_path"])
+    location = _checked(shard["url"])
+    return location.opened_by(lambda *_, **__: gopen(location.url)) if location.scheme in gopen_schemes else location
+
+
+def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
+    """Yield the samples of *shards*: what ``tarfile_to_samples()`` is as a stage."""
+    return TarSamples(handler, **options).read(shards, Ledger(max_errors=float("inf")), Place())
+
+
+tarfile_samples, tarfile_to_samples = _read_samples, TarSamples
+
+
+# What others put together anew.
+
+
+def base_plus_ext(path: str) -> tuple[str | None, str | None]:
+    """Split the name of a member at the first dot of its base name; return (None, None) where there is none."""
+    match = re.match(r"((?:.*/|)[^.]+)[.]([^/]*)$", path)
+    return (match[1], match[2]) if match else (None, None)
+
+
+def valid_sample(sample: Any) -> bool:
+    """Say whether *sample* is a dict that is not empty and not marked as bad."""
+    return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
+
+
+def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[dict[str, Any]]:
+    """Add to every dict with a ``url`` the ``stream`` that reads it."""
+    return filters.map.run(data, lambda shard: {**shard, "stream": gopen(shard["url"], **options)}, handler)
+
+
+@stoppable
+def tar_file_expander(
+    data: Iterable[Any], handler: Handler = reraise_exception, select_files: Names = None, rename_files: Names = None
+) -> Iterator[dict[str, Any]]:
+    """Yield every member of the archives in ``stream`` as a dict of ``fname``, ``data``, ``offset`` and ``__url__``.
+
+    Members of one archive have the same ``archive``, a number. Those of a sample come when all of it is read.
+    """
+    for number, source in enumerate(data):
+        url = Location.of(source["url"]).name
+        more = {"archive": number, "__url__": url}
+        if "local_path" in source:
+            more["__local_path__"] = source["local_path"]
+        try:
+            with decompressed(source["stream"], url, float("inf")) as stream:
+                for _, members in groupby(read_members(stream, url=url), _key):
+                    for name, value, offset in list(members):  # read first, so that no half sample is delivered
+                        name = rename_files(name) if rename_files else name
+                        if select_files is None or select_files(name):
+                            yield {"fname": name, "data": value, "offset": offset, **more}
+        except Exception as error:
+            Asking(handler)(as_read_error(error))
+
+
+@stoppable
+def group_by_keys(
+    data: Any, keys: Any = base_plus_ext, lcase: bool = True, suffixes: Any = None, handler: Handler = reraise_exception
+) -> Iterator[Sample]:
+    """Group what ``tar_file_expander`` yields into samples."""
+    split = partial(_split, keys, lcase)
+    for (_, url, path), files in groupby(data, _archive):
+        members = (Member(file["fname"], file["data"], file.get("offset", 0)) for file in files)
+        for sample in group_members(members, url=url, split=split, on_error=Asking(handler)):
+            if suffixes is not None:
+                sample = {name: value for name, value in sample.items() if name in suffixes or name[:2] == "__"}
+            if len(sample) > 2:
+                yield sample if path is None else {**sample, "__local_path__": path}
+
+
+def _key(member: Member) -> str | None:
+    return (split_name(member.name) or (None,))[0]
+
+
+def _archive(file: dict[str, Any]) -> list[Any]:
+    return [file.get(name) for name in ("archive", "__url__", "__local_path__")]
+
+
+def _split(keys: Callable[[str], Any], lcase: bool, name: str) -> tuple[str, str] | None:
+    key, field = keys(name)
+    if key is None or split_name(name) is None:
+        return None
+    return key, field.lower() if lcase else field

@@ -1,0 +1,497 @@
+"""``WebDataset`` and its like over shards: URLs, handlers at damage, ranks and workers, ledgers, states, writers."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import tarfile
+import threading
+import time
+from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from range_server import serving
+
+import tarshards
+import tarshards.webdataset as wds
+from tarshards.epoch.world import World
+from tarshards.errors import StateError, WorldError
+from tarshards.webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander, url_opener, valid_sample
+
+
+def keys(samples) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def one(shards: str) -> str:
+    (url,) = wds.shardlists.expand_urls(shards)
+    return url
+
+
+def every(count: int) -> list[str]:
+    return [f"{number:06d}" for number in range(count)]
+
+
+@pytest.fixture(params=[False, True], ids=["streamed", "indexed"])
+def shards(request, make_shards):
+    """Four shards of five samples, without and with indexes."""
+    return make_shards(4, 5, index=request.param)
+
+
+def test_samples_are_those_of_the_shards(shards):
+    samples = list(wds.WebDataset(shards))
+    assert samples == list(tarshards.read_samples(shards))
+    assert keys(wds.WebDataset(wds.shardlists.expand_urls(shards))) == every(20)
+    assert keys(wds.WebDataset(shards.replace("{0000..0003}", "0001") + "::" + shards)) == every(20)[5:10] + every(20)
+
+
+def test_urls_have_braces_colons_pipes_and_variables(shards, monkeypatch):
+    folder = str(Path(shards).parent)
+    monkeypatch.setenv("WDS_DATA", folder)
+    assert keys(wds.WebDataset("${DATA}/set-{0000..0003}.tar")) == every(20)
+    assert keys(wds.WebDataset(f"pipe:cat {folder}/set-{{0000..0001}}.tar")) == every(10)
+    assert keys(wds.WebDataset([f"pipe:cat {folder}/set-0000.tar", f"{folder}/set-0001.tar"])) == every(10)
+    with pytest.raises(OSError, match="set-0009"):
+        list(wds.WebDataset(f"{folder}/set-0009.tar"))
+
+
+def test_every_dataset_has_a_ledger(shards):
+    dataset = (
+        wds.WebDataset(shards).select(lambda sample: sample["cls"] != b"3").decode().map(fail_at_seven, handler=skip)
+    )
+    assert len(list(dataset)) == 18
+    ledger = dataset.ledger
+    assert (ledger.shards, ledger.samples, ledger.failed) == (4, 18, 1)
+    assert list(ledger.filtered.values()) == [1]
+    assert [entry.key for entry in ledger.quarantined] == ["000007"]
+    assert not ledger.unaudited
+    next(iter(dataset))
+    assert ledger.unaudited
+
+
+skip = wds.ignore_and_continue
+
+
+def keep(sample):
+    return sample
+
+
+def fail_at_seven(sample):
+    if sample["cls"] == 7:
+        raise ValueError("seven")
+    return sample
+
+
+def test_the_ledger_counts_over_workers(shards):
+    dataset = wds.WebDataset(shards).map(fail_at_seven_undecoded, handler=skip)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
+    assert len(list(loader)) == 19
+    assert (dataset.ledger.shards, dataset.ledger.samples, dataset.ledger.failed) == (4, 19, 1)
+
+
+def fail_at_seven_undecoded(sample):
+    return fail_at_seven({**sample, "cls": int(sample["cls"])})
+
+
+@pytest.fixture
+def damaged(make_shards):
+    """Three shards; the second is cut in the middle of its third sample."""
+    urls = wds.shardlists.expand_urls(make_shards(3, 5))
+    data = Path(urls[1]).read_bytes()
+    Path(urls[1]).write_bytes(data[: 5 * 1024 + 100])
+    return urls
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [(wds.ignore_and_continue, every(7) + every(15)[10:]), (wds.ignore_and_stop, every(7))],
+)
+def test_damage_is_told_and_the_handler_decides(damaged, handler, expected):
+    for raising in (wds.reraise_exception, None):
+        with pytest.raises(tarfile.ReadError, match=r"set-0001\.tar: offset \d+"):
+            list(wds.WebDataset(damaged, handler=raising).map(keep, handler=raising))
+    dataset = wds.WebDataset(damaged, handler=handler)
+    assert keys(dataset) == expected
+    assert [Path(entry.shard).name for entry in dataset.ledger.quarantined] == ["set-0001.tar"]
+    expanded = wds.DataPipeline(
+        wds.SimpleShardList(damaged), partial(url_opener, handler=handler), partial(tar_file_expander, handler=handler)
+    )
+    names = [file["fname"] for file in expanded]
+    assert [name[:6] for name in names if name.endswith("cls")] == expected
+
+
+def test_compressed_shards_that_end_early_are_told_too(make_shards, tmp_path):
+    path = tmp_path / "a.tgz"
+    path.write_bytes(gzip.compress(Path(one(make_shards(1, 50))).read_bytes())[:-40])
+    with pytest.raises(tarfile.ReadError, match=r"a\.tgz"):
+        list(wds.WebDataset(str(path)))
+    assert len(keys(wds.WebDataset(str(path), handler=skip))) < 50
+
+
+def test_files_are_selected_and_renamed(shards):
+    (sample, *_) = wds.WebDataset(shards, select_files=lambda name: not name.endswith(".cls"))
+    assert {"txt"} == sample.keys() - {"__key__", "__url__"}
+    (sample, *_) = wds.WebDataset(shards, rename_files=lambda name: name.replace(".cls", ".class"))
+    assert {"txt", "class"} == sample.keys() - {"__key__", "__url__"}
+
+
+def test_the_stages_that_projects_put_together_anew(make_shards):
+    shards = make_shards(3, 5)
+    source = [{"url": url} for url in wds.shardlists.expand_urls(shards)]
+    files = list(tar_file_expander(url_opener(source)))
+    assert {"fname", "data", "__url__"} <= files[0].keys()
+    assert list(group_by_keys(files)) == list(wds.WebDataset(shards))
+    twice = tar_file_expander(url_opener(source[:1] * 2))
+    assert keys(group_by_keys(twice)) == every(5) * 2
+    bare = [{"fname": "a/b.C.jpg", "data": b"1", "__url__": "x"}, {"fname": "a/b.txt", "data": b"2", "__url__": "x"}]
+    assert list(group_by_keys(bare)) == [{"__key__": "a/b", "__url__": "x", "c.jpg": b"1", "txt": b"2"}]
+    assert list(group_by_keys(bare, suffixes={"txt"})) == [{"__key__": "a/b", "__url__": "x", "txt": b"2"}]
+    with pytest.raises(ValueError, match="duplicate"):
+        list(group_by_keys(bare[:1] * 2))
+    assert list(group_by_keys([*bare[:1] * 2, *bare[1:]], handler=skip)) == []
+    assert (base_plus_ext("a.b/c.d.e"), base_plus_ext("a.b/c")) == (("a.b/c", "d.e"), (None, None))
+    assert [valid_sample(each) for each in (None, {}, {"__bad__": True}, bare[0])] == [False, False, False, True]
+
+
+def test_shards_are_shuffled_alike_everywhere_and_differently_each_epoch(make_shards):
+    shards = make_shards(30, 1)
+    orders = [
+        [keys(dataset) for _ in range(2)] for dataset in (wds.WebDataset(shards, shardshuffle=True) for _ in "ab")
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+    assert sorted(orders[0][0]) == sorted(orders[0][1]) == every(30)
+    assert keys(wds.WebDataset(shards, shardshuffle=30, seed=1)) != orders[0][0]
+
+
+def test_resampled_shards_go_on_for_ever(shards):
+    drawn = keys(wds.WebDataset(shards, resampled=True, seed=3).slice(200))
+    assert drawn == keys(wds.WebDataset(shards, resampled=True, seed=3).slice(200))
+    assert set(drawn) == set(every(20))
+    assert Counter(drawn).most_common(1)[0][1] > 5
+    unseeded = [tuple(url["url"] for url in wds.ResampledShards(shards, nshards=40)) for _ in range(3)]
+    assert len(set(unseeded)) == 3
+    with pytest.raises(ValueError, match="no shards"):
+        wds.ResampledShards([])
+
+
+def test_repeat_makes_a_dataset_endless(shards):
+    assert keys(islice(wds.WebDataset(shards, repeat=True), 45)) == every(20) * 2 + every(5)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Return a function that sets which rank this process is."""
+
+    def be(rank: int, ranks: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+
+    return be
+
+
+def test_ranks_share_the_shards_or_are_told_that_they_do_not(shards, ranks):
+    seen = []
+    for rank in range(2):
+        ranks(rank, 2)
+        dataset = wds.WebDataset(shards, shardshuffle=True, nodesplitter=wds.split_by_node)
+        seen.append(keys(dataset) + keys(dataset))
+        with pytest.raises(WorldError, match="nodesplitter=split_by_node"):
+            list(wds.WebDataset(shards))
+    assert Counter(seen[0] + seen[1]) == Counter(every(20) * 2)
+    for rank in range(5):  # on every rank, since one alone would leave the others waiting
+        ranks(rank, 5)
+        with pytest.raises(WorldError, match="4 shards for 5 ranks"):
+            list(wds.WebDataset(shards, nodesplitter=wds.split_by_node))
+
+
+def test_workers_share_the_shards(shards):
+    for workers in (1, 2):
+        loader = wds.WebLoader(wds.WebDataset(shards), batch_size=None, num_workers=workers)
+        assert sorted(keys(loader)) == every(20)
+    shard = wds.shardlists.expand_urls(shards)[0]
+    loader = wds.WebLoader(wds.WebDataset(shard), batch_size=None, num_workers=2)
+    with pytest.raises(ValueError, match="fewer shards than"):
+        list(loader)
+    loader = wds.WebLoader(wds.WebDataset(shard, empty_check=False), batch_size=None, num_workers=2)
+    assert keys(loader) == every(5)
+
+
+def test_epochs_differ_in_workers_that_begin_anew(make_shards):
+    dataset = wds.WebDataset(make_shards(30, 1), shardshuffle=True)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
+    epochs = [keys(loader) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [sorted(epoch) for epoch in epochs] == [every(30)] * 3
+
+
+def test_batches_are_mixed_again_behind_the_loader(shards):
+    dataset = wds.WebDataset(shards).decode().to_tuple("cls", "txt").batched(4)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2).unbatched().shuffle(20).batched(5)
+    batches = list(loader.with_epoch(4))
+    assert [len(numbers) for numbers, _ in batches] == [5] * 4
+    assert sorted(number for numbers, _ in batches for number in numbers) == list(range(20))
+    assert all(text == f"text {number}" for numbers, texts in batches for number, text in zip(numbers, texts))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 10, 19, 20])
+def test_a_state_goes_on_where_the_loop_stood(shards, stop):
+    def make():
+        return wds.WebDataset(shards, shardshuffle=True).decode().select(lambda sample: sample["cls"] % 3)
+
+    whole = [keys(dataset := make()), keys(dataset), keys(dataset)]
+    dataset = make()
+    list(dataset)
+    iterator = iter(dataset)
+    taken = [sample["__key__"] for _, sample in zip(range(stop), iterator)]
+    state = json.loads(json.dumps(dataset.state_dict()))
+    assert ("taken" in state, state["epoch"]) == (True, 1)
+    again = make()
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert taken + keys(again) == whole[1]
+    assert keys(again) == whole[2]
+
+
+def test_a_state_skips_samples_of_indexed_shards_unread(make_shards):
+    read = []
+    shards = make_shards(4, 5, index=True)
+    dataset = wds.WebDataset(shards).decode().map(lambda sample: read.append(sample["cls"]) or sample)
+    iterator = iter(dataset)
+    for _ in range(12):
+        next(iterator)
+    state = dataset.state_dict()
+    del read[:], iterator
+    before = dataset.ledger.samples
+    dataset.load_state_dict(state)
+    assert len(list(dataset)) == 8
+    assert read == list(range(12, 20))
+    assert dataset.ledger.samples - before == 8
+
+
+@pytest.mark.parametrize(
+    ("index", "digest"), [(False, "dda52a5e51fdacc4884cb817e5016704"), (True, "a4151ec6550a87b1a6163b0a540ce3bb")]
+)
+def test_states_that_were_saved_before_are_taken(make_shards, index, digest):
+    """The state of a pipeline of version 0.1.0, and what it goes on with."""
+    order = "SimpleShardList(None) shuffle(100, 100, 3) single_node_only() split_by_worker() _read_samples(None, None)"
+    state = {"version": 1, "digest": digest, "epoch": 0, "order": [order], "taken": 11, "world": [0, 1, 0, 1]}
+    dataset = wds.WebDataset(make_shards(4, 5, index=index), shardshuffle=True, seed=3).decode()
+    dataset = dataset.select(lambda sample: sample["cls"] % 3)
+    dataset.load_state_dict(state)
+    assert keys(dataset) == ["000011", "000013", "000014", "000016", "000017", "000019"]
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital.")
+def test_torchdata_saves_the_states_of_workers(shards):
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make():
+        dataset = wds.WebDataset(shards, shardshuffle=True).decode()
+        return loaders.StatefulDataLoader(dataset, batch_size=None, num_workers=2)
+
+    whole = keys(make())
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator)["__key__"] for _ in range(7)]
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert first + keys(again) == whole
+
+
+def every_other(samples):
+    return islice(samples, 0, None, 2)
+
+
+def test_what_holds_samples_back_is_made_again(shards):
+    def make():
+        return wds.WebDataset(shards).shuffle(8).compose(every_other).to_tuple("txt").batched(3)
+
+    whole = list(make())
+    dataset = make()
+    iterator = iter(dataset)
+    first = [next(iterator) for _ in range(3)]
+    again = make()
+    again.load_state_dict(dataset.state_dict())
+    assert first + list(again) == whole
+
+
+def test_states_of_other_pipelines_and_of_chance_are_refused(shards, make_shards):
+    state = wds.WebDataset(shards, shardshuffle=True).state_dict()
+    with pytest.raises(StateError, match="another order"):
+        wds.WebDataset(shards, shardshuffle=True, seed=1).load_state_dict(state)
+    with pytest.raises(StateError, match="another dataset"):
+        wds.WebDataset(make_shards(2, name="other")).load_state_dict(state)
+    for dataset, name in [
+        (wds.WebDataset(shards, resampled=True), "ResampledShards"),
+        (wds.WebDataset(shards).shuffle(5, rng=random.Random(1)), "shuffle"),
+        (wds.WebDataset(shards).compose(wds.detshuffle(5)), "detshuffle"),
+    ]:
+        with pytest.raises(TypeError, match=f"what {name} does cannot be repeated"):
+            dataset.state_dict()
+
+
+def test_loaders_have_no_state_that_a_trainer_would_ask_for(shards):
+    loader = wds.WebLoader(wds.WebDataset(shards), batch_size=None)
+    assert not hasattr(loader, "state_dict")  # Lightning saves the state of every loader that has one
+
+
+def test_a_faulty_sample_of_an_indexed_shard_keeps_its_place_in_a_state(make_shards):
+    shards = make_shards(2, 5, index=True)
+    path = Path(wds.shardlists.expand_urls(shards)[0])
+    data = bytearray(path.read_bytes())
+    at = data.index(b"000002.cls\0")
+    data[at : at + 6] = b"xxxxxx"  # a member has another name than in the index
+    path.write_bytes(data)
+    dataset = wds.WebDataset(shards, handler=skip)
+    whole = keys(dataset)
+    assert len(whole) == 9
+    for stop in range(9):
+        iterator = iter(dataset)
+        taken = [next(iterator)["__key__"] for _ in range(stop)]
+        again = wds.WebDataset(shards, handler=skip)
+        again.load_state_dict(dataset.state_dict())
+        assert taken + keys(again) == whole
+
+
+@pytest.fixture
+def server(shards):
+    """The URL of a server of the folder of the shards, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            asked.append(self.path)
+
+    service = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(Path(shards).parent)))
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{service.server_port}", asked
+    service.shutdown()
+    service.server_close()
+
+
+def test_whole_shards_are_cached(server, shards, tmp_path):
+    url, asked = server
+    dataset = wds.WebDataset(f"{url}/set-{{0000..0003}}.tar", cache_dir=str(tmp_path / "cache"))
+    first = list(dataset)
+    assert keys(first) == every(20)
+    assert first[0]["__url__"] == f"{url}/set-0000.tar"
+    assert first[0]["__local_path__"] == str(tmp_path / "cache" / "set-0000.tar")
+    del asked[:]
+    assert keys(dataset) == every(20)
+    assert not asked
+
+
+def test_remote_shards_are_fetched_ahead(make_shards, tmp_path):
+    make_shards(20, 5)
+    with serving(tmp_path) as site:
+        urls = f"{site.url}/set-{{0000..0019}}.tar"
+        dataset = wds.WebDataset(urls)
+        assert keys(dataset) == every(100)
+        assert dataset.ledger.samples == 100
+        site.clear()
+        iterator = iter(dataset)
+        next(iterator)
+        deadline = time.monotonic() + 30
+        while not site.asked("set-0001.tar"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        iterator.close()
+        mixed = wds.WebDataset([urls, str(tmp_path / "set-0003.tar")])
+        assert len(keys(mixed)) == 105
+        listed = [{"url": url} for url in (f"{site.url}/none.tar", f"{site.url}/set-0000.tar", "odd:x")]
+        dataset = wds.DataPipeline(lambda: iter(listed), wds.tarfile_to_samples(handler=skip))
+        assert keys(dataset) == every(5)
+        assert len(dataset.ledger.quarantined) == 2
+
+
+def test_half_a_shard_is_not_cached(server, shards, tmp_path):
+    url, _ = server
+    path = Path(wds.shardlists.expand_urls(shards)[0])
+    path.write_bytes(path.read_bytes()[:3000])
+    cache = tmp_path / "cache"
+    with pytest.raises(ValueError, match="not a whole shard"):
+        list(wds.WebDataset(f"{url}/set-0000.tar", cache_dir=cache))
+    assert list(cache.iterdir()) == []
+
+
+def test_schemes_of_a_users_own(shards, monkeypatch):
+    path = wds.shardlists.expand_urls(shards)[0]
+    monkeypatch.setitem(wds.gopen_schemes, "mine", lambda url, mode, bufsize, **options: io.FileIO(path, mode))
+    with wds.gopen("mine:x") as stream:
+        assert stream.read() == Path(path).read_bytes()
+    assert keys(wds.WebDataset("mine:x")) == every(5)
+
+
+@pytest.mark.parametrize("url", ["pipe:cat x.tar", "x.tar"])
+def test_commands_and_local_files_can_be_refused(monkeypatch, url):
+    monkeypatch.setattr(wds.utils, "enforce_security", True)
+    with pytest.raises(ValueError, match="unsafe_gopen is False"):
+        wds.gopen(url)
+    with pytest.raises(ValueError, match="unsafe_gopen is False"):
+        list(wds.WebDataset([url]))
+
+
+def test_tar_writer_writes_what_is_read(tmp_path):
+    sample = {"__key__": "a", "txt": "x", "json": {"b": 1}, "cls": 3, "_note": "y"}
+    with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        assert writer.write(sample) == 3 * 1024
+    (read,) = wds.WebDataset(str(tmp_path / "a.tar")).decode()
+    assert {name: value for name, value in read.items() if name != "__url__"} == {
+        "__key__": "a",
+        "txt": "x",
+        "json": {"b": 1},
+        "cls": 3,
+    }
+    with wds.TarWriter(str(tmp_path / "b.tar"), encoder={"cls": lambda value: b"%d!" % value}) as writer:
+        writer.write(sample)
+    assert next(iter(wds.WebDataset(str(tmp_path / "b.tar"))))["cls"] == b"3!"
+    with (
+        pytest.raises(ValueError, match=r"a\.txt: without an encoder"),
+        wds.TarWriter(io.BytesIO(), encoder=False) as w,
+    ):
+        w.write(sample)
+    packed = io.BytesIO()
+    with wds.TarWriter(packed, compress=True) as writer:
+        writer.write(sample)
+    assert gzip.decompress(packed.getvalue()) == (tmp_path / "a.tar").read_bytes()
+    with wds.TarWriter(str(tmp_path / "c.tar"), compress=True) as writer:
+        writer.write(sample)
+    assert gzip.decompress((tmp_path / "c.tar").read_bytes()) == (tmp_path / "a.tar").read_bytes()
+    with pytest.warns(UserWarning, match="mtime and format are fixed"):
+        wds.TarWriter(io.BytesIO(), mtime=0).close()
+    with pytest.raises(TypeError, match="takes no mtimes"):
+        wds.TarWriter(io.BytesIO(), mtimes=0)
+
+
+def test_shard_writer_writes_numbered_shards_with_indexes(tmp_path):
+    finished = []
+    with wds.ShardWriter(str(tmp_path / "s-%03d.tar"), maxcount=4, post=finished.append, start_shard=2) as writer:
+        for number in range(10):
+            writer.write({"__key__": f"{number:06d}", "cls": number})
+            assert (writer.total, writer.count, writer.shard) == (number + 1, number % 4 + 1, 3 + number // 4)
+    assert [Path(name).name for name in finished] == ["s-002.tar", "s-003.tar", "s-004.tar"]
+    assert len(tarshards.IndexedShards(str(tmp_path / "s-{002..004}.tar"))) == 10
+    opened = []
+    with wds.ShardWriter(str(tmp_path / "t-%d.tar"), opener=lambda name: opened.append(name) or open(name, "wb")) as w:
+        w.write({"__key__": "a", "cls": 1})
+    assert opened == [str(tmp_path / "t-0.tar")]
+
+
+def test_a_persistent_generator_of_torch_does_not_matter(shards):
+    torch.manual_seed(0)
+    first = keys(wds.WebDataset(shards, shardshuffle=True).shuffle(10))
+    torch.manual_seed(1)
+    assert keys(wds.WebDataset(shards, shardshuffle=True).shuffle(10)) == first
+
+
+def test_the_rank_and_worker_are_told():
+    assert wds.utils.pytorch_worker_info() == (0, 1, 0, 1)
+    assert wds.utils.pytorch_worker_seed() == World.detect().rank

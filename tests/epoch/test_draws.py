@@ -1,0 +1,60 @@
+"""The draws of substitutes and of resampled epochs never change: golden values, and the formulas of docs/order.md."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from tarshards import EpochPlan
+from tarshards.epoch.permutations import finalize, fold, hash_of
+from tarshards.epoch.resampling import ResampledPlan
+
+COUNTS = np.array([500, 700, 900])
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def resampled(weights, seed: int) -> ResampledPlan:
+    return ResampledPlan(COUNTS, weights, seed=seed, epoch=2, begin=0, ranks=1, tail="exact")
+
+
+def drawn(plan, count: int = 6) -> list[tuple[int, int]]:
+    return [*zip(*(array.tolist() for array in plan[np.arange(count)]))]
+
+
+def word(key: np.ndarray, number: int, position: int) -> int:
+    """hash(fold(key, position), number) as docs/order.md writes it."""
+    folded = int(fold(key, np.uint64(position))[0])
+    return int(finalize(np.array([(folded + (number + 1) * GOLDEN) % 2**64], np.uint64))[0])
+
+
+def test_substitutes_are_those_of_ever():
+    plan = EpochPlan(COUNTS, seed=7, epoch=2, lanes=6, pool=600, block=10)
+    golden = [(2, 574), (0, 498), (2, 69), (0, 491), (1, 511), (0, 158)]
+    assert list(islice(plan.substitutes(1234), 6)) == golden
+    small = EpochPlan([30, 20], seed=7, epoch=2)
+    assert list(islice(small.substitutes(11), 6)) == [(1, 4), (0, 13), (1, 5), (0, 28), (0, 7), (0, 2)]
+
+
+def test_substitutes_are_those_of_the_formula():
+    plan = EpochPlan([30, 20], seed=7, epoch=2)
+    places = [word(hash_of(7, 2, 2), draw, 11) % 50 for draw in range(6)]
+    assert list(islice(plan.substitutes(11), 6)) == [plan[place] for place in places]
+
+
+def test_resampled_epochs_are_those_of_ever():
+    weighted = resampled(np.array([1.0, 0, 3]), 7)
+    assert drawn(weighted) == [(2, 760), (0, 108), (2, 610), (2, 375), (2, 724), (2, 829)]
+    assert drawn(resampled(None, -7)) == [(0, 179), (0, 272), (1, 412), (2, 834), (1, 367), (2, 517)]
+
+
+def test_resampled_epochs_are_those_of_the_formula():
+    plan, key = resampled(None, 3), hash_of(3, 2, 3)
+    for position, (shard, sample) in enumerate(drawn(plan, 50)):
+        number = word(key, -1, position)
+        place = (number >> 11) / 2**53 * 2100
+        assert shard == np.searchsorted(np.cumsum(COUNTS), place, "right")
+        assert sample == int(fold(np.array([number], np.uint64), 3)[0]) % int(COUNTS[shard])
+    further = [word(key, draw - 1, 9) for draw in range(1, 4)]
+    shards = [np.searchsorted(np.cumsum(COUNTS), (number >> 11) / 2**53 * 2100, "right") for number in further]
+    assert [shard for shard, _ in islice(plan.substitutes(9), 3)] == shards

@@ -1,0 +1,336 @@
+"""What is imported comes back when it is exported: lines of JSON, folders, and datasets of Python."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tarshards import Ledger, export_dataset, import_dataset, read_msgpack, read_samples, write_dataset
+from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.formats.importing import row_to_sample
+from tarshards.formats.naming import SUFFIX
+from tarshards.samples.codecs import decode_field
+
+
+class Inline(Executor):
+    """Runs each call at once, in this process."""
+
+    def submit(self, function, /, *args, **options):
+        future = Future()
+        try:
+            future.set_result(function(*args, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def write_lines(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read_lines(paths) -> list:
+    rows = [json.loads(line) for path in paths for line in Path(path).read_text().split("\n")[:-1]]
+    return [{name: value for name, value in row.items() if name != "__key__"} for row in rows]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_lines_become_fields(tmp_path):
+    rows = [{"Caption": "hé", "cls": 3, "width": 7, "meta": {"a": [1, None]}, "raw": {"base64": "/w=="}, "none": None}]
+    source = write_lines(tmp_path / "train.v1.jsonl", rows)
+    assert import_dataset(source, str(tmp_path / "out-%06d.tar")) == [str(tmp_path / "out-000000.tar")]
+    (sample,) = read_samples(str(tmp_path / "out.shards.json"))
+    assert sample == {
+        "__key__": "train/000000000",
+        "__url__": str(tmp_path / "out-000000.tar"),
+        "caption.txt": "hé".encode(),
+        "cls": b"3",
+        "width.json": b"7",
+        "meta.json": b'{"a": [1, null]}',
+        "raw.bin": b"\xff",
+        "none.json": b"null",
+    }
+    record = json.loads((tmp_path / f"out{SUFFIX}").read_text())
+    assert record["order"] == list(rows[0])
+    assert record["fields"]["caption.txt"] == "Caption"
+
+
+NAMES = st.sampled_from(["a", "B", "cls", "txt", "jpg", "seg.png", "meta.json", "a b", "ä", "__x__", "x/y", ".z", ""])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+ROWS = st.lists(st.dictionaries(NAMES, JSON, min_size=1, max_size=5), min_size=1, max_size=8)
+
+
+@given(rows=ROWS, max_bytes=st.sampled_from([1, 50, 10**6]))
+def test_lines_come_back(tmp_path_factory, rows, max_bytes):
+    folder = tmp_path_factory.mktemp("rows")
+    source = write_lines(folder / "a.jsonl", rows)
+    options = {"executor": Inline(), "sync": False}
+    shards = import_dataset(source, str(folder / "out-%d.tar"), max_bytes=max_bytes, **options)
+    back = export_dataset(shards, str(folder / "back-%d.jsonl"), **options)
+    assert read_lines(back) == rows
+    assert [sample["__key__"] for sample in read_samples(shards)] == [f"a/{n:09d}" for n in range(len(rows))]
+    left = {path.name for path in folder.iterdir() if path.name.startswith(".") or path.suffix in (".done", ".begun")}
+    assert not left
+
+
+def test_keys_come_from_the_rows_or_a_template(tmp_path):
+    source = write_lines(tmp_path / "a.jsonl", [{"__key__": "x", "n": 1}, {"n": 2}, {"n": 30, "s": "t"}])
+    (shard,) = import_dataset(source, str(tmp_path / "o-%d.tar"), key="{file}-{record}-{n:04d}")
+    assert [sample["__key__"] for sample in read_samples(shard)] == ["x", "a-1-0002", "a-2-0030"]
+    with pytest.raises(SampleError, match=r"a\.jsonl: line 2: no column 's' for the key"):
+        import_dataset(source, str(tmp_path / "p-%d.tar"), key="{s}")
+    with pytest.raises(ValueError, match=r"\{record:q\}"):
+        import_dataset(source, str(tmp_path / "p-%d.tar"), key="{record:q}")
+
+
+def test_a_bad_line_names_file_and_line_and_costs_no_other(tmp_path):
+    lines = [
+        '{"n": 0}',
+        '{"n": 1',
+        "[2]",
+        '{"n": 3}',
+        "",
+        '{"n": NaN}',
+        '{"n": 1, "N": 2}',
+        '{"__key__": "a.b", "n": 7}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"n": 8}\n']))
+    source, pattern = str(tmp_path / "a.jsonl"), str(tmp_path / "o-%d.tar")
+    with pytest.raises(SampleError, match=r"a\.jsonl: line 2: .*Expecting"):
+        import_dataset(source, pattern)
+    ledger = Ledger(max_errors=5)
+    shards = import_dataset(source, pattern, on_error=ledger, overwrite=True)
+    assert [sample["n.json"] for sample in read_samples(shards)] == [b"0", b"3", b"8"]
+    places = [entry.shard for entry in ledger.quarantined]
+    assert places == [*(f"{source}: line {line}" for line in (2, 3, 6, 7)), source]
+    assert ledger.quarantined[-1].key == "a.b"
+    assert (ledger.samples, ledger.failed) == (3, 5)
+    with pytest.raises(TarshardsError, match="line 7"):
+        import_dataset(source, pattern, on_error=Ledger(max_errors=3), overwrite=True)
+
+
+def test_pieces_of_one_file_are_the_same_for_any_executor(tmp_path):
+    source = write_lines(tmp_path / "a.jsonl", ({"n": n, "t": "x" * (n % 90)} for n in range(300)))
+    one, other = tmp_path / "one", tmp_path / "other"
+    import_dataset(source, str(one / "o-%03d.tar"), max_bytes=2000)
+    import_dataset(source, str(other / "o-%03d.tar"), max_bytes=2000, executor=Inline())
+    assert contents(one) == contents(other)
+    assert len(list(one.glob("*.tar"))) > 5
+    assert [sample["n.json"] for sample in read_samples(str(one / "o.shards.json"))] == [b"%d" % n for n in range(300)]
+
+
+def test_compressed_lines_stay_whole(tmp_path):
+    rows = [{"n": n} for n in range(50)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    shards = import_dataset(str(tmp_path / "a.jsonl.gz"), str(tmp_path / "o-%d.tar"), max_bytes=10)
+    assert len(shards) == 1
+    assert read_lines(export_dataset(shards, str(tmp_path / "b-%d.jsonl"))) == rows
+
+
+def test_a_damaged_file_keeps_what_precedes_the_damage_and_the_other_files(tmp_path):
+    data = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(10)))
+    (tmp_path / "a.jsonl.gz").write_bytes(data[:-8])
+    write_lines(tmp_path / "b.jsonl", [{"n": 10}])
+    ledger = Ledger(max_errors=1)
+    shards = import_dataset(str(tmp_path / "*.jsonl*"), str(tmp_path / "o-%d.tar"), on_error=ledger)
+    assert [sample["n.json"] for sample in read_samples(shards)] == [b"%d" % n for n in range(11)]
+    assert ledger.quarantined[0].shard == str(tmp_path / "a.jsonl.gz")
+
+
+def test_files_of_one_name_have_keys_of_their_folders(tmp_path):
+    for name in "xy":
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "a.jsonl", [{"n": 1}])
+    shards = import_dataset([str(tmp_path / name / "a.jsonl") for name in "xy"], str(tmp_path / "o-%d.tar"))
+    assert [sample["__key__"] for sample in read_samples(shards)] == ["x/a/000000000", "y/a/000000000"]
+
+
+def test_an_existing_shard_is_not_replaced_unasked(tmp_path):
+    source, pattern = write_lines(tmp_path / "a.jsonl", [{"n": 1}]), str(tmp_path / "o-%d.tar")
+    import_dataset(source, pattern)
+    with pytest.raises(OpenError, match=r"o-0\.tar: the file exists; --overwrite replaces it"):
+        import_dataset(source, pattern)
+    import_dataset(source, pattern, overwrite=True)
+    with pytest.raises(OpenError, match="the folder has files"):
+        export_dataset(str(tmp_path / "o-0.tar"), str(tmp_path))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_killed_at_any_step_the_next_run_goes_on_to_the_same_bytes(tmp_path, kill_at, place):
+    source = write_lines(tmp_path / "a.jsonl", ({"n": n} for n in range(9)))
+    options = {"executor": Inline(), "sync": False}
+
+    def run(folder: Path):
+        shards = import_dataset(source, str(folder / "o-%d.tar"), max_bytes=30, **options)
+        export_dataset(shards, str(folder / "e-%d.jsonl"), **options)
+
+    run(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    for step in range(200):
+        folder = tmp_path / f"step-{step}"
+        if kill_at(partial(run, folder), step, place) == 0:
+            break
+        resume(folder, source, options)
+        assert contents(folder) == whole, step
+    assert step > 20
+
+
+def resume(folder: Path, source: str, options) -> None:
+    """What a rerun does: the same two calls; one that has finished refuses."""
+    with suppress(OpenError):
+        import_dataset(source, str(folder / "o-%d.tar"), max_bytes=30, **options)
+    with suppress(OpenError):
+        export_dataset(str(folder / "o-{0..2}.tar"), str(folder / "e-%d.jsonl"), **options)
+
+
+def test_a_killed_run_does_only_what_is_left_and_sees_what_was_changed(tmp_path, kill_at):
+    source, pattern = write_lines(tmp_path / "a.jsonl", ({"n": n} for n in range(9))), str(tmp_path / "o-%d.tar")
+    options = {"max_bytes": 30, "executor": Inline(), "sync": False}
+    assert kill_at(lambda: import_dataset(source, pattern, **options), 7, "after")
+    first = os.stat(tmp_path / "o-0.tar").st_ino
+    import_dataset(source, pattern, **options)
+    assert os.stat(tmp_path / "o-0.tar").st_ino == first
+    for path in tmp_path.glob("o*"):
+        path.unlink()
+    assert kill_at(lambda: import_dataset(source, pattern, **options), 7, "after")
+    write_lines(tmp_path / "a.jsonl", ({"n": 100 + n} for n in range(9)))
+    shards = import_dataset(source, pattern, **options)
+    assert [sample["n.json"] for sample in read_samples(shards)] == [b"%d" % (100 + n) for n in range(9)]
+
+
+def tree(folder: Path, files: dict[str, bytes]) -> str:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return str(folder)
+
+
+def test_a_folder_of_classes_comes_back(tmp_path):
+    files = {f"{name}/{n:02d}.jpg": b"%d" % n for name in ("cat", "dog", "eel/deep") for n in range(5)}
+    source = tree(tmp_path / "tree", files)
+    shards = import_dataset(source, str(tmp_path / "o-%d.tar"), max_bytes=4)
+    samples = list(read_samples(shards))
+    assert len(shards) > 2
+    assert [(sample["__key__"], sample["cls"]) for sample in samples][::5] == [
+        *(("cat/00", b"0"), ("dog/00", b"1"), ("eel/deep/00", b"2"))
+    ]
+    export_dataset(shards, str(tmp_path / "back"))
+    assert contents(tmp_path / "back") == files
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_costs_its_sample(tmp_path):
+    source = tree(tmp_path / "tree", {"cat/0.jpg": b"0", "cat/1.jpg": b"1"})
+    (tmp_path / "tree/cat/0.jpg").unlink()
+    (tmp_path / "tree/cat/0.jpg").symlink_to(tmp_path / "tree/cat")
+    tree(tmp_path / "tree", {"cat/2.jpg": b"2", "cat/2.cls": b"7"})
+    ledger = Ledger(max_errors=2)
+    shards = import_dataset(source, str(tmp_path / "o-%d.tar"), on_error=ledger)
+    assert [sample["__key__"] for sample in read_samples(shards)] == ["cat/1"]
+    assert [entry.key for entry in ledger.quarantined] == ["cat/2"]
+    with pytest.raises(SampleError, match="not in a folder named after its class"):
+        import_dataset(tree(tmp_path / "flat", {"a.jpg": b""}), str(tmp_path / "p-%d.tar"))
+
+
+def test_files_are_not_written_outside_of_the_folder(tmp_path):
+    import tarfile
+
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("../evil.txt", "/evil.txt", "good.txt"):
+            archive.addfile(tarfile.TarInfo(name))
+    ledger = Ledger(max_errors=2)
+    export_dataset(str(tmp_path / "a.tar"), str(tmp_path / "out"), on_error=ledger)
+    assert contents(tmp_path) == {"a.tar": (tmp_path / "a.tar").read_bytes(), "out/good.txt": b""}
+    assert [entry.key for entry in ledger.quarantined] == ["../evil", "/evil"]
+
+
+class Dataset:
+    """A map-style dataset as torch's are."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int):
+        if number >= 5:
+            raise IndexError
+        return {"image": np.full((2, 2), number, np.uint8), "label": number, "name": f"n{number}"}
+
+
+def test_any_map_style_dataset(tmp_path):
+    shards = write_dataset(Dataset(), str(tmp_path / "o-%d.tar"), to_sample=row_to_sample)
+    assert [sample["__key__"] for sample in read_samples(shards)] == [f"{n:09d}" for n in range(5)]
+    (back,) = export_dataset(shards, str(tmp_path / "b-%d.gz"))
+    for found, row in zip(read_msgpack(back), Dataset(), strict=True):
+        assert np.array_equal(found["image.npy"], row["image"])
+        assert (found["label.json"], found["name.txt"]) == (row["label"], row["name"])
+    image = Image.new("RGB", (3, 2), (1, 2, 3))
+    sample = row_to_sample({"image": image, "jpg": 7})
+    assert decode_field("png", sample["image.png"], images="rgb8").tolist() == [[[1, 2, 3]] * 3] * 2
+    with pytest.raises(TypeError, match="a row is a dict of columns"):
+        row_to_sample((1, 2))
+
+
+def test_the_page_on_formats(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    assert read_lines(["back-000000.jsonl"])[1] == {"caption": "a dog", "cls": 4, "box": None}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "reason"),
+    [
+        ("a.xyz", {}, "the name tells no format"),
+        ("-", {"format": "jsonl"}, "reads its files more than once"),
+        ("pipe:cat a.jsonl", {"format": "jsonl"}, "reads its files more than once"),
+        ("a.jsonl", {"format": "xml"}, "format is one of parquet"),
+        ("a.jsonl", {"split": "train"}, "split= is of"),
+        ("a.jsonl", {"max_bytes": 0}, "max_bytes"),
+        ("empty.jsonl", {}, "no samples: no row became one"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, source, options, reason):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "a.jsonl", [{"n": 1}])
+    (tmp_path / "a.xyz").touch()
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises((ValueError, UrlError, SampleError), match=reason):
+        import_dataset(source, "o-%d.tar", **options)
+
+
+def test_exports_name_what_they_cannot_hold(tmp_path):
+    rows = [{"__key__": "a", "x": float("nan")}, {"__key__": "b", "x": 1.5}]
+    shards = write_dataset(rows, str(tmp_path / "o-%d.tar"), to_sample=row_to_sample)
+    with pytest.raises(TarshardsError, match=r"o-0\.tar: a: Out of range float"):
+        export_dataset(shards, str(tmp_path / "b-%d.jsonl"))
+    ledger = Ledger(max_errors=1)
+    back = export_dataset(shards, str(tmp_path / "b-%d.jsonl"), on_error=ledger, overwrite=True)
+    assert read_lines(back) == [{"x.json": 1.5}]
+    with pytest.raises(UrlError, match="the name tells no format"):
+        export_dataset(shards, str(tmp_path / "b-%d.xyz"))
+
+
+def test_a_damaged_shard_exports_what_precedes_the_damage(tmp_path, make_shards):
+    shards = make_shards(2)
+    path = tmp_path / "set-0000.tar"
+    path.write_bytes(path.read_bytes()[:4000])
+    ledger = Ledger(max_errors=1)
+    back = export_dataset(shards, str(tmp_path / "b-%d.jsonl"), on_error=ledger)
+    assert [row["cls"] for row in read_lines(back)] == [0, 3, 4, 5]
+    assert ledger.quarantined[0].shard == str(path)

@@ -1,0 +1,141 @@
+"""What is asked for ahead: the samples that come next, with what their check needs, and only where disks are slow."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from itertools import count
+
+import numpy as np
+import pytest
+from programs import load_kernel
+
+from tarshards import ArrayLoader, ShardWriter, Stream, readers
+from tarshards.index import memory, readahead
+from tarshards.index.access import IndexedShards
+from tarshards.index.memory import address_of
+from tarshards.tar.read import BLOCK
+
+SAMPLES, SIZE = 300, 5000
+
+
+@pytest.fixture
+def spec(tmp_path) -> str:
+    load_kernel("tarshards.storage._mapped")
+    with ShardWriter(str(tmp_path / "set-%d.tar"), max_samples=100) as writer:
+        for i in range(SAMPLES):
+            writer.write({"__key__": f"{i:03d}", "bin": bytes([i % 251]) * SIZE})
+    return str(tmp_path / "set-{0..2}.tar")
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[int, int]]:
+    """The stretches of memory that are asked for from now on."""
+    stretches: list[tuple[int, int]] = []
+
+    def note(addresses: np.ndarray, sizes: np.ndarray) -> None:
+        assert addresses.dtype == np.uint64
+        assert sizes.dtype == np.int64
+        stretches.extend(zip(addresses.tolist(), (addresses.astype(np.int64) + sizes).tolist()))
+
+    monkeypatch.setattr(memory, "ask", note)
+    return stretches
+
+
+@pytest.fixture
+def cold(monkeypatch) -> None:
+    """Count waits for the disk all the time."""
+    monkeypatch.setattr(readahead, "_waits", count().__next__)
+    monkeypatch.setattr(readahead, "EVERY", 16)
+
+
+def is_covered(stretches: list[tuple[int, int]], low: int, high: int) -> bool:
+    return any(begin <= low and high <= end for begin, end in stretches)
+
+
+def places_of(shards: IndexedShards, number: int) -> list[tuple[int, int]]:
+    """Return where a sample lies in memory with its header, and the header before it, which is compared as well."""
+    shard, sample = divmod(number, 100)
+    opened = shards.shards.use(shard)
+    begin, offset = address_of(opened.buffer), opened.index.offset.astype(np.int64)
+    places = [(begin + offset[sample] - BLOCK, begin + offset[sample] + SIZE)]
+    if sample:
+        places.append((begin + offset[sample - 1] - BLOCK, begin + offset[sample - 1]))
+    return places
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_where_disks_are_slow_samples_are_asked_for_before_they_are_read(spec, asked, cold, shuffle):
+    stream = Stream.from_shards(spec, shuffle=shuffle)
+    shards = stream.source.shards
+    for taken, sample in enumerate(stream):
+        if taken >= 2 * 16:
+            assert all(is_covered(asked, *place) for place in places_of(shards, int(sample["__key__"])))
+    assert taken == SAMPLES - 1
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_so_are_those_of_arrays(spec, asked, cold, shuffle, monkeypatch):
+    monkeypatch.setattr("tarshards.index.places.SMALL", 0)
+    stream = Stream.from_shards(spec, shuffle=shuffle)
+    loader = ArrayLoader(stream, 8, fields={"bin": readers.array("u1", (SIZE,))}, threads=0)
+    for number, batch in enumerate(loader):
+        for key in batch["__key__"] if number > 1 else ():
+            assert all(is_covered(asked, *place) for place in places_of(stream.source.shards, int(key)))
+    assert number == -(-SAMPLES // 8) - 1
+
+
+def test_only_the_fields_that_are_read_are_asked_for(tmp_path, asked, cold):
+    load_kernel("tarshards.storage._mapped")
+    with ShardWriter(str(tmp_path / "set-%d.tar")) as writer:
+        for i in range(SAMPLES):
+            writer.write({"__key__": f"{i:03d}", "a": bytes(100), "bin": bytes(100_000)})
+    assert len(list(Stream.from_shards(str(tmp_path / "set-0.tar"), fields="a"))) == SAMPLES
+    assert 0 < sum(end - begin for begin, end in asked) < 3 * BLOCK * 3 * SAMPLES
+
+
+def test_where_nothing_is_waited_for_nothing_is_asked(spec, asked, monkeypatch):
+    monkeypatch.setattr(readahead, "_waits", lambda: 7)
+    stream = Stream.from_shards(spec, shuffle=True)
+    assert len(list(stream)) == SAMPLES
+    assert len(list(ArrayLoader(stream, 8, fields={"bin": readers.ragged()}))) == -(-SAMPLES // 8)
+    assert asked == []
+
+
+def test_a_wait_counts_for_a_while(monkeypatch):
+    every = 3 * readahead.FEW
+    numbers = iter([5, 8, 12, 12, 16, *[20] * (1 + readahead.LASTS)])  # 3 waits say nothing, nor 4 only once
+    monkeypatch.setattr(readahead, "_waits", numbers.__next__)
+    waits = readahead.Waits(every)
+    assert [waits.come() for _ in range(5 + readahead.LASTS)] == [False] * 4 + [True] * readahead.LASTS + [False]
+
+
+def test_what_is_asked_for_comes_into_memory(tmp_path):
+    load_kernel("tarshards.index._rows")
+    path, size = tmp_path / "file", 16 << 20
+    path.write_bytes(os.urandom(size))
+    with path.open("r+b") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped = mmap.mmap(file.fileno(), size)
+    begin = address_of(memoryview(mapped))
+    left = pages_here(begin, size)
+    if left > size // 10:
+        pytest.skip("needs a file system whose pages can be dropped")
+    memory.ask(np.array([begin, begin + (4 << 20)], np.uint64), np.array([3 << 20, 5 << 20], np.int64))
+    for _ in range(1000):
+        if pages_here(begin, 3 << 20) + pages_here(begin + (4 << 20), 5 << 20) == 8 << 20:
+            break
+        time.sleep(0.01)
+    assert pages_here(begin, 3 << 20) == 3 << 20
+    assert pages_here(begin + (4 << 20), 5 << 20) == 5 << 20
+    assert pages_here(begin + (12 << 20), 4 << 20) <= left
+
+
+def pages_here(begin: int, size: int) -> int:
+    """Return how many bytes from the address *begin* on are in memory (mincore(2))."""
+    pages = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(size), pages) == 0
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE

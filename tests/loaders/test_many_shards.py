@@ -1,0 +1,153 @@
+"""Sets of more shards than a process may have open: all are read, few are open at once, and changes are still found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import load_kernel
+from with_torch import ShardDataset, ShardLoader
+
+from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
+from tarshards.errors import OpenError
+from tarshards.index import places
+from tarshards.storage import ranges
+
+SHARDS, MOST = 60, 12
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    with ShardWriter(str(tmp_path / "set-%02d.tar"), max_samples=2) as writer:
+        for i in range(2 * SHARDS):
+            writer.write({"__key__": f"{i:03d}", "x.npy": np.full(3, i), "cls": i})
+    return tmp_path
+
+
+@pytest.fixture(params=["_mapped", "_mapped_py"])
+def few(request, monkeypatch) -> None:
+    """Let a process have few shards open: as mappings, or with the twin in Python as descriptors."""
+    monkeypatch.setattr(ranges, "Mapping", load_kernel(f"tarshards.storage.{request.param}").Mapping)
+    if request.param == "_mapped":
+        monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
+    else:
+        monkeypatch.setattr(ranges.resource, "getrlimit", lambda _: (2 * MOST, 4096))
+
+
+def count_open(folder: Path) -> int:
+    """Return how many shards in *folder* this process has mapped, or open."""
+    names = [line.rpartition(" ")[2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sum(name.startswith(str(folder)) and name.endswith(".tar") for name in names)
+
+
+def in_order(spec: str) -> Iterator[int]:
+    return (int(sample["cls"]) for sample in IndexedShards(spec))
+
+
+def shuffled(spec: str) -> Iterator[int]:
+    return (int(sample["cls"]) for sample in Stream.from_shards(spec, shuffle=True))
+
+
+def streamed(spec: str) -> Iterator[int]:
+    return (int(sample["cls"]) for sample in Stream.from_shards(spec, index=False, shuffle=True))
+
+
+def in_a_dataset(spec: str) -> Iterator[int]:
+    return (int(sample["cls"]) for sample in ShardDataset(spec, shuffle=True))
+
+
+def in_batches(spec: str) -> Iterator[int]:
+    for batch in ShardLoader(ShardDataset(spec, shuffle=True), 4, num_workers=0):
+        yield from map(int, batch["cls"])
+
+
+def in_arrays(spec: str) -> Iterator[int]:
+    loader = ArrayLoader(Stream.from_shards(spec, shuffle=True), 4, fields={"cls": readers.integer()})
+    for _ in range(2):
+        for batch in loader:
+            yield from batch["cls"].tolist()
+
+
+def in_a_column(spec: str) -> Iterator[int]:
+    column = IndexedShards(spec).column("x.npy")
+    yield from (int(column[i][0]) for i in range(len(column)))
+    yield from column[::-1][:, 0].tolist()
+
+
+@pytest.mark.parametrize("spec", ["set-{00..59}.tar", "set.shards.json"])
+@pytest.mark.parametrize(
+    "read", [in_order, shuffled, streamed, in_a_dataset, in_batches, in_arrays, in_a_column], ids=lambda f: f.__name__
+)
+def test_no_more_than_few_shards_are_open_at_once(folder, few, read, spec):
+    most, values = 0, []
+    for value in read(f"{folder}/{spec}"):
+        values.append(value)
+        most = max(most, count_open(folder))
+    assert sorted(set(values)) == list(range(2 * SHARDS))
+    assert len(values) % (2 * SHARDS) == 0
+    assert most <= MOST + 1  # and the one that is being opened
+
+
+def test_the_datasets_of_a_process_share_what_may_be_open(folder, few):
+    several = [IndexedShards(f"{folder}/set.shards.json") for _ in range(4)]
+    for samples in zip(*several):
+        assert len({sample["cls"] for sample in samples}) == 1
+        assert count_open(folder) <= MOST + len(several)
+
+
+def test_shards_that_are_used_stay_open(folder, few, monkeypatch):
+    shards = IndexedShards(f"{folder}/set.shards.json")
+    opened = []
+    monkeypatch.setattr(ranges.LocalRanges, "verify", lambda self: None)
+    kind = ranges.Mapping
+    monkeypatch.setattr(ranges, "Mapping", lambda path: opened.append(Path(path).name) or kind(path))
+    for shard in range(SHARDS):
+        assert [int(shards[i]["cls"]) for i in (0, 2 * shard, 1)] == [0, 2 * shard, 1]
+    assert opened.count("set-00.tar") == 1
+    assert len(opened) == SHARDS
+
+
+def test_a_shard_that_was_written_to_is_told_of_when_it_has_been_released(folder, few):
+    errors: list[Exception] = []
+    stream = Stream.from_shards(f"{folder}/set.shards.json", on_error=errors.append)
+    for number, _ in enumerate(stream):
+        if number == 0:
+            os.utime(folder / "set-00.tar", ns=(0, 0))
+    assert [(type(error), "set-00.tar: was written to" in str(error)) for error in errors] == [(OpenError, True)]
+    assert len(list(stream)) == 2 * SHARDS
+    assert len(errors) == 1
+
+
+def test_what_is_held_of_a_released_shard_can_be_read(folder, few):
+    shards = IndexedShards(f"{folder}/set.shards.json").shards
+    first = shards.use(0)
+    for number in range(SHARDS):
+        shards.use(number)
+    assert shards.use(0) is not first
+    assert first.read(1)["cls"] == b"1"
+
+
+def test_an_array_loader_maps_thousands_of_shards_when_they_have_been_read(folder, monkeypatch):
+    load_kernel("tarshards.storage._mapped")
+    monkeypatch.setattr(places, "SOON", SHARDS - 1)
+
+    def make() -> ArrayLoader:
+        stream = Stream.from_shards(f"{folder}/set.shards.json", shuffle=True)
+        return ArrayLoader(stream, 4, fields={"cls": readers.integer()})
+
+    loader = make()
+    for epoch in range(3):
+        fresh = make()
+        fresh.set_epoch(epoch)
+        batches = [batch["cls"].tolist() for batch in loader]
+        assert batches == [batch["cls"].tolist() for batch in fresh]
+        assert sorted(chain.from_iterable(batches)) == list(range(2 * SHARDS))
+        assert (loader.maker.places is None) == (epoch == 0)

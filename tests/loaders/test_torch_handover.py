@@ -1,0 +1,462 @@
+"""Batches go from workers to their loader through shared memory: equal, one's own, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarshards import ShardDataset, ShardLoader, collate
+from tarshards.errors import OpError
+from tarshards.loaders.torch.handover import LARGE, Arenas, Handed, Pickled
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Anything:
+    """An object of a class of the user's."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Say whether two batches have the same types, dtypes, shapes, memory formats and values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        if one.dtype == object:
+            return one.shape == other.shape and same(one.tolist(), other.tolist())
+        kinds = one.dtype == other.dtype and one.shape == other.shape
+        return kinds and one.flags.writeable and one.tobytes() == other.tobytes()
+    if isinstance(one, torch.Tensor):
+        if (one.dtype, one.layout, one.shape) != (other.dtype, other.layout, other.shape):
+            return False
+        if one.layout is not torch.strided:
+            return same(one.to_dense(), other.to_dense())
+        return one.tolist() == other.tolist() and one.requires_grad == other.requires_grad
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return same(one.value, other.value) if isinstance(one, Anything) else one == other
+
+
+numbers = arrays.arrays(
+    st.sampled_from(["?", "u1", "<i2", ">i4", "<f2", "<f4", ">f8", "c8", "S3", "U2", "M8[s]"]),
+    arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    elements=None,
+    fill=st.nothing(),
+)
+dtypes = [torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.complex64]
+tensors = st.builds(
+    lambda shape, dtype: torch.arange(int(np.prod(shape))).reshape(shape).to(dtype),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.sampled_from(dtypes),
+)
+turned = st.one_of(numbers.map(np.transpose), numbers.map(lambda array: array[..., ::-1] if array.ndim else array))
+large = st.integers(LARGE, LARGE + 3).map(lambda size: os.urandom(1) * size)
+leaves = st.one_of(
+    numbers,
+    turned,
+    tensors,
+    tensors.map(lambda tensor: tensor.mT if tensor.dim() > 1 else tensor),
+    tensors.map(lambda tensor: tensor[..., ::2] if tensor.dim() else tensor),
+    st.binary(max_size=9),
+    large,
+    st.binary(max_size=9).map(bytearray),
+    st.text(max_size=9),
+    st.lists(st.one_of(large, st.binary(max_size=9)), max_size=4),
+    st.lists(large, min_size=1, max_size=3).map(tuple),
+    st.integers() | st.none() | st.booleans() | st.floats(allow_nan=False),
+    st.sets(st.integers(), max_size=2),
+    numbers.map(lambda array: np.array([array, None, "x"], dtype=object)),
+    st.builds(Anything, numbers),
+)
+batches = st.recursive(
+    leaves,
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=4),
+        st.lists(parts, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3) | st.integers(), parts, max_size=4),
+        st.builds(Pair, parts, parts),
+        st.dictionaries(st.text(max_size=3), parts, max_size=2).map(collections.OrderedDict),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(batches, min_size=1, max_size=5))
+def test_any_batch_arrives_as_it_is(sent):
+    arenas, taken = Arenas(1, 0), []
+    for batch in sent:
+        handed = arenas.put(0, batch)
+        assert isinstance(handed, Handed)
+        taken.append(arenas.take(pickle.loads(pickle.dumps(handed))))
+    assert all(map(same, taken, sent)), "whatever the arena was used for since"
+
+
+@given(batches)
+def test_a_lent_batch_arrives_as_it_is(batch):
+    arenas = Arenas(1, 0, lent=2)
+    assert same(arenas.take(arenas.put(0, batch)), batch)
+
+
+def test_one_array_in_two_places_stays_one():
+    arenas, array = Arenas(1, 0), np.arange(5)
+    taken = arenas.take(arenas.put(0, {"x": array, "y": [array]}))
+    assert taken["x"] is taken["y"][0]
+
+
+def test_the_memory_format_of_a_tensor_stays():
+    arenas, tensor = Arenas(1, 0), torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert arenas.take(arenas.put(0, tensor)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_without_reuse_batches_are_writeable_and_ones_own():
+    arenas = Arenas(1, 0)
+    first = arenas.take(arenas.put(0, [np.zeros(9), torch.zeros(9)]))
+    for part in first:
+        part += 1
+    second = arenas.take(arenas.put(0, [np.full(9, 5.0), torch.full((9,), 5.0)]))
+    assert [part.tolist() for part in first] == [[1.0] * 9] * 2
+    assert [part.tolist() for part in second] == [[5.0] * 9] * 2
+
+
+def test_with_reuse_a_batch_is_valid_until_the_next_but_one():
+    arenas = Arenas(1, 0, lent=2)
+    taken = [arenas.take(arenas.put(0, np.full(9, number))) for number in range(2)]
+    assert [part.tolist() for part in taken] == [[0] * 9, [1] * 9]
+    taken += [arenas.take(arenas.put(0, np.full(9, number))) for number in (2, 3)]
+    assert [part[0] for part in taken] == [3, 1, 2, 3], "the first is where the fourth is now"
+
+
+def test_a_batch_larger_than_its_arena():
+    arenas = Arenas(1, 0, lent=1)
+    small = arenas.take(arenas.put(0, np.ones(10, np.uint8)))
+    sizes = [10, 10**6, 10, 3 * 10**6, 10**6]
+    assert [arenas.take(arenas.put(0, np.full(size, 7, np.uint8))).sum() for size in sizes] == [7 * n for n in sizes]
+    assert small.sum() == 70, "what is no longer lent is what is there now, also where the arena has grown"
+
+
+def size_of(arenas: Arenas) -> int:
+    return os.stat(arenas._file).st_blocks * 512
+
+
+def test_memory_is_bounded():
+    arenas = Arenas(2, 2)
+    for number in range(200):
+        arenas.take(arenas.put(1, np.zeros(10**5 + 100 * number, np.uint8)))
+    assert size_of(arenas) <= 200_000, "one arena, for no other was needed"
+    made = [arenas.put(1, np.zeros(10**5, np.uint8)) for _ in range(5)]
+    assert [type(each) for each in made] == [Handed] * 3 + [Pickled] * 2
+    assert size_of(arenas) <= 3 * 200_000
+
+
+def test_what_is_passed_over_is_free_again():
+    arenas = Arenas(1, 1)
+    for _ in range(5):
+        assert [type(arenas.put(0, b"1")) for _ in range(3)] == [Handed, Handed, Pickled]
+        arenas.begin(0)
+
+
+def test_what_is_lent_stays_over_the_passes():
+    arenas = Arenas(1, 0, lent=2)
+    lent = [arenas.take(arenas.put(0, np.full(9, number))) for number in range(2)]
+    arenas.put(0, np.full(9, 5))  # made ahead, and passed over
+    for _ in range(3):
+        arenas.begin(0)
+        assert isinstance(arenas.put(0, np.full(9, 6)), Handed)
+        assert isinstance(arenas.put(0, np.full(9, 7)), Pickled)
+    assert [array[0] for array in lent] == [0, 1]
+
+
+def told(arenas: Arenas, batch: Any, caplog: pytest.LogCaptureFixture) -> str:
+    """Return the warning, which comes once, of batches that are pickled, and arrive as they are."""
+    caplog.clear()
+    for _ in range(2):
+        made = arenas.put(0, batch)
+        assert isinstance(made, Pickled)
+        assert arenas.take(made) is batch
+    (record,) = caplog.records
+    return record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.zeros(2, requires_grad=True),
+        torch.nn.Parameter(torch.zeros(2)),
+        torch.zeros(2, device="meta"),
+    ],
+)
+def test_a_tensor_that_torch_has_to_send(tensor, caplog):
+    assert "torch" in told(Arenas(1, 0), {"x": [tensor]}, caplog)
+
+
+def test_without_memory_batches_are_pickled_and_the_reason_said(monkeypatch, caplog):
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    arenas = Arenas(1, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert "No space left on device" in told(arenas, np.zeros(9), caplog)
+    assert isinstance(arenas.put(0, np.zeros(9)), Handed), "as soon as there is some"
+    monkeypatch.setattr(os, "memfd_create", full)
+    assert "no shared memory" in told(Arenas(1, 0), np.zeros(9), caplog)
+    monkeypatch.delattr(os, "memfd_create")
+    assert "no shared memory" in told(Arenas(1, 0), np.zeros(9), caplog)
+
+
+def test_what_no_process_can_send_is_an_error():
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        Arenas(1, 0).put(0, [lambda: 0])
+    with pytest.raises(TypeError, match="lock"):
+        Arenas(1, 0).put(0, [threading.Lock()])
+
+
+def load(urls: str, workers: int = 2, **options: Any) -> ShardLoader:
+    return ShardLoader(ShardDataset(urls, shuffle=True, seed=3).map(photo), 8, num_workers=workers, **options)
+
+
+def photo(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["cls"])
+    pixels = np.full((30, 40), number, np.float32)
+    return sample | {"photo": pixels, "bin": bytes([number]) * 5000, "tokens": [np.arange(number % 5)], "cls": number}
+
+
+def no_memory(worker: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, -1))
+
+
+@pytest.fixture
+def urls(make_shards) -> str:
+    """Shards with 60 samples, which are 8 batches."""
+    return make_shards(5, 12, index=True)
+
+
+@pytest.fixture(autouse=True)
+def said(caplog):
+    """The warnings of batches that are pickled."""
+    return lambda: [record.getMessage() for record in caplog.records if "pickled" in record.getMessage()]
+
+
+@pytest.mark.parametrize("collate_fn", [None, collate, list])
+def test_batches_of_workers_are_those_without(urls, start_method, collate_fn, said):
+    options = {"collate_fn": collate_fn} if collate_fn else {}
+    alone, loader = load(urls, 0, **options), load(urls, persistent_workers=True, **options)
+    for _ in range(2):
+        assert same(list(loader), list(alone))
+    assert not said()
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lent_batch_of_workers_is_valid_until_the_next_but_one(make_shards, workers, index, said):
+    urls = make_shards(5, 12, index=index)
+    loader, last = load(urls, workers, reuse=True, persistent_workers=True), None
+    for _ in range(3):
+        for batch in loader:
+            for each in filter(None, (batch, last)):
+                assert [int(row[0, 0]) for row in each["photo"]] == each["cls"].tolist()
+            last = batch
+            time.sleep(0.002)  # so that workers have made all that they may
+    assert not said()
+
+
+def test_loaders_made_anew_of_a_loader_reuse_its_memory(urls):
+    loader = load(urls, reuse=True)
+    assert ShardLoader(loader.dataset, 3)._batches.reuse
+
+
+def test_workers_never_lack_an_arena_after_loops_that_were_left(urls, said):
+    loader = load(urls, persistent_workers=True, prefetch_factor=3)
+    for stop in (1, 2, 3, 1, 8):
+        for _, _ in zip(range(stop), loader):
+            time.sleep(0.01)
+    assert not said()
+
+
+@pytest.fixture
+def messages(monkeypatch) -> list[int]:
+    """The numbers of batches in the messages that loaders take."""
+    counts: list[int] = []
+    take = Arenas.take
+
+    def counting(self: Arenas, made: Any) -> Any:
+        batches = take(self, made)
+        counts.append(len(batches))
+        return batches
+
+    monkeypatch.setattr(Arenas, "take", counting)
+    return counts
+
+
+def slowly(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.005)
+    return sample
+
+
+def grown(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"bin": bytes(1 << 20)}
+
+
+def fail_late(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["cls"] == b"151":
+        raise ValueError("too late")
+    return sample
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_small_batches_come_several_in_a_message_and_in_order(make_shards, messages, reuse, index, said):
+    dataset = ShardDataset(make_shards(5, 80, index=index), shuffle=True)
+    alone = ShardLoader(dataset, 2, num_workers=0)
+    loader = ShardLoader(dataset, 2, num_workers=2, reuse=reuse, persistent_workers=True)
+    for stop in (None, 7, 60, 30, None):
+        dataset.set_epoch(3)
+        expected = list(alone) if index else None
+        dataset.set_epoch(3)
+        batches = [batch["__key__"] for batch in islice(loader, stop)]
+        if expected is not None:
+            assert batches == [batch["__key__"] for batch in expected[:stop]]
+        elif stop is None:
+            assert sorted(chain(*batches)) == [f"{i:06d}" for i in range(400)]
+    assert max(messages) > 1
+    assert not said()
+
+
+@pytest.mark.parametrize("op", [slowly, grown])
+def test_slow_and_large_batches_come_alone(make_shards, messages, op):
+    dataset = ShardDataset(make_shards(1, 40, index=True)).map(op)
+    assert len(list(ShardLoader(dataset, 1, num_workers=2))) == 40
+    assert set(messages) == {1}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_comes_before_an_error_comes(make_shards, messages, workers):
+    dataset, came = ShardDataset(make_shards(1, 200, index=True)).map(fail_late), []
+    with pytest.raises(OpError, match="too late"):
+        came.extend(ShardLoader(dataset, 1, num_workers=workers))
+    gc.collect()
+    assert max(messages) > 1
+    assert len(came) == 151
+
+
+def test_a_replayed_state_passes_over_batches(make_shards, said):
+    urls = make_shards(5, 24)
+    loader, again = load(urls), load(urls)
+    states = [(batch, loader.state_dict()) for batch in loader]
+    again.load_state_dict(states[8][1])
+    assert same(list(again), [batch for batch, _ in states[9:]])
+    assert not said()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_take_no_more_files_nor_memory(urls, persistent):
+    def others() -> int:
+        return len(os.listdir("/proc/self/fd")) - Path("/proc/self/maps").read_text().count("memfd:tarshards")
+
+    loader, most = load(urls, persistent_workers=persistent), None
+    for _ in range(4):
+        list(loader)
+        maps = Path("/proc/self/maps").read_text().count("memfd:tarshards")
+        assert maps <= (2 * (2 + 1) if persistent else 0), "of each worker those made ahead, and the one that is taken"
+        end = time.monotonic() + 10  # the threads of torch's queues close their pipes after the loop has ended
+        while most is not None and others() > most and time.monotonic() < end:
+            time.sleep(0.01)
+        assert most is None or others() <= most
+        most = others() if most is None else most
+
+
+def test_where_memory_is_short_batches_are_pickled(urls, said):
+    assert same(list(load(urls, worker_init_fn=no_memory)), list(load(urls, 0)))
+    assert len(said()) == 1
+    assert "File too large" in said()[0]
+
+
+def named(*pids: int | str) -> list[str]:
+    """The files in /dev/shm, which have a name to be left behind, that processes have in memory."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    assert any("memfd:tarshards" in line for line in lines)
+    return [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")]
+
+
+def test_a_killed_worker_leaves_nothing(urls):
+    batches = iter(load(urls))
+    next(batches)
+    workers = [worker.pid for worker in multiprocessing.active_children()]
+    assert len(workers) == 2
+    assert not named(os.getpid(), *workers)
+    os.kill(workers[-1], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    del batches
+    gc.collect()
+    assert not multiprocessing.active_children()
+    assert "memfd:tarshards" not in Path("/proc/self/maps").read_text()
+
+
+KILLED = """
+import sys, time
+import torch.utils.data._utils.worker as worker
+from tarshards import ShardDataset, ShardLoader
+
+if __name__ == "__main__":
+    worker.MP_STATUS_CHECK_INTERVAL = 0.2
+    loader = ShardLoader(ShardDataset(sys.argv[1]), 4, num_workers=2, multiprocessing_context="fork")
+    for number, batch in enumerate(loader):
+        if number == 2:  # of both workers one has come
+            print("ready", flush=True)
+            time.sleep(60)
+"""
+
+
+def test_a_killed_loader_leaves_nothing(urls, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    with subprocess.Popen([sys.executable, str(tmp_path / "killed.py"), urls], stdout=subprocess.PIPE) as loader:
+        assert loader.stdout is not None
+        loader.stdout.readline()
+        workers = Path(f"/proc/{loader.pid}/task/{loader.pid}/children").read_text().split()
+        assert len(workers) == 2
+        assert not named(loader.pid, *workers)
+        loader.kill()
+        loader.stdout.read()  # to the end, for the workers have it too: all have ended
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate])
+def test_tensors_of_workers_are_pinned(urls, collate_fn):
+    options = {"collate_fn": collate_fn} if collate_fn else {}
+    for batch in load(urls, pin_memory=True, **options):
+        assert batch["photo"].is_pinned()

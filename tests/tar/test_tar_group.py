@@ -1,0 +1,243 @@
+"""Members grouped in a buffer: both twins find the same samples and say the same of what is in none."""
+
+import ctypes
+import gc
+import io
+import sys
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tar_corpus import TWINS, entry, header, load_twin, pack, pax
+from test_tar_scan import buffers
+
+from tarshards import Ledger
+from tarshards.errors import SampleError, TarError
+from tarshards.samples.keys import split_name
+from tarshards.samples.read import group_members, read_shard
+from tarshards.tar import _tar_py
+from tarshards.tar.read import END, MEMBER_LIMIT, Member, read_members
+
+PARTS = ["", "a", "b", "B", ".", "/", "_", "__", "__x__", "é", "\udcff", "x" * 40, "key__", "__key__"]
+NAMES = st.builds("".join, st.lists(st.sampled_from(PARTS), min_size=1, max_size=7))
+TIDY = st.builds("{}{}.{}".format, st.sampled_from(["", "d/", "d.e/", "__x__/", "é/"]), *2 * [st.sampled_from("abcAé")])
+KINDS = [b"0", b"0", b"0", b"0", b"5", b"1", b"7", b"S"]
+
+
+def by_dash(name):
+    return name.split("-") if "-" in name else None
+
+
+def by_odd_types(name):
+    """A rule whose keys do not compare, and which fails at some names."""
+    if name.startswith("b"):
+        raise KeyError(name)
+    return (len(name), name) if "." in name else ("", name)
+
+
+RULES = [(split_name, True), (split_name, False), (by_dash, False), (by_odd_types, False)]
+
+
+@st.composite
+def members(draw):
+    """A piece of an archive: members with tidy or odd names, small, and of several kinds."""
+    pieces = []
+    for name in draw(st.lists(st.one_of(TIDY, TIDY, NAMES), max_size=12)):
+        raw = name.encode("utf-8", "surrogateescape")[:300]
+        data = draw(st.sampled_from([b"", b"1", bytes(512), b"x" * 700]))
+        if draw(st.integers(0, 9)) == 0:
+            pieces.append(pax(b"path=" + raw) + entry(data))
+        else:
+            pieces.append(entry(data, name=raw[:100], kind=draw(st.sampled_from(KINDS))))
+    return b"".join(pieces) + draw(st.sampled_from([b"", END, END, header(size=b"?"), b"\1" * 512]))
+
+
+def calls_of(module, rule, buffers, loose, limit):
+    """All that a grouper gives for *buffers*, and between them for *loose* members."""
+    grouper = module.Grouper("x.tar", *rule)
+    found = []
+    for buffer, names in zip(buffers, loose):
+        result = grouper.read(buffer, 0, 0, limit, 1 << 40)
+        if isinstance(result[5], Exception):
+            found.append((*result[:2], repr(result[5])))
+            break
+        found.append(result)
+        for name in names:
+            try:
+                found.append(grouper.next(iter([(name, b"", 7)])))
+            except (KeyError, TypeError) as error:
+                return [*found, repr(error)]
+    return [*found, grouper.end(), grouper.end()]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    pieces=st.lists(st.one_of(members(), members(), buffers()), min_size=1, max_size=3),
+    loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),
+    rule=st.sampled_from(RULES),
+    limit=st.sampled_from([MEMBER_LIMIT, 600]),
+)
+@example(pieces=[pack([("a.x", b""), ("a.__key__", b"")])], loose=[["a.x"]], rule=RULES[0], limit=MEMBER_LIMIT)
+@example(pieces=[pack([("b.x", b""), ("a.X", b""), ("b.x", b"")])], loose=[["b.y"]], rule=RULES[0], limit=MEMBER_LIMIT)
+@example(pieces=[pack([("_.x", b""), ("_.x__", b""), ("__.x", b"")])], loose=[["__.x"]], rule=RULES[0], limit=600)
+def test_both_twins_group_any_members_alike(pieces, loose, rule, limit):
+    # In buffers that end where their memory ends, a sanitizer sees the first byte read too far.
+    exact = [(ctypes.c_char * len(piece)).from_buffer_copy(piece) for piece in pieces]
+    native = calls_of(load_twin("native"), rule, exact, loose, limit)
+    assert native == calls_of(_tar_py, rule, pieces, loose, limit)
+
+
+@pytest.mark.parametrize("name", TWINS)
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(TIDY, NAMES), max_size=40))
+def test_twins_group_as_one_thinks_of_it(name, names):
+    """Runs of adjacent members of one key, each whole or left out, by a definition that reads all members at once."""
+    runs, skipped = [], 0
+    for offset, member in enumerate(names):
+        if (parts := split_name(member)) is None:
+            skipped += 1
+            continue
+        if not runs or runs[-1][0] != parts[0]:
+            runs.append((parts[0], []))
+        runs[-1][1].append((parts[1], offset))
+    wanted, faults, seen = [], [], set()
+    for key, fields in runs:
+        known = {"__key__", "__url__"}
+        twice = next(((field, at) for field, at in fields if field in known or known.add(field)), None)
+        if key in seen:
+            faults.append((key, None, fields[0][1]))
+        elif twice:
+            faults.append((key, *twice))
+        else:
+            wanted.append({"__key__": key, "__url__": "u"} | dict.fromkeys([field for field, _ in fields], b""))
+        seen.add(key)
+    grouper = load_twin(name).Grouper("u", split_name, True)
+    members = ((name, b"", offset) for offset, name in enumerate(names))
+    results = list(iter(lambda: grouper.next(members), None))
+    events = [event for _, found in results for event in found]
+    assert [sample for samples, _ in results for sample in samples] + grouper.end() == wanted
+    assert [event[2:] for event in events if event[1] is None] == faults
+    assert sum(event[1] == "" for event in events) == skipped
+
+
+@pytest.fixture(params=TWINS)
+def grouper(request):
+    return load_twin(request.param).Grouper
+
+
+def test_events_stand_between_the_samples_they_came_between(grouper):
+    names = [("a.x", b"1"), ("README", b""), ("b.x", b"2"), ("d/", b""), ("a.x", b"3"), ("c.x", b"4"), ("c.X", b"5")]
+    found = grouper("u", split_name, True)
+    archive = pack(names) + header(name=b"e.x", size=b"%011o\0" % 9)
+    samples, events, *reached = found.read(archive, 0, 0, MEMBER_LIMIT, 1000)
+    assert samples == [{"__key__": key, "__url__": "u", "x": data} for key, data in (("a", b"1"), ("b", b"2"))]
+    assert events == [
+        (0, "", "README", None, 1000 + 1024),
+        (1, "directory", "d/", None, 1000 + 2560),
+        (2, None, "a", None, 1000 + 3072),
+        (2, None, "c", "x", 1000 + 5120),
+    ]
+    assert reached[3] is None
+    assert reached[4] == ("e.x", len(archive) - 512, len(archive), len(archive) + 9, "")
+    assert found.end() == []
+
+
+def test_a_rule_that_fails_ends_the_grouping_after_what_came_before(grouper):
+    found = grouper("u", by_odd_types, False)
+    samples, _, *_, problem, last = found.read(pack([("a.", b""), ("aa.", b""), ("b", b""), ("c", b"")]), 0, 0, 9, 0)
+    assert [sample["__key__"] for sample in samples] == [2]
+    assert repr(problem) == "KeyError('b')"
+    assert last is None
+
+
+@pytest.mark.parametrize("arguments", [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
+def test_negative_arguments_are_refused(grouper, arguments):
+    with pytest.raises(ValueError, match="must not be negative"):
+        grouper("u", split_name, True).read(b"", *arguments, 0)
+
+
+def test_native_groupers_keep_nothing():
+    native = load_twin("native")
+    archives = [
+        pack([("a.x", b"1"), ("a.y", b"2"), ("b.x", b"3")]) + END,
+        pack([("b.x", b""), ("a.x", b""), ("b.x", b""), ("a.a", b""), ("a.A", b"")]) + header(size=b"%011o\0" % 9),
+        pack([("README", b""), ("é.É", b""), ("__x__/a", b"")]) + entry(name=b"d/", kind=b"5") + header(kind=b"S"),
+    ]
+
+    def use():
+        for archive in archives:
+            for rule in RULES:
+                grouper = native.Grouper("u", *rule)
+                grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)
+                for name in ("a.x", "\udcff.x", "b"):
+                    with suppress(KeyError, TypeError):
+                        grouper.next(iter([(name, b"", 0)]))
+        # A cycle through the grouper is found.
+        cycle = []
+        cycle.append(native.Grouper("u", cycle.append, False))
+
+    use()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(50):
+        use()
+    gc.collect()
+    assert sys.getallocatedblocks() < before + 50
+
+
+@pytest.mark.usefixtures("twin")
+@settings(max_examples=300, deadline=None)
+@given(archive=st.one_of(members(), buffers()), cut=st.integers(0, 4000), concatenated=st.booleans())
+def test_reading_a_shard_is_grouping_its_members(tmp_path_factory, archive, cut, concatenated):
+    """With one pass or two, samples, counts and errors are the same; also where the shard is cut."""
+    path = tmp_path_factory.mktemp("shard") / "a.tar"
+    path.write_bytes(archive[: len(archive) - cut] if cut < 1000 else archive)
+
+    def in_two_passes(ledger):
+        with path.open("rb") as stream:
+            found = read_members(stream, url=str(path), concatenated=concatenated, ledger=ledger)
+            yield from group_members(iter(found), url=str(path), ledger=ledger, on_error=ledger)
+
+    results = []
+    for read in (in_two_passes, lambda ledger: read_shard(str(path), ledger=ledger, concatenated=concatenated)):
+        ledger, samples, error = Ledger(max_errors=float("inf")), [], None
+        try:
+            samples.extend(read(ledger))
+        except TarError as caught:
+            error = caught
+        faults = [entry[:4] for entry in ledger.quarantined] + (
+            [(error.url, None, None, error.offset)] if error else []
+        )
+        results.append((samples, faults, Counter(ledger.skipped), ledger.samples, ledger.members, ledger.joined))
+    assert results[0] == results[1]
+
+
+@pytest.mark.usefixtures("twin")
+def test_who_leaves_early_is_counted_what_was_delivered(tmp_path):
+    names = ["a.x", "a.y", "README", "b.x", ".hidden", "c.x", "c.x", "d.x"]
+    (tmp_path / "a.tar").write_bytes(pack([(name, b"") for name in names]) + END)
+    ledger = Ledger(max_errors=1)
+    samples = read_shard(str(tmp_path / "a.tar"), ledger=ledger)
+    assert next(samples)["__key__"] == "a"
+    samples.close()
+    assert (ledger.samples, ledger.members, ledger.skipped) == (1, 2, {"no extension": 1})
+    assert ledger.unaudited
+    assert ledger.quarantined == []
+
+
+@pytest.mark.usefixtures("twin")
+def test_a_sample_that_is_changed_is_counted_as_it_was(tmp_path):
+    (tmp_path / "a.tar").write_bytes(pack([(f"{key}.x", b"") for key in "abc"]) + END)
+    ledger = Ledger()
+    for sample in read_shard(str(tmp_path / "a.tar"), ledger=ledger):
+        sample.clear()
+    assert (ledger.samples, ledger.members) == (3, 3)
+
+
+def test_members_of_any_iterable_are_grouped():
+    assert [sample["x"] for sample in group_members(Member(name, name, 0) for name in ("a.x", "b.x"))] == ["a.x", "b.x"]
+    with pytest.raises(SampleError, match="duplicate field"):
+        list(group_members(Member(name, b"", 0) for name in ("a.x", "a.x")))
+    assert list(group_members(read_members(io.BytesIO(END)))) == []

@@ -1,0 +1,48 @@
+"""Large members are read into memory that the process has, not into pages that are zeroed for each."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tar_corpus import pack
+
+from tarshards.tar.read import END
+
+SIZE, COUNT = 1_000_000, 30
+READ = """
+import sys
+from resource import RUSAGE_SELF, getrusage
+from tarshards import read_samples
+for epoch in range(2):
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    sizes = [len(sample["bin"]) for sample in read_samples(sys.argv[1])]
+print(getrusage(RUSAGE_SELF).ru_minflt - before, len(sizes))
+"""
+
+
+def faults(path, **environment):
+    """The pages that the second epoch in a process of its own has zeroed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRE"))}
+    command = [sys.executable, "-c", READ, str(path)]
+    done = subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=True)
+    pages, samples = map(int, done.stdout.split())
+    assert samples == COUNT
+    return pages
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    if "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"):
+        pytest.skip("another malloc")
+    path = tmp_path_factory.mktemp("large") / "a.tar"
+    path.write_bytes(pack([(f"{i:03d}.bin", bytes(SIZE + 1000 * i)) for i in range(COUNT)]) + END)
+    return path
+
+
+def test_pages_are_not_zeroed_for_each_large_member(path):
+    assert faults(path) < 20 * COUNT  # a member has 244 pages
+
+
+def test_a_threshold_of_the_environment_takes_precedence(path):
+    assert faults(path, MALLOC_MMAP_THRESHOLD_=str(128 << 10)) > 100 * COUNT

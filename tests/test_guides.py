@@ -1,0 +1,241 @@
+"""What the guides show does run: the blocks of a page, in their order, in an empty folder, as a reader would."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import range_server
+from programs import warnings_of
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block of code of a guide."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (GUIDES / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def steps(page: str) -> list[tuple[str, str]]:
+    """Return the steps of a guide: files to save, programs of Python and lines of bash, each with its text.
+
+    A block of Python that begins with a comment of a file's name is that file. The others that no bash divides are one
+    program.
+    """
+    found: list[tuple[str, str]] = []
+    for language, text in blocks(page):
+        if named := re.match(r"# (\w+\.py)\n", text):
+            found.append((named[1], text))
+        elif language == "python" and found and found[-1][0] == "python":
+            found[-1] = ("python", found[-1][1] + text)
+        elif language in ("python", "bash"):
+            found.append((language, text))
+    return found
+
+
+@pytest.fixture
+def run(tmp_path, path_with_tools) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a command in the folder, where our tools and this Python's programs are found."""
+    path = f"{path_with_tools.split(':')[0]}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    ours |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+    def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        everything = ours | environment
+        return subprocess.run(command, cwd=tmp_path, env=everything, capture_output=True, text=True, timeout=300)
+
+    run.environment = ours
+    return run
+
+
+@pytest.fixture
+def follow(run, tmp_path) -> Callable[..., str]:
+    """Return a function that follows a guide, and returns what its steps print."""
+
+    def follow(page: str, **environment: str) -> str:
+        printed = ""
+        for kind, text in steps(page):
+            if kind == "bash":
+                done = run("bash", "-euo", "pipefail", "-c", text, **environment)
+            else:
+                (tmp_path / (kind if kind != "python" else "step.py")).write_text(text)
+                if kind != "python":
+                    continue
+                done = run("python", "step.py", **environment)
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+            printed += done.stdout
+            assert "Traceback" not in done.stderr
+            unexpected = [line for line in warnings_of(done.stderr).splitlines() if "Warning" in line]
+            assert not [line for line in unexpected if "This DataLoader will create" not in line], done.stderr
+        return printed
+
+    return follow
+
+
+def test_every_guide_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for path in GUIDES.glob("*.md"):
+        assert f"(docs/guides/{path.name})" in readme
+
+
+def test_links_between_pages_lead_somewhere():
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *GUIDES.glob("*.md"), *ROOT.glob("docs/tools/*.md")]:
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", path.read_text()):
+            target = path.parent / link if link else path
+            assert target.exists(), f"{path}: {link}"
+            if anchor and target.suffix == ".md":
+                heads = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+                anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+                assert anchor[1:] in anchors, f"{path}: {link}{anchor}"
+
+
+def test_images(follow, run, tmp_path):
+    import torch
+
+    printed = follow("images.md")
+    accuracies = [float(percent) for percent in re.findall(r"accuracy ([\d.]+)%", printed)]
+    assert len(accuracies) == 4
+    assert accuracies[-1] > 90
+    (samples,) = re.findall(r"^samples +(\d+)", printed, re.MULTILINE)
+    assert f"planned {2 * int(samples):10} samples" in printed
+    assert f"planned {2 * -(-int(samples) // 2):10} samples" in printed, "each of two ranks had its half of two epochs"
+
+    checkpoint = tmp_path / "photos.pt"
+    checkpoint.unlink()
+    with subprocess.Popen(["python", "train.py", "100"], cwd=tmp_path, env=run.environment) as killed:
+        while not checkpoint.exists() and killed.poll() is None:
+            time.sleep(0.01)
+        killed.kill()
+    state = torch.load(checkpoint, weights_only=True)["loader"]
+    done = run("python", "train.py", str(state["epoch"] + 1))
+    assert f"delivered {int(samples) - state['position']:8} samples" in done.stdout, done.stderr
+    assert 0 < state["position"] < int(samples)
+
+
+def test_images_that_do_not_decode_are_replaced(run, tmp_path):
+    for name, text in steps("images.md"):
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(text)
+    assert run("python", "draw.py").returncode == 0
+    for number in range(9):
+        (tmp_path / f"photos/disc/{number:04d}.jpg").write_bytes(b"no image")
+    (pack,) = [text for kind, text in steps("images.md") if kind == "bash" and "tarsplit" in text]
+    assert run("bash", "-eu", "-c", pack.replace("python draw.py\n", "")).returncode == 0
+    done = run("python", "train.py", "1")
+    (planned,) = map(int, re.findall(r"^planned +(\d+)", done.stdout, re.MULTILINE))
+    assert f"delivered {planned:8} samples" in done.stdout, done.stdout + done.stderr
+    failed, repeated = (int(re.search(word, done.stdout)[1]) for word in (r"failed +(\d+)", r"(\d+) repeated"))
+    assert 0 < failed <= 9
+    assert repeated == failed
+    done = run("torchrun", "--standalone", "--nproc-per-node", "2", "train.py", "2")
+    assert done.returncode == 0, done.stderr  # after the check over both ranks
+
+
+@pytest.mark.interop
+def test_lightning(follow, run, tmp_path):
+    pytest.importorskip("pytorch_lightning", reason="needs pytorch_lightning")
+    printed = follow("lightning.md", PYTHONWARNINGS="ignore")
+    assert re.findall(r"^(\d+) steps, accuracy", printed, re.MULTILINE) == ["16", "24"]
+    assert float(printed.rpartition("accuracy ")[2].rstrip("%\n")) > 80
+
+    last = tmp_path / "saved/last.ckpt"
+    for path in last.parent.iterdir():
+        path.unlink()
+    with subprocess.Popen(["python", "train.py", "100", "1"], cwd=tmp_path, env=run.environment) as killed:
+        while not last.exists() and killed.poll() is None:
+            time.sleep(0.01)
+        killed.kill()
+    done = run("python", "train.py", "3", "1", PYTHONWARNINGS="ignore")
+    assert re.search(r"^48 steps, ", done.stdout, re.MULTILINE), done.stderr
+
+
+@pytest.mark.interop
+def test_accelerate(follow):
+    pytest.importorskip("accelerate", reason="needs accelerate")
+    printed = follow("accelerate.md", PYTHONWARNINGS="ignore", ACCELERATE_USE_CPU="true")
+    assert re.findall(r"^epoch (\d)", printed, re.MULTILINE) == ["0", "1", "2", "3"]
+    assert float(printed.rpartition("accuracy ")[2].rstrip("%\n")) > 90
+
+
+@pytest.mark.interop
+def test_the_trainer_of_transformers(run, tmp_path):
+    pytest.importorskip("transformers", reason="needs transformers")
+    for name, text in steps("accelerate.md"):
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(text)
+    assert run("python", "data.py").returncode == 0
+    settings = {"PYTHONWARNINGS": "ignore", "ACCELERATE_USE_CPU": "true"}
+    done = run("python", "hf_train.py", "2", **settings)
+    assert "64 steps, loss" in done.stdout, done.stderr
+    state = json.loads((tmp_path / "runs/checkpoint-60/loader.json").read_text())
+    assert (state["epoch"], state["position"]) == (1, 28 * 32)
+    done = run("python", "hf_train.py", "3", **settings)  # from step 64, which train() saves at its end, or 60
+    assert "96 steps, loss" in done.stdout, done.stderr
+    assert float(done.stdout.split()[-1]) < 0.4
+
+
+def follow_remotes(follow, **environment: str) -> None:
+    printed = follow("remotes.md", **environment)
+    assert re.findall(r"^epoch \d: (\d+) samples", printed, re.MULTILINE) == ["2000", "2000"]
+    first, second = re.findall(r"([\d.]+) MB received", printed)
+    assert float(first) >= 4
+    assert float(second) == 0
+    assert '000000\tcls:1=0\ttxt:5="row 0"' in printed
+
+
+def test_remotes_by_http(follow, tmp_path):
+    (tmp_path / "site").mkdir()
+    with range_server.serving(tmp_path / "site") as site:
+        follow_remotes(follow, BUCKET=site.url)
+    assert len([*(tmp_path / "site").glob("*.tar.index")]) == 6
+
+
+@pytest.mark.interop
+def test_remotes_in_s3(follow, s3_server):
+    s3_server.reset()
+    login = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "s3cret", "AWS_DEFAULT_REGION": "us-east-1"}
+    follow_remotes(follow, BUCKET="s3://bucket/folder", AWS_ENDPOINT_URL_S3=s3_server.url, **login)
+    assert "folder/texts.shards.json" in s3_server.objects()
+
+
+def test_audio_text_and_ragged_batches(follow):
+    printed = follow("audio-text-ragged.md")
+    (percent,) = re.findall(r"^(\d+)% of the batches is padding", printed, re.MULTILINE)
+    assert int(percent) < 15  # in batches of the plan it is almost a half
+
+
+@pytest.mark.interop
+def test_sound_is_decoded_by_soundfile():
+    soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
+    space: dict[str, Any] = {}
+    (text,) = [text for name, text in steps("audio-text-ragged.md") if name == "sound.py"]
+    exec(text, space)
+    stream = io.BytesIO()
+    soundfile.write(stream, [[0.5, -0.5]] * 100, 8000, format="FLAC")
+    samples, rate = space["read_sound"](stream.getvalue())
+    assert (samples.shape, str(samples.dtype), rate) == ((100, 2), "float32", 8000)
+
+
+def test_faulty_shards(follow):
+    printed = follow("faulty-shards.md")
+    shown = [text for language, text in blocks("faulty-shards.md") if language == "" and "pip" not in text]
+    for text in shown:
+        assert text.removesuffix("...\n") in printed
+
+
+def test_writing_shards(follow):
+    printed = follow("writing-shards.md")
+    assert "2000 samples in train-0000.tar train-0001.tar train-0002.tar train-0003.tar\n" in printed
+    assert "5 shards\n" in printed
