@@ -135,6 +135,11 @@ class Program(click.Command):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again to write the rest
             say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")
             sys.exit(1)
+        except Exception as error:
+            # A signal that comes while a lock of Python's is taken back is followed by "release unlocked lock".
+            if (code := _code_of_signal(error)) is None:
+                raise
+            sys.exit(code)
         finally:
             gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
 
@@ -177,6 +182,16 @@ def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
 
 def _terminate(*_: object) -> None:
     sys.exit(143)
+
+
+def _code_of_signal(error: BaseException | None) -> Any:
+    """Return the exit code for the signal during which *error* was raised, or None."""
+    while error is not None and (error := error.__context__) is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        if isinstance(error, SystemExit):
+            return error.code
+    return None
 
 
 def _occupy_standard_streams() -> None:

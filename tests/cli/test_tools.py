@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards import read_samples, write_samples
-from tarshards.cli._common import Size, Slice
+from tarshards.cli._common import Size, Slice, tool
 
 SAMPLES = [{"__key__": f"s{i}", "cls": i, "txt": f"text {i}\n"} for i in range(8)]
 
@@ -54,6 +55,33 @@ def shell(tmp_path, path_with_tools):
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, **options)
 
     return run
+
+
+@pytest.mark.parametrize("stop, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_a_signal_while_a_lock_is_taken_back(stop, code, capsys):
+    @tool()
+    def command():
+        lock = threading.Lock()
+        try:
+            try:
+                raise stop
+            finally:
+                lock.release()
+        finally:
+            {}["cleaning up"]
+
+    with pytest.raises(SystemExit) as exited:
+        command.main([])
+    assert (exited.value.code, capsys.readouterr().err) == (code, "")
+
+
+def test_other_errors_are_raised():
+    @tool()
+    def command():
+        raise RuntimeError("release unlocked lock")
+
+    with pytest.raises(RuntimeError):
+        command.main([])
 
 
 def damaged(kind: str, path: Path) -> None:
