@@ -57,7 +57,7 @@ def shell(tmp_path, path_with_tools):
     return run
 
 
-@pytest.mark.parametrize("stop, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_a_signal_while_a_lock_is_taken_back(stop, code, capsys):
     @tool()
     def command():

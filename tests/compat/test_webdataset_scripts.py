@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from soak import SOAK
 
 from tarshards import ShardWriter
 
@@ -89,8 +90,7 @@ ALL = {f"{number:06d}" for number in range(SHARDS * EACH)}
     ("script", "lenient", "index", "ranks", "workers"),
     [
         ("clip", False, False, 2, 2),
-        ("clip", False, True, 2, 2),
-        ("clip", False, True, 1, 2),
+        *[("clip", False, True, 2, 2), ("clip", False, True, 1, 2)] * (SOAK > 1),
         ("clip", True, False, 2, 2),
         ("timm", False, False, 2, 2),
         ("timm", False, True, 2, 0),

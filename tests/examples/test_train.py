@@ -94,7 +94,8 @@ def killed(request, digits, tmp_path_factory) -> Chain:
     test = arguments.index("--test")
     del arguments[test : test + 2]  # only the training is recorded
     runs = []
-    for run, (ranks, end) in enumerate([(2, "rank"), (3, "preempted"), (2, "torchrun"), (1, None)]):
+    ends = [(2, "rank"), (3, "preempted"), *[(2, "torchrun")] * (SOAK > 1), (1, None)]
+    for run, (ranks, end) in enumerate(ends):
         record = {"folder": str(folder), "run": run, "end": end}
         record |= {"rank": rng.randrange(ranks), "batch": rng.randrange(EVERY + 1, 20)} if end else {}
         done = torchrun(ranks, digits, PROGRAM, *arguments, RECORD=json.dumps(record))

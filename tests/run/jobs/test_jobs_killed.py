@@ -19,7 +19,7 @@ from tarshards import read_samples
 from tarshards.run.jobs.job_plan import make_plan
 
 COUNT = 4
-MOMENTS = min(30, 2 * SOAK)
+MOMENTS = min(30, SOAK)
 SLOW = "for i in 1 2 3 4; do cat in-{}.tar; sleep 0.05; done"
 LINES = {
     "tarproc": [

@@ -24,7 +24,7 @@ COMMAND = ["tarproc", "-q", "-c", "tr a-z A-Z <sample.txt >sample.up", "in-{}.ta
 
 @pytest.fixture
 def plan(folder):
-    plan = make_plan(COMMAND, ["{00..49}"])
+    plan = make_plan(COMMAND, ["{00..25}"])
     Path("plan.json").write_text(plan.dumps())
     return plan
 
@@ -43,9 +43,9 @@ def pod(index: int, path: str) -> subprocess.Popen:
 
 
 def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_tools):
-    shards(50)
+    shards(26)
     rng = random.Random(7)
-    todo = [(index, True) for index in range(50) for _ in range(1 + (index % 7 == 0))]  # some run twice at once
+    todo = [(index, True) for index in range(26) for _ in range(1 + (index % 7 == 0))]  # some run twice at once
     running: dict[subprocess.Popen, tuple[int, float]] = {}
     kills = 0
     deadline = time.monotonic() + 600
@@ -66,9 +66,9 @@ def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_t
             elif time.monotonic() > end:
                 os.killpg(process.pid, signal.SIGKILL)
         time.sleep(0.01)
-    assert kills >= 8
+    assert kills >= 3
     made = {path.name: path.read_bytes() for path in Path().glob("out-*.tar")}
-    assert len(made) == len(list(Path().glob("*.done"))) == 50
+    assert len(made) == len(list(Path().glob("*.done"))) == 26
     for item in plan.items:
         assert made[f"out-{item.values[0]}.tar"] == upper(f"in-{item.values[0]}.tar")
 
@@ -111,8 +111,8 @@ def test_slurm_names_the_task_too(tarjob, plan, shards):
 
 def test_no_task(tarjob, plan):
     assert "no task given" in tarjob("worker", "plan.json")[2]
-    assert "no task 50: the plan has 50 tasks" in worker(tarjob, 50)[2]
-    assert worker(tarjob, 50)[0] == 1
+    assert "no task 26: the plan has 26 tasks" in worker(tarjob, 26)[2]
+    assert worker(tarjob, 26)[0] == 1
     assert "No such file" in tarjob("worker", "nothing.json", JOB_COMPLETION_INDEX="0")[2]
 
 
