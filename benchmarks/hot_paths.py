@@ -22,7 +22,7 @@ from tarshards.index.places import MappedPlaces
 from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.readers import images
-from tarshards.samples.fields import parse_selection
+from tarshards.samples.fields import parse_terms
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import read_shard
 from tarshards.storage.opening import open_shard
@@ -49,7 +49,7 @@ def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
     """Return the offsets of the bytes of each part of the epoch."""
-    places = MappedPlaces.of(source.shards, parse_selection(fields))
+    places = MappedPlaces.of(source.shards, parse_terms(fields))
     return [places.find(*part).payloads for part in parts(source, size)]
 
 

@@ -227,11 +227,11 @@ def test_deadlines_without_pidfd(monkeypatch):
     assert group.end() == -signal.SIGTERM
 
 
-class Unmade(Exception):
+class Unmade:
     """Pickles, and cannot be made again."""
 
-    def __init__(self, what: str, number: int):
-        super().__init__(f"{number} {what}")
+    def __reduce__(self):
+        return int, ("apples",)
 
 
 def fail(how: str) -> None:
@@ -244,7 +244,9 @@ def fail(how: str) -> None:
         except KeyError as cause:
             raise error from cause
     if how == "unmade":
-        raise Unmade("apples", 7)
+        error = RuntimeError("7 apples")
+        error.held = Unmade()  # type: ignore[attr-defined]
+        raise error
     error = ValueError("with a lock")
     error.lock = Lock()  # type: ignore[attr-defined]
     raise error
@@ -260,7 +262,7 @@ def test_errors_arrive_with_all_that_they_hold():
         assert (error.errno, error.cost, error.__notes__) == (errno.ENOSPC, "all of it", ["as it should be"])
         assert isinstance(error.__cause__, RemoteTraceback)
         assert "KeyError: 'behind it'" in str(error.__cause__)
-        for how, text in (("unmade", "Unmade: 7 apples"), ("lock", "ValueError: with a lock")):
+        for how, text in (("unmade", "RuntimeError: 7 apples"), ("lock", "ValueError: with a lock")):
             error = pool.submit(fail, how).exception()
             assert type(error) is OpError
             assert str(error) == text

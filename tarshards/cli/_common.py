@@ -316,11 +316,11 @@ class Input:
         cache_dir: str | None,
         cache_bytes: int | None,
     ):
-        from tarshards.samples.fields import parse_selection
+        from tarshards.samples.fields import parse_terms
         from tarshards.samples.ledger import Ledger
 
         with usage_errors("-f"):
-            self.terms = None if fields is None else parse_selection(fields)
+            self.terms = None if fields is None else parse_terms(fields)
         self.specs = all_specs(shards, lists) or ["-"]
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         self.may_be_empty = allow_empty

@@ -28,6 +28,7 @@ from tarshards.cli._common import (
 )
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
+from tarshards.samples.lines import escape
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
 from tarshards.storage.opening import open_url
@@ -35,7 +36,6 @@ from tarshards.stream.ops import progress
 from tarshards.tar.read import pack_members
 from tarshards.verbs.create import read_member_lines, read_plan
 from tarshards.verbs.jsonl import read_json_lines
-from tarshards.verbs.table import escape
 from tarshards.write.shards import write_samples
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,

@@ -26,9 +26,9 @@ from tarshards.cli._common import (
 )
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
+from tarshards.samples.lines import escape, read_keys
 from tarshards.storage.opening import open_shard
-from tarshards.verbs.grep import KeyFilter, Pattern, matching, read_keys
-from tarshards.verbs.table import escape
+from tarshards.verbs.grep import KeyFilter, Pattern, matching
 from tarshards.write.shards import write_samples
 
 

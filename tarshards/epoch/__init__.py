@@ -4,6 +4,7 @@
 - ``plan``: ``EpochPlan``, the sequence of an epoch; ``permutations``: what it draws; ``splitmix``: the hash
   of one integer behind every shuffle
 - ``proportions``: several datasets in one sequence; ``schedules``: in proportions that change with the position
+- ``selection``: some of the samples, by key or condition, and the plan over them
 - ``resampling``: epochs of samples or shards that are drawn with replacement
 - ``loop``: ``EpochLoop``, which takes a worker through its share of a plan, counts what was read and audits it
 - ``substitutes``: other samples of an epoch, in place of those that were left out of a batch

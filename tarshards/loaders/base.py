@@ -17,6 +17,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
+from tarshards.samples.read import closed_at_exit
 from tarshards.storage import traffic
 from tarshards.stream.sources import VERSION, check_order, check_state
 
@@ -278,6 +279,9 @@ class ResumableLoader:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
+        return closed_at_exit(self._iterate())
+
+    def _iterate(self) -> Generator[Any, None, None]:
         batches = self._epoch() if self.passes.steps is None else self._steps()
         self.end_of_dataloader = False
         self.monitor = monitor = Monitor()

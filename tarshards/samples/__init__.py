@@ -7,6 +7,6 @@ Read in this order:
 - ``fields``: selections of fields; ``conditions``: expressions over samples, and templates
 - ``codecs``: fields to Python values and back
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit
-- ``lines``, ``tree``: samples from lines of text and from directories
+- ``lines``, ``tree``: lines of text and directories, from which samples are made
 - ``resync``: reading past damage
 """

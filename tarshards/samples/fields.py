@@ -152,10 +152,10 @@ def place(sample: Any) -> dict[str, Any]:
     return {"url": sample.get("__url__"), "key": sample.get("__key__")}
 
 
-def parse_selection(spec: str) -> list[Term]:
+def parse_terms(spec: str) -> list[Term]:
     """Parse ``new:old1;old2 keep *``; raise ValueError for a malformed word.
 
-    >>> parse_selection("image:jpg;png *")
+    >>> parse_terms("image:jpg;png *")
     [Term(name='image', alternatives=['jpg', 'png']), Term(name=None, alternatives=['*'])]
     """
     terms = []
@@ -170,7 +170,7 @@ def parse_selection(spec: str) -> list[Term]:
     return terms
 
 
-def select(sample: Sample, terms: list[Term]) -> Sample:
+def apply_terms(sample: Sample, terms: list[Term]) -> Sample:
     """Return a new sample with the fields that *terms* select and all reserved names, such as ``__key__``."""
     picked = [(term.name, pick_field(sample, term.alternatives)) for term in terms if term.alternatives != ["*"]]
     taken = {field for _, field in picked}

@@ -1,7 +1,8 @@
-"""Read lines of text with their locations, and check the samples made from them."""
+"""Lines of text: with their locations, escaped so that every byte is kept, as keys, and as samples to check."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -10,6 +11,9 @@ from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+
+_ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
+_PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
@@ -34,6 +38,42 @@ def located(place: str) -> Iterator[None]:
         raise type(error)(str(error), url=place) from error
     except ValueError as error:
         raise SampleError(str(error), url=place) from error
+
+
+def escape(data: bytes) -> str:
+    r"""Write *data* as the text of a cell.
+
+    >>> print(escape(b"a\tb\\\xff\0\n"))
+    a\tb\\\xff\x00\n
+    """
+    escaped = re.sub(rb"[\x00-\x1f\x7f\\]", lambda match: _ESCAPES.get(match[0]) or rb"\x%02x" % ord(match[0]), data)
+    return escaped.decode(errors="backslashreplace")
+
+
+def unescape(text: str) -> bytes:
+    r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for an unknown escape.
+
+    >>> unescape(r"a\tb\\\xff")
+    b'a\tb\\\xff'
+    """
+
+    def plain(match: re.Match[bytes]) -> bytes:
+        if match[0] in _PLAIN:
+            return _PLAIN[match[0]]
+        if match[1] is None:
+            raise ValueError(f"{match[0].decode(errors='replace')} in {text!r} is not an escape")
+        return bytes.fromhex(match[1].decode())
+
+    return re.sub(rb"\\(?:x([0-9a-f]{2})|.|$)", plain, text.encode(), flags=re.DOTALL)
+
+
+def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
+    """Yield the keys in the text *url*, one per line, escaped as in a table; blank lines are ignored."""
+    for place, line in numbered_lines(url, allow_pipe=allow_pipe):
+        if line.strip():
+            with located(place):
+                key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")
+            yield key
 
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from io import FileIO
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from weakref import WeakSet
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, UrlError, flag, shortened
 from tarshards.samples.codecs import encode_field
@@ -32,6 +35,8 @@ from tarshards.tar.read import ArchiveEnd, Grouper, Member, Reached, read_archiv
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import Event
+
+T = TypeVar("T")
 
 #: What reading does at damage: end the shard, or continue at the next sound header.
 OnDamage: TypeAlias = Literal["end", "resync"]
@@ -66,11 +71,27 @@ def read_samples(
         end=end,
         concatenated=concatenated,
     )
-    return _read_all(urls, read, remote)
+    return closed_at_exit(_read_all(urls, read, remote))
 
 
-def _read_all(urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None) -> Iterator[Sample]:
+def _read_all(urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None) -> Generator[Sample, None, None]:
     yield from read_in_turn(expand_shards(urls, remote), read, remote)
+
+
+def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Return *samples*; if they are left open until the program exits, they are closed while modules still work."""
+    _unfinished.add(samples)
+    return samples
+
+
+_unfinished: WeakSet[Generator[Any, None, None]] = WeakSet()
+
+
+@atexit.register
+def _close_unfinished() -> None:
+    for samples in list(_unfinished):
+        with suppress(ValueError):  # another thread is running it
+            samples.close()
 
 
 def read_in_turn(

@@ -164,7 +164,7 @@ class MixedSource(PlannedSource):
         self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
         self.shards = self.mixed = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
-        self.sizes = [int(source.shards.counts.sum()) for source in self.sources]
+        self.sizes = [int(source.counts.sum()) for source in self.sources]
         self.choices = proportions.choices(self.sizes, until)
         self.ledger = Ledger.of(on_error)
         orders = [
@@ -175,6 +175,9 @@ class MixedSource(PlannedSource):
         self.digest = digest_of(orders, proportions.settings, seed, until)
         self.datasets = dict(datasets)
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+
+    def selected(self, choose: Any) -> PlannedSource:
+        raise TypeError("select from the datasets, and mix what is selected")
 
     @property
     def order(self) -> list[Any]:

@@ -31,12 +31,12 @@ from tarshards.errors import (
 from tarshards.samples.codecs.decoding import Decoding, Handler, decoding_of
 from tarshards.samples.conditions import Template, shard_of
 from tarshards.samples.fields import (
+    apply_terms,
     check_mapping,
     check_name,
-    parse_selection,
+    parse_terms,
     pick_field,
     place,
-    select,
     split_fields,
 )
 from tarshards.samples.keys import Sample, is_reserved
@@ -199,7 +199,7 @@ def select_fields(samples: Iterable[Sample], spec: str, *, on_error: ErrorPolicy
     >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
     [{'__key__': 'a', 'image': 1, 'txt': 3}]
     """
-    return _each(samples, partial(select, terms=parse_selection(spec)), error_handler(on_error))
+    return _each(samples, partial(apply_terms, terms=parse_terms(spec)), error_handler(on_error))
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))

@@ -26,6 +26,7 @@ from tarshards.tar import read
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
     from tarshards.epoch.plan import PlannedEpoch
+    from tarshards.epoch.selection import Choice, Selection
     from tarshards.index.access import SampleReader
     from tarshards.stream.op import BoundOp
 
@@ -146,14 +147,23 @@ class PlannedSource:
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
     def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
-        from tarshards.epoch.plan import POOL, block_size
+        from tarshards.epoch.plan import POOL
 
         self.shards, self.options, self.seed = shards, options, options.seed
         self.pool = POOL if options.pool is None else options.pool
-        self.block = options.block or block_size(shards.counts, shards.sizes)
         self.ledger = Ledger.of(on_error)
-        self.digest = _digest(shards.urls, shards.counts.astype("<i8").tobytes())
-        self.ledger.know(self.digest, shards.names, shards.counts)
+        self._select(None)
+
+    def _select(self, selection: Selection | None) -> None:
+        from tarshards.epoch.plan import block_size
+
+        shards, self.selection = self.shards, selection
+        self.counts, sizes, chosen = shards.counts, shards.sizes, b""
+        if selection is not None:
+            self.counts, sizes, chosen = selection.counts, sizes * selection.fractions, selection.digest
+        self.block = self.options.block or block_size(self.counts, sizes)
+        self.digest = _digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
+        self.ledger.know(self.digest, shards.names, self.counts)
 
     @property
     def order(self) -> list[Any]:
@@ -162,15 +172,24 @@ class PlannedSource:
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
         """Return the plan of *epoch*, or what *state* says is left of it; raise SampleError if there are no samples."""
+        if not self.counts.any():
+            raise no_samples(self.shards.urls) if self.selection is None else nothing_selected()
+        plan = self._plan(epoch, ranks, state)
+        if self.selection is None:
+            return plan
+        from tarshards.epoch.selection import SelectedPlan
+
+        return SelectedPlan(plan, self.selection)
+
+    def _plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None) -> PlannedEpoch:
+        """Return the plan over the counts."""
         from tarshards.epoch.plan import EpochPlan
 
-        if not self.shards.counts.any():
-            raise no_samples(self.shards.urls)
         tail = self.options.tail_for(ranks)
         if state is not None:
-            return EpochPlan.restore(self.shards.counts, state, ranks=ranks, tail=tail)
+            return EpochPlan.restore(self.counts, state, ranks=ranks, tail=tail)
         return EpochPlan(
-            self.shards.counts,
+            self.counts,
             seed=self.seed,
             epoch=epoch,
             ranks=ranks,
@@ -189,11 +208,23 @@ class PlannedSource:
         source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields))
         return source
 
+    def selected(self, choose: Choice) -> PlannedSource:
+        """Return this source with those of its samples alone that *choose* says of their numbers over all shards."""
+        import numpy as np
+
+        from tarshards.epoch.selection import Selection
+
+        total = int(self.shards.counts.sum())
+        numbers = np.arange(total) if self.selection is None else self.selection.numbers
+        source = copy.copy(self)
+        source._select(Selection(self.shards.counts, numbers[choose(self.shards, numbers)]))
+        return source
+
     def with_ledger(self, ledger: Ledger) -> PlannedSource:
         """Return this source with another ledger."""
         source = copy.copy(self)
         source.ledger = ledger
-        ledger.know(self.digest, self.shards.names, self.shards.counts)
+        ledger.know(self.digest, self.shards.names, self.counts)
         return source
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
@@ -256,13 +287,11 @@ class ResampledSource(PlannedSource):
         weights = None if self.weights is None else self.weights.tolist()
         return [self.seed, weights, self.options.tail]
 
-    def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
+    def _plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None) -> PlannedEpoch:
         from tarshards.epoch.resampling import ResampledPlan
 
-        if not self.shards.counts.any():
-            raise no_samples(self.shards.urls)
         tail = self.options.tail_for(ranks)
-        counts, weights = self.shards.counts, self.weights
+        counts, weights = self.counts, self.weights
         plan = ResampledPlan(counts, weights, seed=self.seed, epoch=epoch, begin=0, ranks=ranks, tail=tail)
         return plan if state is None else plan.restored(state)
 
@@ -367,6 +396,11 @@ def no_samples(urls: Sequence[str]) -> SampleError:
     )
 
 
+def nothing_selected() -> SampleError:
+    """Return the error for a selection without samples."""
+    return SampleError("no sample is selected")
+
+
 def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
     """Raise StateError unless *state* is of our version and of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
@@ -374,7 +408,7 @@ def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
     if (version := state["version"]) != VERSION:
         raise StateError(f"a state of version {version!r}; only version {VERSION} can be loaded")
     if state.get("digest") != source.digest:
-        differ = "the state is of another dataset: its shards have other names or other numbers of samples"
+        differ = "the state is of another dataset: its shards have other names or counts, or others were selected"
         if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):
             differ += ", or were read through their indexes (index=True)"
         elif isinstance(source, PlannedSource) and state.get("digest") == _digest(source.shards.urls):

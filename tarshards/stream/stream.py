@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -16,7 +16,7 @@ from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.samples.read import OnDamage
+from tarshards.samples.read import OnDamage, closed_at_exit
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.stream import ops
@@ -35,6 +35,8 @@ from tarshards.stream.sources import (
 from tarshards.tar.read import ArchiveEnd
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from tarshards.epoch.loop import Part
 
 
@@ -279,7 +281,7 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         self._progress = None
         # Workers begin at once, so that what they say of their states is of one pass.
-        return self._run(None if self.world.seed is None else self._begin())
+        return closed_at_exit(self._run(None if self.world.seed is None else self._begin()))
 
     def _begin(self) -> Progress:
         """Begin the next epoch, or what a loaded state says is left of its own."""
@@ -306,7 +308,7 @@ class Stream:
         """Whether nothing says which part to deliver, so that a loader finds its rank."""
         return self._world is None
 
-    def _run(self, progress: Progress | None) -> Iterator[Any]:
+    def _run(self, progress: Progress | None) -> Generator[Any, None, None]:
         progress = progress or self._begin()
         try:
             samples = self._iterate(len(self.ops), progress)
@@ -394,6 +396,35 @@ class Stream:
         if self.ops:
             raise TypeError("join comes before the ops")
         return self._over(self.source.joined(urls, fields))
+
+    def select(
+        self,
+        where: str | Callable[[Any], Any] | None = None,
+        *,
+        keys: str | os.PathLike[str] | Iterable[str] | None = None,
+        drop: str | os.PathLike[str] | Iterable[str] | None = None,
+        fields: str | Iterable[str] | None = None,
+        on_error: ErrorPolicy = None,
+        executor: Executor | None = None,
+    ) -> Self:
+        """Return the dataset of some of these samples: an epoch is planned over them alone, and reads no others.
+
+        *where* is a condition, as ``Condition`` describes them, or a function of a sample, whose fields are bytes: all
+        samples are read for it once, now, of these only *fields*, and in *executor* if one is given. *keys* are those
+        of the samples to keep, *drop* of those to leave out: a list, or the name of a file with one key a line as
+        `targrep` writes them. A sample must meet all that is given; selections can be selected from. Order, equal
+        steps and resume are as of shards that have just these samples.
+
+        Raises TypeError without indexes or after ops, SampleError where no sample has some of *keys*, or none is left;
+        errors of samples, and of *where*, are raised or go to *on_error*, and these samples are left out.
+        """
+        if not isinstance(self.source, PlannedSource):
+            raise TypeError("select requires indexed shards; run `tarindex` first")
+        if self.ops:
+            raise TypeError("select comes before the ops")
+        from tarshards.epoch.selection import Choice
+
+        return self._over(self.source.selected(Choice(where, keys, drop, fields, on_error, executor)))
 
     def _over(self, source: Any) -> Self:
         """A stream like this one, over another source and without ops."""

@@ -12,12 +12,11 @@ from typing import Any
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample, is_reserved, split_name
-from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.samples.lines import checked, located, numbered_lines, unescape
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.tar.read import MEMBER_LIMIT
-from tarshards.verbs.table import unescape
 
 Row = tuple[str, list[bytes]]  # place and cells
 

@@ -15,10 +15,9 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.samples.lines import located, numbered_lines
+from tarshards.samples.lines import escape
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.verbs.table import escape, unescape
 
 Reject = Callable[[Sample, TarshardsError], Any]
 
@@ -122,15 +121,6 @@ def matching(
             return False
 
     return islice(filter(holds, samples), most)
-
-
-def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
-    """Yield the keys in the text *url*, one per line, escaped as in a table; blank lines are ignored."""
-    for place, line in numbered_lines(url, allow_pipe=allow_pipe):
-        if line.strip():
-            with located(place):
-                key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")
-            yield key
 
 
 class KeyFilter:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
-from tarshards.samples.fields import parse_selection, place, select
+from tarshards.samples.fields import apply_terms, parse_terms, place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import checked, located, numbered_lines
 
@@ -39,10 +39,10 @@ def json_lines(
     >>> list(json_lines([{"__key__": "a", "cls": b"7", "txt": b"hello", "jpg": b"\\xff"}]))
     ['{"__key__": "a", "cls": 7, "txt": "hello", "jpg": {"base64": "/w=="}}']
     """
-    terms = parse_selection(fields)
+    terms = parse_terms(fields)
     for sample in samples:
         try:
-            names = select({name: sample[name] if is_reserved(name) else name for name in sample}, terms)
+            names = apply_terms({name: sample[name] if is_reserved(name) else name for name in sample}, terms)
             items = [f'"__key__": {_dumps(sample["__key__"])}']
             for name, field in names.items():
                 if is_reserved(name):

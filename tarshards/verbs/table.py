@@ -12,38 +12,9 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
-from tarshards.samples.fields import Term, find_field, parse_selection, pick_field, place
+from tarshards.samples.fields import Term, find_field, parse_terms, pick_field, place
 from tarshards.samples.keys import Sample, is_reserved
-
-_ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
-_PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
-
-
-def escape(data: bytes) -> str:
-    r"""Write *data* as the text of a cell.
-
-    >>> print(escape(b"a\tb\\\xff\0\n"))
-    a\tb\\\xff\x00\n
-    """
-    escaped = re.sub(rb"[\x00-\x1f\x7f\\]", lambda match: _ESCAPES.get(match[0]) or rb"\x%02x" % ord(match[0]), data)
-    return escaped.decode(errors="backslashreplace")
-
-
-def unescape(text: str) -> bytes:
-    r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for an unknown escape.
-
-    >>> unescape(r"a\tb\\\xff")
-    b'a\tb\\\xff'
-    """
-
-    def plain(match: re.Match[bytes]) -> bytes:
-        if match[0] in _PLAIN:
-            return _PLAIN[match[0]]
-        if match[1] is None:
-            raise ValueError(f"{match[0].decode(errors='replace')} in {text!r} is not an escape")
-        return bytes.fromhex(match[1].decode())
-
-    return re.sub(rb"\\(?:x([0-9a-f]{2})|.|$)", plain, text.encode(), flags=re.DOTALL)
+from tarshards.samples.lines import escape
 
 
 def tabulate(
@@ -67,7 +38,7 @@ def tabulate(
     """
     if missing is not None and re.search(r"[\t\n\r]", missing):
         raise ValueError(f"the text for missing fields cannot contain {missing!r}: it is part of a line")
-    terms = parse_selection(fields)
+    terms = parse_terms(fields)
     names = [term.name or ";".join(term.alternatives) for term in terms]
     if len(set(names)) < len(names):
         raise ValueError(f"{fields!r} names a column twice")

@@ -14,9 +14,9 @@ from tarshards.errors import OpenError, SampleError
 from tarshards.index import places
 from tarshards.index.access import IndexedShards
 from tarshards.index.places import BatchKeys, MappedPlaces, find_in_bytes
-from tarshards.samples.fields import parse_selection
+from tarshards.samples.fields import parse_terms
 
-TERMS = parse_selection("picture:png;jpg cls")
+TERMS = parse_terms("picture:png;jpg cls")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tarshards import IndexedShards, Stream
 from tarshards.errors import OpenError, TarError
 from tarshards.index.build import build_index
 from tarshards.index.places import MappedPlaces
-from tarshards.samples.fields import parse_selection
+from tarshards.samples.fields import parse_terms
 from tarshards.storage.location import Location
 
 def shrink(known=False):
@@ -95,7 +95,7 @@ assert fails(lambda: list(shards)) is True
 assert fails(lambda: shards.__getitems__([1, 30])) is True
 """,
     "the headers of samples": """
-places = MappedPlaces.of(shards, parse_selection("txt"))
+places = MappedPlaces.of(shards, parse_terms("txt"))
 found = places.find(np.zeros(40, np.int64), np.arange(40))
 shrink()
 failures = found.check()
@@ -103,7 +103,7 @@ assert len(failures) > 30 and all(isinstance(error, OpenError) for error in fail
 """,
     "pages that are read ahead": """
 import threading
-places = MappedPlaces.of(shards, parse_selection("txt"))
+places = MappedPlaces.of(shards, parse_terms("txt"))
 shrink()
 places._touch(threading.Event())
 """,

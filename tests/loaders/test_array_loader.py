@@ -552,15 +552,27 @@ def test_streams_that_are_no_plain_shards_are_refused(urls):
 
 @pytest.mark.parametrize(
     "loading",
-    ["dataset", "ArrayLoader(dataset, 4, fields=fields)", "ArrayLoader(dataset, 4, fields=fields, threads=2)"],
+    [
+        "read_samples(urls)",
+        "Stream.from_shards(urls, index=False).decode().filter(bool).batched(3)",
+        "dataset",
+        "dataset.decode().shuffle(9).filter(bool)",
+        "ArrayLoader(dataset, 4, fields=fields)",
+        "ArrayLoader(dataset, 4, fields=fields, threads=2)",
+    ],
 )
-def test_a_program_may_end_in_the_middle_of_a_loop(make_shards, loading):
+@pytest.mark.parametrize("holder", ["__main__", "os"])  # whose names are forgotten before those of tarshards, and after
+def test_a_program_may_end_in_the_middle_of_a_loop(make_shards, loading, holder):
     program = f"""
-from tarshards import ArrayLoader, Stream
+import os, sys
+from tarshards import ArrayLoader, Stream, read_samples
 from tarshards.loaders.arrays.readers.parsed import integer
-dataset, fields = Stream.from_shards({make_shards(4, 50, index=True)!r}, shuffle=True), {{"cls": integer()}}
+urls = {make_shards(4, 50, index=True)!r}
+dataset, fields = Stream.from_shards(urls, shuffle=True), {{"cls": integer()}}
 begun = iter({loading})
 next(begun)
+sys.modules[{holder!r}].held = begun, [module for name, module in sys.modules.items() if name.startswith("tarshards")]
+del begun
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tarshards import Ledger, ShardWriter, read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, ShardIndexError, TarError
 from tarshards.samples.conditions import Condition
-from tarshards.verbs.grep import KeyFilter, Pattern, matching, read_keys
+from tarshards.samples.lines import read_keys
+from tarshards.verbs.grep import KeyFilter, Pattern, matching
 
 
 def keys(samples) -> list[str]:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import SampleError
-from tarshards.verbs.table import escape, tabulate, unescape
+from tarshards.samples.lines import escape, unescape
+from tarshards.verbs.table import tabulate
 
 SAMPLES = [
     {"__key__": "a", "__url__": "x.tar", "cls": b"1", "txt": b"one"},

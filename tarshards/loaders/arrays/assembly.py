@@ -20,7 +20,7 @@ from tarshards.index.memory import Payloads
 from tarshards.index.places import BatchKeys, Failures, Places
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.base import Reader
-from tarshards.samples.fields import Term, parse_selection
+from tarshards.samples.fields import Term, parse_terms
 from tarshards.samples.ledger import Tally
 from tarshards.storage.streams import words
 
@@ -295,7 +295,7 @@ class Memory:
 
 
 def _term(name: str) -> Term:
-    terms = parse_selection(name)
+    terms = parse_terms(name)
     if len(terms) != 1 or terms[0].alternatives == ["*"]:
         raise ValueError(f"{name!r} is not one field; write it like jpg, jpg;png or image:jpg;png")
     return terms[0]

@@ -13,7 +13,7 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image
 from tarshards.samples.codecs.image_headers import read_header
-from tarshards.samples.fields import parse_selection, pick_field
+from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
 
 BadImagePolicy = Literal["drop", "mask"]
@@ -50,7 +50,7 @@ class ImageGuard:
             raise ValueError(f'on_bad is "drop" or "mask", not {on_bad!r}')
         if check not in ("header", "full"):
             raise ValueError(f'check is "header" or "full", not {check!r}')
-        terms = parse_selection(fields if isinstance(fields, str) else " ".join(fields))
+        terms = parse_terms(fields if isinstance(fields, str) else " ".join(fields))
         if any("*" in term.alternatives for term in terms):
             raise ValueError("DALI needs fields by name, not *")
         self.fields = [term.alternatives for term in terms]

@@ -1,0 +1,194 @@
+"""Some of the samples of a dataset: chosen before an epoch begins, so that a plan runs over these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from hashlib import blake2b
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tarshards.epoch.options import Tail
+from tarshards.epoch.plan import PlannedEpoch
+from tarshards.errors import OpError, SampleError, TarshardsError, check_function, shortened
+from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.parallel import bounded_map
+from tarshards.samples.conditions import Condition
+from tarshards.samples.fields import place
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import ErrorPolicy, error_handler
+from tarshards.samples.lines import read_keys
+from tarshards.storage.manifest import Shard
+
+Predicate = Callable[[Sample], Any]
+Keys = str | PathLike[str] | Iterable[str]
+
+TASKS = 64  # parts that the samples are divided into for an executor
+NAMED = 5  # missing keys that one error names
+
+
+class Selection:
+    """Some of the samples of shards that have *of* samples each; *numbers* are theirs over all shards, from 0.
+
+    ``counts`` are the selected samples of each shard, int64, and ``fractions`` their parts of the shard. Raises
+    ValueError for numbers that are out of range.
+
+    >>> selection = Selection([3, 2], [4, 0, 1])
+    >>> len(selection), selection.counts.tolist(), selection.locate([0, 0, 1], [0, 1, 0])
+    (3, [2, 1], array([0, 1, 1]))
+    """
+
+    def __init__(self, of: ArrayLike, numbers: ArrayLike):
+        sizes = np.asarray(of, np.int64)
+        total = int(sizes.sum())
+        chosen = np.asarray(numbers)
+        if chosen.size and (chosen.ndim != 1 or chosen.dtype.kind not in "iu"):
+            raise ValueError(f"samples are selected by whole numbers, one axis of them, not {shortened(numbers)}")
+        chosen = np.unique(chosen.astype(np.int64))
+        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < total:
+            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
+            raise ValueError(f"there is no sample {wrong}: there are {total}, numbered from 0")
+        self._first = np.cumsum(sizes) - sizes
+        self._begin = np.searchsorted(chosen, self._first)
+        self.counts = np.diff(self._begin, append=len(chosen)).astype(np.int64)
+        self.fractions = self.counts / np.maximum(sizes, 1)
+        self.numbers: NDArray[Any] = chosen.astype(np.min_scalar_type(max(total, 1)))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies the selected samples among all."""
+        return blake2b(self.numbers.astype("<i8").tobytes(), digest_size=16).digest()
+
+    def locate(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers in their shards of the selected samples at *places* among those selected there."""
+        shards = np.asarray(shards)
+        return self.numbers[self._begin[shards] + places].astype(np.int64) - self._first[shards]
+
+
+class SelectedPlan(PlannedEpoch):
+    """A *plan* over the counts of a *selection*, as samples of whole shards."""
+
+    def __init__(self, plan: PlannedEpoch, selection: Selection):
+        self.plan, self.selection = plan, selection
+        self.total, self.ranks, self.tail = plan.total, plan.ranks, plan.tail
+
+    @property
+    def block_and_reach(self) -> tuple[int | None, int]:
+        return self.plan.block_and_reach
+
+    def apart(self) -> SelectedPlan:
+        return SelectedPlan(self.plan.apart(), self.selection)
+
+    def __getitem__(self, positions: Any) -> Any:
+        shards, places = self.plan[positions]
+        return shards, self.selection.locate(shards, places)
+
+    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+        for shard, at in self.plan.substitutes(position):
+            yield shard, int(self.selection.locate(shard, at))
+
+    def resume(self, position: int, ranks: int, tail: Tail | None = None) -> SelectedPlan:
+        return SelectedPlan(self.plan.resume(position, ranks, tail), self.selection)
+
+    def state(self, taken: int) -> dict[str, Any]:
+        return self.plan.state(taken)
+
+
+class Choice(NamedTuple):
+    """Which samples to select, as ``Stream.select`` says."""
+
+    where: str | Predicate | None
+    keys: Keys | None
+    drop: Keys | None
+    fields: str | Iterable[str] | None
+    on_error: ErrorPolicy
+    executor: Executor | None
+
+    def __call__(self, shards: SampleReader, among: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of the samples *among* are chosen: whole numbers, over all *shards*."""
+        if not isinstance(shards, IndexedShards):
+            raise TypeError("select comes before join")
+        chosen = np.ones(len(among), np.bool_)
+        if self.drop is not None:
+            chosen &= ~_have(shards, _listed(self.drop, "drop="), among)
+        if self.keys is not None:
+            wanted = _listed(self.keys, "keys=")
+            chosen &= _have(shards, wanted, among)
+            if missing := sorted(wanted.difference(shards.keys)):
+                names = [*map(repr, missing[:NAMED]), *["..."] * (len(missing) > NAMED)]
+                raise SampleError(f"no sample has {len(missing)} of {len(wanted)} keys: {', '.join(names)}")
+        if self.where is not None:
+            if self.fields is not None:
+                parts = zip(shards.urls, shards.counts.tolist(), shards.sizes.tolist())
+                shards = IndexedShards(
+                    [Shard(*part) for part in parts], fields=self.fields, remote=shards.shards.remote
+                )
+            chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
+        return chosen
+
+
+def _listed(keys: Keys, name: str) -> frozenset[str]:
+    """Return a list of keys, or those in a file of that name; raise TypeError for anything else in a list."""
+    found = frozenset(read_keys(fspath(keys)) if isinstance(keys, str | PathLike) else keys)
+    if wrong := next((key for key in found if not isinstance(key, str)), None):
+        raise TypeError(f"{name} is a list of keys, or the name of a file of them, not of {shortened(wrong)}")
+    return found
+
+
+def _have(shards: IndexedShards, keys: frozenset[str], among: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which of the samples *among* have one of *keys*, by the indexes."""
+    found = shards.keys
+    return np.fromiter((found[number] in keys for number in among.tolist()), np.bool_, len(among))
+
+
+def _meet(
+    shards: IndexedShards,
+    where: str | Predicate,
+    among: NDArray[Any],
+    on_error: ErrorPolicy,
+    executor: Executor | None,
+) -> NDArray[np.bool_]:
+    """Return which of the samples *among* meet *where*: each is read once, in storage order."""
+    predicate = Condition(where) if isinstance(where, str) else where
+    check_function(predicate, "where=")
+    handle = error_handler(on_error)
+    parts = np.array_split(among, 1 if executor is None else TASKS)
+    tasks = [(shards, predicate, part, handle is not None) for part in parts if len(part)]
+    judged = map(_judge, tasks) if executor is None else bounded_map(_judge, tasks, executor=executor, window=TASKS)
+    answers = [np.zeros(0, np.bool_)]
+    for meets, errors in judged:
+        for error in errors:
+            if handle is None:
+                raise error
+            handle(error)
+        answers.append(meets)
+    return np.concatenate(answers)
+
+
+def _judge(task: tuple[IndexedShards, Predicate, NDArray[Any], bool]) -> tuple[NDArray[np.bool_], list[TarshardsError]]:
+    """Return which samples meet the predicate, and the errors of samples; the first is the last if none may fail."""
+    shards, predicate, numbers, goes_on = task
+    meets, errors = np.zeros(len(numbers), np.bool_), []
+    ends = np.cumsum(shards.counts)
+    numbers = numbers.astype(np.int64)
+    shard = np.searchsorted(ends, numbers, "right")
+    results = shards.read_all(shard, numbers - (ends - shards.counts)[shard])
+    for at, result in enumerate(results):
+        if isinstance(result, dict):
+            try:
+                meets[at] = bool(predicate(result))
+                continue
+            except TarshardsError as error:
+                result = error
+            except Exception as error:
+                result = OpError(f"the condition fails: {type(error).__name__}: {error}", **place(result))
+        errors.append(result)
+        if not goes_on:
+            break
+    return meets, errors
