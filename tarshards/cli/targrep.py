@@ -28,7 +28,7 @@ from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, read_keys
 from tarshards.storage.opening import open_shard
-from tarshards.verbs.grep import KeyFilter, Pattern, matching
+from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, matching
 from tarshards.write.shards import write_samples
 
 
@@ -37,8 +37,9 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_pattern(shards: tuple[str, ...], **values: Any) -> Any:
-        if not values["patterns"] and values["where"] is None and values["keys"] is None:
-            refuse(not shards, "nothing to look for: give a PATTERN, --where or --keys")
+        others = values["where"] is not None or values["keys"] is not None or values["duplicates"]
+        if not values["patterns"] and not others:
+            refuse(not shards, "nothing to look for: give a PATTERN, --where, --keys or --duplicates")
             values["patterns"], shards = shards[:1], shards[1:]
             taken = not shards and not values["lists"] and os.path.isfile(values["patterns"][0])
             name = values["patterns"][0]
@@ -60,6 +61,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
 @where_option
 @click.option("--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one.")
+@click.option("--duplicates", is_flag=True, help="Samples that equal one before them, in all fields or in those of -f.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
 @click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
@@ -73,6 +75,7 @@ def main(
     ignore_case: bool,
     where: str | None,
     keys: str | None,
+    duplicates: bool,
     invert: bool,
     most: int | None,
     list_keys: bool,
@@ -82,19 +85,20 @@ def main(
 ) -> None:
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
-    Without -e, --where and --keys the first argument is the PATTERN. If several of these are given, a sample must meet
-    all of them; of several -e, one.
+    Without -e, --where, --keys and --duplicates the first argument is the PATTERN. If several of these are given, a
+    sample must meet all of them; of several -e, one.
 
     Exits with 1 when nothing is found, as grep does; the output is then an empty tar. With --allow-empty with 0.
     """
     chosen = most is not None or source.count is not None or source.slice is not None
     refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")
     refuse(keys == "-" and "-" in source.specs, "both the keys and a tar would be read from stdin")
-    refuse(source.fields and not patterns, "-f says in which fields to look for a PATTERN, but there is no PATTERN")
+    useless = source.fields and not patterns and not duplicates
+    refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
     if output != "-" or not list_keys:
         check_output(output, overwrite)
     conditions: list[Callable[[Sample], bool]] = []
-    pattern = wanted = None
+    pattern = wanted = duplicate = None
     fields = source.take_field_words() or None
     with usage_errors():
         if where is not None:
@@ -102,6 +106,8 @@ def main(
         if patterns:
             pattern = Pattern(patterns, fields=fields, fixed=not regular, ignore_case=ignore_case)
             conditions.append(pattern)
+    if duplicates:
+        conditions.append(duplicate := Duplicate(fields))
     samples = iter(source)
     if keys is not None:
         wanted = KeyFilter(read_keys(keys, allow_pipe=True))
@@ -122,7 +128,7 @@ def main(
         count = _write_keys(found(), output, sync=sync)
     else:
         count = write_samples(found(), output, allow_pipe=True, reject=source.reject, sync=sync)
-    for name, missing in pattern.missing.items() if pattern else ():
+    for name, missing in (pattern.missing if pattern else duplicate.missing if duplicate else {}).items():
         say(f"{missing} samples have no field {name}")
     if not count:
         say("no sample was found")

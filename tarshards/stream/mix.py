@@ -164,6 +164,7 @@ class MixedSource(PlannedSource):
         self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
         self.shards = self.mixed = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
+        self.counts = self.shards.counts
         self.sizes = [int(source.counts.sum()) for source in self.sources]
         self.choices = proportions.choices(self.sizes, until)
         self.ledger = Ledger.of(on_error)

@@ -1,4 +1,4 @@
-"""Some of the samples: those that contain a pattern, meet a condition, or have one of given keys."""
+"""Some of the samples: those that contain a pattern, meet a condition, repeat another, or have one of given keys."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pattern:
             self._searches.append((compiled[0].search, compiled[1].search))
 
     def __call__(self, sample: Sample) -> bool:
-        return any(map(self._is_in, self._texts(sample)))
+        return any(map(self._is_in, _texts(sample, self.fields, self.missing)))
 
     def _is_in(self, data: bytes) -> bool:
         try:
@@ -70,18 +70,54 @@ class Pattern:
             return any(search(data) for _, search in self._searches)
         return any(search(text) for search, _ in self._searches)
 
-    def _texts(self, sample: Sample) -> Iterator[bytes]:
+
+class Duplicate:
+    """Whether a sample has the same bytes in its fields as one before it, by the names of the fields.
+
+    *fields* are as for ``Pattern``; of alternatives the bytes count, not which it was. A sample that lacks one of them
+    is no duplicate, and is counted in ``missing``. Holds a hash (BLAKE2b) of 16 bytes a sample, about 100 in all.
+
+    >>> duplicate = Duplicate([["jpg", "jpeg"]])
+    >>> [duplicate(sample) for sample in ({"jpg": b"a"}, {"jpg": b"b"}, {"jpeg": b"a", "cls": b"7"}, {"cls": b"7"})]
+    [False, False, True, False]
+    """
+
+    def __init__(self, fields: list[list[str]] | None = None):
+        from hashlib import blake2b
+
+        self.fields, self._hash = fields, blake2b
+        self.missing: Counter[str] = Counter()
+        self._seen: set[bytes] = set()
+
+    def __call__(self, sample: Sample) -> bool:
+        hashed, lacking = self._hash(digest_size=16), self.missing.total()
         if self.fields is None:
-            yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
-            return
-        for alternatives in self.fields:
-            name = find_field(sample, alternatives)
-            if name is None:
-                self.missing[" or ".join(alternatives)] += 1
-            elif is_reserved(name):
-                yield str(sample[name]).encode(errors="surrogateescape")
-            else:
-                yield encode_field(name, sample[name])
+            sample = dict(sorted(sample.items()))
+            hashed.update("\0".join(name for name in sample if not is_reserved(name)).encode(errors="surrogateescape"))
+        for text in _texts(sample, self.fields, self.missing):
+            hashed.update(b"%d\0" % len(text))  # so that bytes do not move from one field to the next
+            hashed.update(text)
+        if self.missing.total() > lacking:
+            return False
+        digest = hashed.digest()
+        is_known = digest in self._seen
+        self._seen.add(digest)
+        return is_known
+
+
+def _texts(sample: Sample, fields: list[list[str]] | None, missing: Counter[str]) -> Iterator[bytes]:
+    """Yield the bytes of the sample's *fields*, by default of all; count those that it lacks."""
+    if fields is None:
+        yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
+        return
+    for alternatives in fields:
+        name = find_field(sample, alternatives)
+        if name is None:
+            missing[" or ".join(alternatives)] += 1
+        elif is_reserved(name):
+            yield str(sample[name]).encode(errors="surrogateescape")
+        else:
+            yield encode_field(name, sample[name])
 
 
 def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sample]:

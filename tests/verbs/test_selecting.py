@@ -15,7 +15,7 @@ from tarshards import Ledger, ShardWriter, read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, ShardIndexError, TarError
 from tarshards.samples.conditions import Condition
 from tarshards.samples.lines import read_keys
-from tarshards.verbs.grep import KeyFilter, Pattern, matching
+from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, matching
 
 
 def keys(samples) -> list[str]:
@@ -202,3 +202,9 @@ def test_a_key_of_two_shards_is_selected_twice(tmp_path):
     for name in "ab":
         write_samples([sample_of(1, txt=name)], str(tmp_path / f"{name}.tar"))
     assert [s["txt"] for s in KeyFilter(["k1"]).read(str(tmp_path / "{a,b}.tar"))] == [b"a", b"b"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "ab"]), st.binary(max_size=2), min_size=1)))
+def test_duplicates_are_those_of_a_list(samples):
+    duplicate = Duplicate()
+    assert [duplicate(sample) for sample in samples] == [sample in samples[:i] for i, sample in enumerate(samples)]
