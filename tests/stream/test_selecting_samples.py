@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from range_server import serving
 
-from tarshards import ArrayLoader, Stream, TarWriter, World, mix, readers, write_samples
+from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, World, mix, readers, write_samples
 from tarshards.epoch.plan import EpochPlan
 from tarshards.epoch.selection import SelectedPlan, Selection
 from tarshards.errors import DecodeError, OpError, SampleError, StateError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.parallel import ProcessPool
+from tarshards.storage import traffic
 
 SIZES = [7, 0, 12, 5]
 KEYS = [f"{shard}-{number:02d}" for shard, size in enumerate(SIZES) for number in range(size)]
@@ -249,3 +251,19 @@ def test_ranks_and_workers_divide_it(shards, ranks, workers):
 def test_numbers_that_select_nothing(numbers):
     with pytest.raises(ValueError, match="sample"):
         Selection([2, 1], numbers)
+
+
+def test_of_remote_shards_only_the_selected_are_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    size, run = 2000, 50
+    with ShardWriter(f"{tmp_path}/r-%d.tar", max_samples=500, index=True) as writer:
+        for number in range(2000):
+            writer.write({"__key__": f"{number:04d}", "bin": bytes(size)})
+    chosen = [f"{number:04d}" for number in range(2000) if number // run % 10 == 3]
+    with serving(tmp_path) as site:
+        dataset = Stream.from_shards(f"{site.url}/r-{{0..3}}.tar", index=True).select(keys=chosen)
+        before = traffic.so_far()
+        assert keys_of(dataset) == chosen
+        fetched = traffic.so_far() - before
+    assert fetched.requests <= 2 * len(chosen) // run
+    assert fetched.bytes <= 1.15 * len(chosen) * (512 + 2048)
