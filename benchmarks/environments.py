@@ -129,6 +129,12 @@ def make(peer: Peer) -> str:
     return python
 
 
+def try_again() -> None:
+    """Forget which environments could not be created: what they need may be installed by now."""
+    for failed in ENVIRONMENTS.glob("*.failed.json"):
+        failed.unlink()
+
+
 def make_all(peers: list[Peer], say: Any = print) -> dict[str, str | OSError]:
     """Return the Python of each peer's environment, or the error of creating it."""
 

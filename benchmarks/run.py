@@ -20,7 +20,7 @@ import figures
 import readme
 import report
 import suite
-from environments import all_peers
+from environments import all_peers, try_again
 
 HERE = Path(__file__).parent
 PROGRAMS = (
@@ -63,6 +63,7 @@ def main(only: list[str], names: list[str]) -> None:
     known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+    try_again()
     if "smoke" in only:
         smoke()
     parts = [part for part in suite.PARTS if not only or {"suite", part[0], ",".join(part)} & {*only}]
