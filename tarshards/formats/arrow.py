@@ -91,7 +91,7 @@ class Batches:
 
     def _keys(self, batch: pa.RecordBatch, numbers: Sequence[int], broken: dict[int, TarshardsError]) -> list[str]:
         """Return the keys of rows; the errors of rows go to *broken*."""
-        found: list[Any]
+        found: Any
         if self.has_keys:
             found = batch.column(batch.schema.names.index("__key__")).to_pylist()
             if not is_text(batch.schema.field("__key__").type) or None in found:
@@ -102,7 +102,8 @@ class Batches:
         for row, key in enumerate(found):
             if type(key) is not str:
                 broken.setdefault(row, key)
-        return found
+        keys: list[str] = found
+        return keys
 
     def _empty(self, columns: list[FieldColumn], rows: int, broken: Container[int]) -> FieldColumn | None:
         """Return the field that says that a row has nothing but nulls, None if no row but *broken* ones needs it."""

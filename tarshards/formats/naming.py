@@ -236,8 +236,8 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
                 return None
         elif types == {int}:
             found.append((column, "cls" if _is_integer(column) else "json", [b"%d" % value for value in values]))
-        elif types == {bytes} and len(kinds := set(map(kind_of, values))) == 1:
-            found.append((column, *kinds, values))
+        elif types == {bytes} and len(kinds := list(set(map(kind_of, values)))) == 1:
+            found.append((column, kinds[0], values))
         else:
             return None
     return SampleBatch(keys, place, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])

@@ -73,7 +73,7 @@ class Keys:
             raise SampleError(f"the key {self.template!r}: {error}") from error
 
     def of_rows(self, records: Sequence[int], values: Mapping[str, Sequence[Any]]) -> list[str | TarshardsError]:
-        """Return the keys of rows with these numbers, whose *values* has all columns; for a row without one, an error."""
+        """Return the keys of rows with these numbers, whose *values* has all columns; an error for one without."""
         given = {"file": repeat(self.file, len(records)), "record": records, **values}
         with suppress(ValueError, TypeError):
             return [*_parsed(self.template, self.columns).fill_rows(given)]
@@ -642,7 +642,7 @@ class MsgpackPiece(FilePiece):
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         keys = None if template == "{file}/{record:09d}" else Keys.of(template, self.file)
-        errors: list[TarshardsError] = []  # of the reader, before the row that comes next
+        errors: list[Exception] = []  # of the reader, before the row that comes next
         rows: list[Sample] = []
         number = size = 0
         for row in read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append)):
@@ -678,7 +678,7 @@ class MsgpackPiece(FilePiece):
                 lose(ledger, _at(f"{name}: {key}", error))
 
 
-def _lose_all(ledger: Ledger, errors: list[TarshardsError]) -> None:
+def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
     while errors:
         lose(ledger, errors.pop(0))
 

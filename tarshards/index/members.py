@@ -91,7 +91,9 @@ class Members:
         self._settle()
         packed, end = self.last
         arrays = {name: bytes(array_) for name, array_ in self.arrays.items()}
-        return Index(shard_size, crc32(self.first + packed[max(end - BLOCK, 0) : end]), self.keys, list(self.fields), arrays)
+        return Index(
+            shard_size, crc32(self.first + packed[max(end - BLOCK, 0) : end]), self.keys, list(self.fields), arrays
+        )
 
 
 def check_fields(fields: list[str], url: str) -> None:

@@ -161,7 +161,7 @@ class Template:
         try:
             from string import Formatter
 
-            format, self._names = "", []
+            format, self._names = "", list[str]()
             for literal, name, spec, conversion in Formatter().parse(template):
                 format += literal.replace("{", "{{").replace("}", "}}")
                 if name is None:

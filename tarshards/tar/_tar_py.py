@@ -488,7 +488,9 @@ def plain_rows(
             at += BLOCK + len(value) + -len(value) % BLOCK
         parts.append(members)
         total, end, sample = total + len(members), end + 1, sample + 1
-    arrays = [struct.pack(f"<{len(entries)}{code}", *each) for code, each in zip("IHQQ", list(zip(*entries)) or [()] * 4)]
+    arrays = [
+        struct.pack(f"<{len(entries)}{code}", *each) for code, each in zip("IHQQ", list(zip(*entries)) or [()] * 4)
+    ]
     return end, b"".join(parts), tuple(arrays)  # type: ignore[return-value]
 
 

@@ -229,9 +229,7 @@ def write_shard(
     return writer.samples, writer.size
 
 
-def _one_by_one(
-    samples: Iterable[Sample | SampleBatch], writer: TarWriter, index: Members | None
-) -> Iterator[Sample]:
+def _one_by_one(samples: Iterable[Sample | SampleBatch], writer: TarWriter, index: Members | None) -> Iterator[Sample]:
     """Yield the samples that are to be written one by one; others are written here."""
     for each in samples:
         if type(each) is SampleBatch:

@@ -113,8 +113,8 @@ class TarWriter(_Writer):
     def write_batch(self, batch: SampleBatch, members: Members | None = None) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
 
-        They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a field
-        that *members*, the index of the shard, does not know; and all if a key is not new.
+        They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a
+        field that *members*, the index of the shard, does not know; and all if a key is not new.
         """
         keys, columns = batch.keys, sorted(batch.columns)
         is_plain = fields_of(tuple(column.field for column in columns))[1]
