@@ -221,8 +221,8 @@ class _RangedFile(io.RawIOBase):
     """A remote file read in any order."""
 
     def __init__(self, location: Location):
-        size = location.size()
-        self._ranges, self._size, self._at = location.ranges(size), size or 0, 0
+        self._ranges = location.ranges()
+        self._size, self._at = self._ranges.size, 0
 
     def readable(self) -> bool:
         return True

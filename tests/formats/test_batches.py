@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,6 +11,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inline import Inline
 
 from tarshards import Ledger, TarWriter, import_dataset, read_samples
 from tarshards.errors import TarshardsError
@@ -21,13 +21,6 @@ from tarshards.tar.read import LARGE
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.interop
-
-
-class Inline(Executor):
-    def submit(self, function, /, *args, **options):
-        future: Future = Future()
-        future.set_result(function(*args, **options))
-        return future
 
 
 def one_by_one(writer, batch, members=None):
