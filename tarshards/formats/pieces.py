@@ -33,7 +33,7 @@ from tarshards.verbs.jsonl import parse_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = 1 << 22  # bytes of rows that are converted together
+BATCH = 1 << 21  # bytes of rows that are converted together
 MOST_ROWS = 4096  # converted together
 FEW_ROWS = 256  # converted together, of a format that has no columns
 BLOCK = 1 << 20  # bytes of text read at once

@@ -45,7 +45,7 @@ class FieldColumn(NamedTuple):
 
 
 class SampleBatch(NamedTuple):
-    """Samples with these *keys*, each with those fields that the *columns*, each of another field, have for its row."""
+    """Samples with these *keys*, each with the fields that *columns* have for its row, where no two are the same."""
 
     keys: list[str]
     url: str

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tarshards.index.members import Members
 
 DUPLICATE_KEY = "this key is already in the shard"
-PACKED = 1 << 18  # bytes of members that are packed and written at once; they fit the processor's cache
+PACKED = 1 << 20  # bytes of members that are packed and written at once
 MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is told otherwise
 
 
@@ -116,7 +117,7 @@ class TarWriter(_Writer):
         They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a
         field that *members*, the index of the shard, does not know; and all if a key is not new.
         """
-        keys, columns = batch.keys, sorted(batch.columns)
+        keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
         is_plain = fields_of(tuple(column.field for column in columns))[1]
         if len(set(keys)) < len(keys) or not self._keys.keys().isdisjoint(keys):
             is_plain = False

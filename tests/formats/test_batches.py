@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inline import Inline
 
@@ -85,6 +85,7 @@ def check(source: Path, target: Path, **options) -> None:
 
 
 @settings(deadline=None)
+@example(table=pa.table({"clip.jpg": [None, b"\xff\xd8\xff"]}), batch=3)  # the field of a row of nulls is the same
 @given(table=tables(), batch=st.sampled_from([1, 3, 4096]))
 def test_rows_of_parquet(tmp_path_factory, table, batch):
     folder = tmp_path_factory.mktemp("batches")

@@ -146,7 +146,7 @@ def column_of(field: str, number: int, values: list[bytes | None]):
 
 @settings(deadline=None)
 @given(data=st.data(), fields=FIELDS, row=st.integers(0, 2), most=st.sampled_from([0, 3000, 1 << 20]))
-def test_rows_are_packed_as_their_samples_are(data, fields, row, most):
+def test_both_twins_pack_rows_as_their_samples(data, fields, row, most):
     keys = data.draw(st.lists(NAMES | st.sampled_from(["", "a.b", "a__b", "a/b"]), min_size=3, max_size=6))
     values = [[data.draw(st.none() | SIZES.map(bytes)) for _ in keys] for _ in fields]
     columns = [column_of(field, 70_000 + number, of) for number, (field, of) in enumerate(zip(fields, values))]
