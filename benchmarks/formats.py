@@ -6,7 +6,9 @@ and the import also in two.
 
 from __future__ import annotations
 
+import itertools
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
@@ -81,17 +83,18 @@ def compare(title: str, size: int, rows: int, runs: int) -> list[str]:
     """Return the rows of the table for one set."""
     lines = []
     with tempfile.TemporaryDirectory() as name, ProcessPool(2) as pool:
-        folder = Path(name)
+        folder, numbers = Path(name), itertools.count()  # each import writes new files, as imports do
         for kind, (source, form, read) in sources(folder, rows_of(size, rows)).items():
 
             def run(executor: Executor, source: Any = source, form: str | None = form) -> list[str]:
                 options: dict[str, Any] = {"max_bytes": size * rows // FILES, "executor": executor, "sync": False}
-                return import_dataset(source, folder / "out/%03d.tar", format=form, overwrite=True, **options)
+                return import_dataset(source, folder / f"out/{next(numbers)}/%03d.tar", format=form, **options)
 
             if {count(read_samples(run(Inline()))), read()} != {rows}:
                 raise SystemExit(f"{kind}: not all of {rows} rows were read and imported")
             works = {"its own reader": read, "import": lambda: run(Inline()), "import, 2 processes": lambda: run(pool)}
             found = rates(interleave(works, runs=runs), rows, "its own reader")
+            shutil.rmtree(folder / "out")
             lines += [f"| {title}, {kind}: {row.removeprefix('| ')}" for row in found]
     return lines
 

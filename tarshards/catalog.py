@@ -22,12 +22,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, StateError, UrlError, shortened
 from tarshards.index.manifests import natural_order
 from tarshards.samples.codecs.registry import require
+from tarshards.storage.beside import locked
 from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -109,6 +111,20 @@ class Catalog:
         catalog = cls(url, remote)
         catalog._parse(catalog.location.read(MAX_BYTES))
         return catalog
+
+    @classmethod
+    @contextmanager
+    def locked(
+        cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, create: bool = False
+    ) -> Iterator[Catalog]:
+        """Read the catalog file *url* to change and save it in the with-block, for which other processes wait.
+
+        With *create* it may be a new one. A remote file is not locked: of two that change it at once, the later wins.
+        """
+        location = Location.of(url, remote)
+        folder = None if location.path is None else os.path.dirname(os.path.realpath(location.path))
+        with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
+            yield cls(location, remote) if create and not location.exists() else cls.load(location, remote)
 
     def __iter__(self) -> Iterator[Version]:
         for dataset in sorted(self.versions, key=natural_order):

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -427,3 +428,22 @@ def test_a_catalog_that_squirrel_wrote(here, squirrel):
     assert expand_urls("theirs.yaml#set-5@{1,2}") == ["d5/v1", "d5/v2"]
     assert ours["set-0"].metadata == {"license": "MIT", "tags": [1, {"a": None}]}
     assert Shard("d5/v2") in ours.shards("set-5")
+
+
+def waits_for_a_lock(process: subprocess.Popen) -> bool:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {process.pid} " in line for line in lines)
+
+
+def test_versions_that_two_processes_add_at_once_are_both_kept(here):
+    write("a")
+    tool = Path(__file__).parents[1] / "bin" / "tarcatalog"
+    command = [sys.executable, str(tool), "add", "new.yaml", "d@2", "train=a/train.shards.json"]
+    with Catalog.locked("new.yaml", create=True) as catalog:
+        catalog.add("d@1", {"train": "a/train.shards.json"})
+        other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while other.poll() is None and not waits_for_a_lock(other):
+            time.sleep(0.01)
+        catalog.save()
+    assert other.wait(60) == 0
+    assert list(Catalog.load("new.yaml").entries()) == ["d@1/train", "d@2/train"]

@@ -499,9 +499,7 @@ class Input:
             return OpenError(f"{error.reason}; none of the {len(self.shards)} shards is there", url=error.url)
         if self.max_errors is None or self.losses <= max(1, self.max_errors):
             return error
-        return TarshardsError(
-            f"{self.losses} errors, but --max-errors allows {self.max_errors}; the first: {self.first}"
-        )
+        return _too_many(self.losses, self.max_errors, self.first)
 
     def close(self, *, failed: bool) -> None:
         """Finish the quarantine's tar, and report what was skipped and lost."""
@@ -512,6 +510,10 @@ class Input:
         say_skipped(self.ledger)
         if self.ledger.quarantined:
             click.echo(str(self.ledger), err=True)
+
+
+def _too_many(losses: int, allowed: int, first: object) -> TarshardsError:
+    return TarshardsError(f"{losses} errors, but --max-errors allows {allowed}; the first: {first}")
 
 
 def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator[T]:
@@ -727,10 +729,16 @@ def convert(
     from tarshards.parallel import ProcessPool
     from tarshards.samples.ledger import Ledger
 
-    ledger = Ledger(max_errors=max_errors or 0)
+    errors: list[Exception] = []
+    ledger = Ledger(max_errors=max_errors or 0, on_error=errors.append)
     shows = not quiet and sys.stderr.isatty()
-    with usage_errors(), ProcessPool(parallel) as pool:
-        made = function(source, target, executor=pool, on_error=ledger, progress=shows, **options)
+    try:
+        with usage_errors(), ProcessPool(parallel) as pool:
+            made = function(source, target, executor=pool, on_error=ledger, progress=shows, **options)
+    except TarshardsError as error:
+        if max_errors is None or len(errors) <= max(1, max_errors):
+            raise
+        raise _too_many(len(errors), max_errors, errors[0]) from error
     if ledger.quarantined:
         click.echo(str(ledger), err=True)
     if not quiet:

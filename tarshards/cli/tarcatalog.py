@@ -67,7 +67,6 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
     Stream that say what a sample is, such as --op 'decode="rgb8"'.
     """
     from tarshards.catalog import Catalog
-    from tarshards.storage.location import Location
 
     refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
     parsed = []
@@ -77,9 +76,9 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
             parsed.append({word: json.loads(given) if given else None})
         except ValueError:
             raise click.UsageError(f"--op: {given} is not JSON; write NAME=JSON, such as 'decode=\"rgb8\"'") from None
-    catalog = Catalog.load(name) if Location.of(name).exists() else Catalog(name)
-    added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
-    catalog.save(sync=sync)
+    with Catalog.locked(name, create=True) as catalog:
+        added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
+        catalog.save(sync=sync)
     for split in sorted(added.splits):
         click.echo(f"{added.name}/{split}\t{added.splits[split].digest}")
 
@@ -133,10 +132,13 @@ def pin(name: str, sync: bool) -> None:
 
     A split that was pinned and has changed is an error.
     """
-    catalog, entry = _opened(name)
-    pinned = catalog.pin(entry)
-    if pinned:
-        catalog.save(sync=sync)
+    from tarshards.catalog import Catalog
+
+    file, mark, entry = name.rpartition("#")
+    with Catalog.locked(file if mark else name) as catalog:
+        pinned = catalog.pin(entry if mark else None)
+        if pinned:
+            catalog.save(sync=sync)
     for each in pinned:
         click.echo(f"{each}\t{catalog[each].splits[each.partition('/')[2]].digest}")
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import EncodeError, SampleError, TarshardsError
-from tarshards.formats.naming import NULL, Columns, Naming, _is_integer, decode_value, encode_value, key_of, kind_of
+from tarshards.formats.naming import (
+    HEAD,
+    MAGICS,
+    NULL,
+    Columns,
+    Naming,
+    _is_integer,
+    decode_value,
+    encode_value,
+    key_of,
+    kind_of,
+)
+from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
@@ -25,10 +37,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Encoded = tuple[
-    str | list[str], Sequence[bytes | None]
-]  # the field of a column, or one a row; and the data of each row
-Keys = Callable[[int, Mapping[str, Any]], str]  # the key of a row, by its number and its columns
+Keys = Callable[
+    [Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]
+]  # of rows, by numbers and columns
 MOST_FILE = 1 << 34  # bytes of a file that a row names
 
 
@@ -57,57 +68,75 @@ class Batches:
 
     def samples(
         self, batch: pa.RecordBatch, numbers: Sequence[int], name: str, reject: Callable[[TarshardsError], object]
-    ) -> Iterator[Sample]:
+    ) -> Iterator[SampleBatch]:
         """Yield the samples of *batch*, whose rows have these *numbers* in the file *name*; *reject* gets errors."""
-        rows = batch.num_rows
-        encoded: list[Encoded] = []
         broken: dict[int, TarshardsError] = {}
+        columns: list[FieldColumn] = []
         for column in self.columns:
-            encoded.append(self._encode(column, batch.column(batch.schema.names.index(column)), broken))
-        keys = batch.column(batch.schema.names.index("__key__")).to_pylist() if self.has_keys else None
-        named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
-        for row in range(rows):
-            try:
-                if row in broken:
-                    raise broken[row]
-                if keys is not None:
-                    key = key_of(keys[row])
-                else:
-                    key = self.keys(numbers[row], {use: values[row] for use, values in named.items()})
-            except (TarshardsError, ValueError) as error:
-                reason = error.reason if isinstance(error, TarshardsError) else str(error)
-                kind = type(error) if isinstance(error, TarshardsError) else SampleError
-                field = getattr(error, "field", None)
-                reject(kind(reason, url=f"{name}: row {numbers[row]}", field=field))
-                continue
-            sample: Sample = {"__key__": key, "__url__": name}
-            for field, values in encoded:
-                data = values[row]
-                if data is not None:
-                    sample[field if type(field) is str else field[row]] = data
-            if len(sample) == 2 and self.columns:
-                sample[self.naming.field(self.columns[0], NULL)] = b""
-            yield sample
+            columns += self._encode(column, batch.column(batch.schema.names.index(column)), broken)
+        keys = self._keys(batch, numbers, broken)
+        empty = self._empty(columns, batch.num_rows, broken) if self.columns else None
+        if empty is not None:
+            columns.append(empty)
+        samples = SampleBatch(keys, name, columns)
+        begin = 0
+        for row in sorted(broken):
+            if begin < row:
+                yield samples.rows(begin, row)
+            error = broken[row]
+            reject(type(error)(error.reason, url=f"{name}: row {numbers[row]}", field=error.field))
+            begin = row + 1
+        if begin < len(keys):
+            yield samples.rows(begin, len(keys))
 
-    def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> Encoded:
-        """Return the field of a column and the data of its rows; the errors of rows go to *broken*."""
+    def _keys(self, batch: pa.RecordBatch, numbers: Sequence[int], broken: dict[int, TarshardsError]) -> list[str]:
+        """Return the keys of rows; the errors of rows go to *broken*."""
+        found: Any
+        if self.has_keys:
+            found = batch.column(batch.schema.names.index("__key__")).to_pylist()
+            if not is_text(batch.schema.field("__key__").type) or None in found:
+                found = [_key_or_error(key) for key in found]
+        else:
+            named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
+            found = self.keys(numbers, named)
+        for row, key in enumerate(found):
+            if type(key) is not str:
+                broken.setdefault(row, key)
+        keys: list[str] = found
+        return keys
+
+    def _empty(self, columns: list[FieldColumn], rows: int, broken: Container[int]) -> FieldColumn | None:
+        """Return the field that says that a row has nothing but nulls, None if no row but *broken* ones needs it."""
+        if not rows or any(column.valid is None for column in columns):
+            return None
+        taken = 0
+        for column in columns:
+            taken |= int.from_bytes(column.valid or b"", "little")
+        nulls = bytes(not valid and row not in broken for row, valid in enumerate(taken.to_bytes(rows, "little")))
+        if 1 not in nulls:
+            return None
+        offsets = memoryview(bytes(8 * (rows + 1))).cast("q")
+        return FieldColumn(self.naming.field(self.columns[0], NULL), offsets, b"", nulls)
+
+    def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
+        """Return the fields of a column; the errors of rows go to *broken*."""
         pa = arrow()
         types, naming = pa.types, self.naming
         kind = self.features.get(column, {}).get("_type")
         if isinstance(array.type, pa.FixedShapeTensorType) and _is_in_order(array.type):
             shape = tuple(array.type.shape)
-            return naming.field(column, "npy"), _arrays(array.storage, shape)
+            return [FieldColumn.of(naming.field(column, "npy"), _arrays(array.storage, shape))]
         if isinstance(array.type, pa.JsonType):
-            return naming.field(column, "json"), array.storage.cast(pa.large_binary()).to_pylist()
+            return [_column(naming.field(column, "json"), array.storage)]
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
         of = array.type
         if is_text(of):
-            return naming.field(column, "txt"), array.cast(pa.large_binary()).to_pylist()
+            return [_column(naming.field(column, "txt"), array)]
         if is_bytes(of):
-            return self._kinds(column, array.to_pylist())
+            return self._by_kind(column, _kinds(array), array)
         if (
             types.is_struct(of)
             and {field.name for field in of} == {"bytes", "path"}
@@ -116,11 +145,11 @@ class Batches:
             return self._files(column, array, broken)
         if types.is_integer(of):
             is_class = kind == "ClassLabel" or _is_integer(column)
-            return naming.field(column, "cls" if is_class else "json"), _text(array)
+            return [_column(naming.field(column, "cls" if is_class else "json"), array.cast(pa.string()))]
         if types.is_boolean(of):
-            return naming.field(column, "json"), _text(array)
+            return [_column(naming.field(column, "json"), array.cast(pa.string()))]
         if types.is_null(of):
-            return "", [None] * len(array)
+            return []
         values: list[Any]
         if (kind or "").startswith("Array") and kind in ("Array2D", "Array3D", "Array4D", "Array5D"):
             import numpy as np
@@ -130,46 +159,67 @@ class Batches:
         elif _is_numbers(of):
             lists = _lists(array)
             if lists is not None:
-                return naming.field(column, "npy"), lists
+                return [FieldColumn.of(naming.field(column, "npy"), lists)]
             values = array.to_pylist()
         else:
             stored = storage_of(of)
             values = (array if stored == of else array.cast(stored)).to_pylist()
         if types.is_floating(of) and all(value is None or math.isfinite(value) for value in values):
-            return naming.field(column, "json"), [None if value is None else repr(value).encode() for value in values]
+            texts = [None if value is None else repr(value).encode() for value in values]
+            return [FieldColumn.of(naming.field(column, "json"), texts)]
         return self._values(column, values, broken, text=not is_text(of) and is_text(storage_of(of)))
 
-    def _kinds(self, column: str, values: list[bytes | None]) -> Encoded:
-        """Name the field of each row by what its bytes are."""
-        kinds = ["bin" if value is None else kind_of(value) for value in values]
-        if len(set(kinds)) <= 1:
-            return self.naming.field(column, kinds[0] if kinds else "bin"), values
-        return [self.naming.field(column, kind) for kind in kinds], values
+    def _by_kind(self, column: str, kinds: str | list[str], array: Any) -> list[FieldColumn]:
+        """Return the fields of a column of bytes, of one kind or one for each row."""
+        if type(kinds) is str:
+            return [_column(self.naming.field(column, kinds), array)]
+        fields = {kind: self.naming.field(column, kind) for kind in dict.fromkeys(kinds)}
+        by_field: dict[str, set[str]] = {}
+        for kind, field in fields.items():
+            by_field.setdefault(field, set()).add(kind)
+        whole = _column("", array)
+        if len(by_field) == 1:
+            return [whole._replace(field=next(iter(by_field)))]
+        valid = whole.valid or b"\1" * len(kinds)
+        return [
+            whole._replace(field=field, valid=bytes(row_is and kind in of for row_is, kind in zip(valid, kinds)))
+            for field, of in by_field.items()
+        ]
 
-    def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> Encoded:
+    def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
         """Return the bytes of images or the like; those of a row that has only a path are read."""
-        paths, values = array.field("path").to_pylist(), array.field("bytes").to_pylist()
-        names: list[str] = []
-        for row, (path, value, valid) in enumerate(zip(paths, values, array.is_valid().to_pylist())):
-            if not valid:
-                values[row] = None
-            elif value is None and path is not None and not self.reads_files:
-                reason = "no bytes, only a path; import it through Hugging Face's datasets to read such files"
-                broken[row] = EncodeError(reason, field=column)
-            elif value is None and path is not None:
-                try:
-                    values[row] = value = Location.of(path).read(MOST_FILE)
-                except TarshardsError as error:
-                    broken[row] = EncodeError(str(error), field=column)
-            names.append(self.naming.field(column, kind_of(values[row] or b"", path)))
-        return names, values
+        pa = arrow()
+        paths, held = array.field("path").to_pylist(), array.field("bytes").cast(pa.large_binary())
+        if array.null_count:
+            compute = require("pyarrow.compute", extra="arrow")
+            held = compute.if_else(array.is_valid(), held, None)
+        are_valid = array.is_valid().to_pylist()
+        if held.null_count:
+            values = held.to_pylist()
+            for row, (path, value, valid) in enumerate(zip(paths, values, are_valid)):
+                if valid and value is None and path is not None and not self.reads_files:
+                    reason = "no bytes, only a path; import it through Hugging Face's datasets to read such files"
+                    broken[row] = EncodeError(reason, field=column)
+                elif valid and value is None and path is not None:
+                    try:
+                        values[row] = Location.of(path).read(MOST_FILE)
+                    except TarshardsError as error:
+                        broken[row] = EncodeError(str(error), field=column)
+            held = pa.array(values, pa.large_binary())
+        by_bytes = _kinds(held)
+        kinds: list[str] = []
+        for row, path in enumerate(paths):
+            by_name = None if path is None else kind_of(b"", path)
+            known = by_bytes if type(by_bytes) is str else by_bytes[row]
+            kinds.append(known if by_name is None or by_name == "bin" else by_name)
+        return self._by_kind(column, kinds, held) if kinds else []
 
-    def _values(self, column: str, values: list[Any], broken: dict[int, TarshardsError], *, text: bool) -> Encoded:
+    def _values(
+        self, column: str, values: list[Any], broken: dict[int, TarshardsError], *, text: bool
+    ) -> list[FieldColumn]:
         """Encode each value for itself; with *text*, a str is JSON's."""
-        names: list[str] = []
-        data: list[bytes | None] = []
+        found: dict[str, list[bytes | None]] = {}
         for row, value in enumerate(values):
-            name, encoded = "", None
             if value is not None:
                 try:
                     if text:
@@ -178,9 +228,46 @@ class Batches:
                         name, encoded = encode_value(self.naming, column, value)
                 except EncodeError as error:
                     broken[row] = error
-            names.append(name)
-            data.append(encoded)
-        return names, data
+                    continue
+                if name not in found:
+                    found[name] = [None] * len(values)
+                found[name][row] = encoded
+        return [FieldColumn.of(name, data) for name, data in found.items()]
+
+
+def _key_or_error(value: Any) -> str | TarshardsError:
+    try:
+        return key_of(value)
+    except SampleError as error:
+        return error
+
+
+def _column(field: str, array: Any) -> FieldColumn:
+    """Return the field that holds the bytes of an array of bytes or text; those are not copied."""
+    pa = arrow()
+    rows = len(array)
+    if not rows:
+        return FieldColumn.of(field, [])
+    array = array.cast(pa.large_binary())
+    _, offsets, data = array.buffers()
+    ends = memoryview(offsets).cast("B")[8 * array.offset : 8 * (array.offset + rows + 1)].cast("q")
+    valid = None
+    if array.null_count:
+        is_valid = array.is_valid().cast(pa.uint8())
+        valid = is_valid.buffers()[1].to_pybytes()[is_valid.offset : is_valid.offset + rows]
+    return FieldColumn(field, ends, b"" if data is None else data, valid)
+
+
+def _kinds(array: Any) -> str | list[str]:
+    """Return the extension of each value by its first bytes, or one if all have the same; a null is ``bin``."""
+    pa, compute = arrow(), require("pyarrow.compute", extra="arrow")
+    heads = compute.binary_slice(array.cast(pa.large_binary()), 0, HEAD)
+    for magic in (*MAGICS, b"RIFF"):
+        if (count := compute.starts_with(heads, magic).true_count) == len(array) > 0 and magic in MAGICS:
+            return MAGICS[magic]
+        if count:
+            return ["bin" if head is None else kind_of(head) for head in heads.to_pylist()]
+    return "bin"
 
 
 def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
@@ -210,13 +297,6 @@ def is_bytes(of: pa.DataType) -> bool:
 def _is_in_order(tensor: Any) -> bool:
     """Say whether the elements of a tensor type are stored in the order of its dimensions."""
     return tensor.permutation is None or list(tensor.permutation) == sorted(tensor.permutation)
-
-
-def _text(array: Any) -> Sequence[bytes | None]:
-    """Return integers or booleans as text."""
-    pa = arrow()
-    values: list[bytes | None] = array.cast(pa.string()).cast(pa.binary()).to_pylist()
-    return values
 
 
 def _is_list(of: pa.DataType) -> bool:

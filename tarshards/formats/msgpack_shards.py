@@ -45,19 +45,18 @@ def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = 
 def read_msgpack_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[Sample]:
     """Yield the samples of one msgpack shard, as ``read_msgpack`` does."""
     location = Location.of(url)
-    stem = stem_of(location)
+    stem, name = stem_of(location), location.name
     count = 0
     try:
         for number, (record, refused) in enumerate(_records(location, allow_pipe)):
-            place = f"{location.name}: record {number}"
             if refused is None and not isinstance(record, dict):
                 refused = f"a sample is a dict, not {shortened(record)}"
             if refused is None and not isinstance(record.get("__key__", ""), str):
                 refused = f"__key__ is a str, not {shortened(record['__key__'])}"
             if refused is not None:
-                ledger(SampleError(refused, url=place))
+                ledger(SampleError(refused, url=f"{name}: record {number}"))
                 continue
-            yield {"__key__": f"{stem}/{number:09d}", **record, "__url__": location.name}
+            yield {"__key__": f"{stem}/{number:09d}", **record, "__url__": name}
             count += 1
         ledger.count(shards=1)
     except _Damaged as error:
@@ -116,6 +115,8 @@ def _unpacker(refusals: list[str]) -> Any:
     import msgpack
 
     def unpacked(value: Any) -> Any:
+        if b"nd" not in value and b"data" not in value:
+            return value
         # An error raised in here would leave the unpacker in the middle of the object.
         try:
             return _unpack_map(value)

@@ -12,11 +12,12 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tarshards.errors import EncodeError, SampleError, UrlError
+from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.basic import encode_json
 from tarshards.samples.codecs.image import EXTENSIONS
@@ -31,15 +32,17 @@ _ALIKE = {"txt": _TEXTS, "json": frozenset(["json", "jsn"]), "cls": INTEGERS, "n
 _ALIKE["mp"] = frozenset(["mp", "msg", "msgpack"])
 _MEDIA = EXTENSIONS | {"wav", "flac", "mp3", "ogg", "m4a", "mp4", "webm", "mkv", "avi", "pdf"}
 _BYTES = _MEDIA | {"bin", "gz", "npz", "cbor", "ten", "tb", "tenbin", "pth", "pkl", "pickle", "pyd", "null"}
-_MAGICS = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n", "png"),
-    (b"GIF8", "gif"),
-    (b"fLaC", "flac"),
-    (b"OggS", "ogg"),
-    (b"ID3", "mp3"),
-    (b"%PDF-", "pdf"),
-)
+MAGICS = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG\r\n": "png",
+    b"GIF8": "gif",
+    b"fLaC": "flac",
+    b"OggS": "ogg",
+    b"ID3": "mp3",
+    b"%PDF-": "pdf",
+}
+_FIRST = frozenset(magic[:1] for magic in (*MAGICS, b"RIFF"))
+HEAD = 12  # bytes by which data is recognized
 SUFFIX = ".columns.json"
 MOST_BYTES = 1 << 24  # of a record
 NULL = "null"  # the extension of a field that only says that its row has nothing but nulls
@@ -90,7 +93,9 @@ def kind_of(data: bytes, path: str | None = None) -> str:
     """
     if path is not None and (suffix := path.rpartition(".")[2].lower()) in _MEDIA:
         return suffix
-    for magic, extension in _MAGICS:
+    if data[:1] not in _FIRST:
+        return "bin"
+    for magic, extension in MAGICS.items():
         if data.startswith(magic):
             return extension
     if data[:4] == b"RIFF":
@@ -206,6 +211,36 @@ def sample_of(naming: Naming, row: Mapping[str, Any], key: str, place: str) -> S
             field, data = encode_value(naming, column, value)
             sample[field] = data
     return sample
+
+
+def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str], place: str) -> SampleBatch | None:
+    """Return the samples of rows as ``sample_of`` would make each, None unless the values of each column are alike.
+
+    They are if all rows have the same columns, and the values of each are text, bytes of one kind, or integers.
+    """
+    if not rows:
+        return None
+    columns = rows[0].keys()
+    if any(row.keys() != columns for row in rows):
+        return None
+    found: list[tuple[str, str, list[bytes]]] = []
+    for column in columns:
+        if column in ("__key__", "__url__"):
+            continue
+        values: list[Any] = [row[column] for row in rows]
+        types = set(map(type, values))
+        if types == {str}:
+            try:
+                found.append((column, "txt", list(map(str.encode, values))))
+            except UnicodeEncodeError:
+                return None
+        elif types == {int}:
+            found.append((column, "cls" if _is_integer(column) else "json", [b"%d" % value for value in values]))
+        elif types == {bytes} and len(kinds := list(set(map(kind_of, values)))) == 1:
+            found.append((column, kinds[0], values))
+        else:
+            return None
+    return SampleBatch(keys, place, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])
 
 
 def key_of(value: Any) -> str:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.arrow import Batches, arrow
 from tarshards.formats.msgpack_shards import read_msgpack_shard
-from tarshards.formats.naming import Naming, from_json, sample_of
+from tarshards.formats.naming import Naming, batch_of, from_json, sample_of
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample
@@ -32,8 +33,9 @@ from tarshards.verbs.jsonl import parse_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = 1 << 24  # bytes of rows that are converted together
+BATCH = 1 << 21  # bytes of rows that are converted together
 MOST_ROWS = 4096  # converted together
+FEW_ROWS = 256  # converted together, of a format that has no columns
 BLOCK = 1 << 20  # bytes of text read at once
 NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in columns of CSV that are not text
 
@@ -67,8 +69,21 @@ class Keys:
             filled[column] = values[column]
         try:
             return _parsed(self.template, self.columns).fill(filled)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise SampleError(f"the key {self.template!r}: {error}") from error
+
+    def of_rows(self, records: Sequence[int], values: Mapping[str, Sequence[Any]]) -> list[str | TarshardsError]:
+        """Return the keys of rows with these numbers, whose *values* has all columns; an error for one without."""
+        given = {"file": repeat(self.file, len(records)), "record": records, **values}
+        with suppress(ValueError, TypeError):
+            return [*_parsed(self.template, self.columns).fill_rows(given)]
+        keys: list[str | TarshardsError] = []
+        for number, record in enumerate(records):
+            try:
+                keys.append(self(record, {column: values[column][number] for column in self.columns}))
+            except SampleError as error:
+                keys.append(error)
+        return keys
 
 
 @lru_cache(10)
@@ -85,7 +100,7 @@ class Piece(Protocol):
     @property
     def identity(self) -> list[Any]: ...
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]: ...
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]: ...
 
 
 @dataclass(frozen=True)
@@ -132,11 +147,11 @@ class ParquetPiece(FilePiece):
     first: int
     identity: list[Any]
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
         with _parquet(self.url) as parquet:
             keys = Keys.of(template, self.file)
-            batches = Batches(parquet.schema_arrow, naming, keys, _in_schema(keys, parquet.schema_arrow))
+            batches = Batches(parquet.schema_arrow, naming, keys.of_rows, _in_schema(keys, parquet.schema_arrow))
             row = self.first
             for group in self.groups:
                 about = parquet.metadata.row_group(group)
@@ -206,8 +221,8 @@ class _RangedFile(io.RawIOBase):
     """A remote file read in any order."""
 
     def __init__(self, location: Location):
-        size = location.size()
-        self._ranges, self._size, self._at = location.ranges(size), size or 0, 0
+        self._ranges = location.ranges()
+        self._size, self._at = self._ranges.size, 0
 
     def readable(self) -> bool:
         return True
@@ -290,11 +305,11 @@ class CsvPiece(FilePiece):
     schema: bytes
     identity: list[Any]
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         keys = Keys.of(template, self.file)
-        batches = Batches(schema, naming, keys, _in_schema(keys, schema))
+        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema))
         wrong: list[int] = []
 
         untold: list[SampleError] = []  # an error raised by what Arrow calls would be Arrow's
@@ -495,7 +510,7 @@ class DatasetPiece:
     first: int
     identity: list[Any]
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa = arrow()
         number, keys = self.first, Keys.of(template, self.file)
         schema = self.rows.features.arrow_schema if self.rows.features else None
@@ -505,7 +520,7 @@ class DatasetPiece:
                 for batch in table.combine_chunks().to_batches():
                     if batches is None:
                         schema = schema or batch.schema
-                        batches = Batches(schema, naming, keys, _in_schema(keys, schema), reads_files=True)
+                        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema), reads_files=True)
                     numbers = range(number, number + len(batch))
                     yield from batches.samples(batch, numbers, self.name, refusing(ledger))
                     number += len(batch)
@@ -625,16 +640,47 @@ class MsgpackPiece(FilePiece):
 
     identity: list[Any]
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        name, keys = self.name, Keys.of(template, self.file)
-        reading = Ledger(max_errors=float("inf"), on_error=lambda error: lose(ledger, error))
-        for number, row in enumerate(read_msgpack_shard(self.url, ledger=reading)):
-            own = row.pop("__key__")
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
+        keys = None if template == "{file}/{record:09d}" else Keys.of(template, self.file)
+        errors: list[Exception] = []  # of the reader, before the row that comes next
+        rows: list[Sample] = []
+        number = size = 0
+        for row in read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append)):
+            if errors or len(rows) == FEW_ROWS or size >= BATCH:
+                yield from self._samples(rows, number, keys, naming, ledger)
+                _lose_all(ledger, errors)
+                number, size = number + len(rows), 0
+                rows = []
+            rows.append(row)
+            for value in row.values():
+                if type(value) is bytes:
+                    size += len(value)
+        yield from self._samples(rows, number, keys, naming, ledger)
+        _lose_all(ledger, errors)
+
+    def _samples(
+        self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
+    ) -> Iterator[Sample | SampleBatch]:
+        """Yield the samples of rows from the one with this *number*, together if they are alike."""
+        name, own = self.name, [row.pop("__key__") for row in rows]
+        batch: SampleBatch | None = None
+        with suppress(TarshardsError, ValueError):  # which is raised again for its row
+            found = own if keys is None else [keys(at, row) for at, row in enumerate(rows, number)]
+            batch = batch_of(naming, rows, found, name)
+        if batch is not None:
+            yield batch
+            return
+        for at, (key, row) in enumerate(zip(own, rows), number):
             try:
-                key = own if template == "{file}/{record:09d}" else keys(number, row)
-                yield sample_of(naming, {**row, "__key__": key}, "", name)
+                row["__key__"] = key if keys is None else keys(at, row)
+                yield sample_of(naming, row, "", name)
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _at(f"{name}: {own}", error))
+                lose(ledger, _at(f"{name}: {key}", error))
+
+
+def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
+    while errors:
+        lose(ledger, errors.pop(0))
 
 
 def plan_msgpack(urls: list[str], names: list[str], max_bytes: int) -> Plan:

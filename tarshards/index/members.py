@@ -15,6 +15,7 @@ from tarshards.storage.location import Location
 from tarshards.tar.read import BLOCK, padding
 
 MAX_FIELDS = 1 << 16
+ARRAYS = ("sample", "field", "offset", "size")
 
 
 class Members:
@@ -23,20 +24,23 @@ class Members:
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.fields: defaultdict[str, int] = defaultdict(count().__next__)
-        self.begin = 0  # offset of the first member; the others follow without gaps
+        self.arrays = {name: bytearray() for name in ARRAYS}
+        # The members that the arrays do not have yet, and the offset of the first; the others follow without gaps.
+        self.begin = 0
         self.numbers: dict[tuple[str, ...], tuple[int, ...]] = {}  # of the fields that samples have together
         self.members: list[tuple[int, ...]] = []  # the fields of the members of each sample, by number
         self.sizes = array("Q")  # of the data of each member
         self.longer: dict[int, int] = {}  # member -> bytes of its header, where that is more than one block
         self.first = b""  # the header of the first member, without its pax header
-        self.last: tuple[list[bytes], int] = [b""], 0  # the last sample, and the size of its last member
+        self.last = b"", 0  # what the header of the last member is in, and where it ends there
 
     def add_written(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], offset: int
     ) -> None:
         """Add the members of a sample, *packed* as ``pack_members`` does, which were written at *offset*."""
-        if not self.keys:
+        if not self.members:
             self.begin = offset
+        if not self.keys:
             self.first = packed[0][:BLOCK] if len(packed) == 1 else packed[0][-BLOCK:]
         self.keys.append(key)
         if fields not in self.numbers:
@@ -46,35 +50,50 @@ class Members:
             lengths = enumerate(map(len, packed[::3]), len(self.sizes))
             self.longer.update((number, length) for number, length in lengths if length > BLOCK)
         self.sizes.extend(map(len, values))
-        self.last = packed, len(values[-1])
+        if len(packed) > 1:
+            self.last = packed[-3], len(packed[-3])
+        else:
+            self.last = packed[0], len(packed[0]) - len(values[-1]) - padding(len(values[-1]))
+
+    def add_rows(self, keys: list[str], arrays: tuple[bytes, ...], packed: bytes, offset: int) -> None:
+        """Add samples of fields that are known, with the *arrays* of their members, *packed* in one at *offset*."""
+        if self.members:
+            self._settle()
+        self.keys += keys
+        for array_, more in zip(self.arrays.values(), arrays):
+            array_ += more
+        self.last = packed, int.from_bytes(arrays[2][-8:], "little") - offset
+
+    def _settle(self) -> None:
+        """Put the members that were added one by one into the arrays."""
+        columns: tuple[Iterable[int], ...] = (
+            chain.from_iterable(map(repeat, count(len(self.keys) - len(self.members)), map(len, self.members))),
+            chain.from_iterable(self.members),
+            self._offsets(),
+            self.sizes,
+        )
+        total = len(self.sizes)
+        for (name, array_), numbers in zip(self.arrays.items(), columns):
+            array_ += struct.pack(f"<{total}{FORMATS[name][1]}", *numbers)
+        self.members, self.sizes, self.longer = [], array("Q"), {}
 
     def _offsets(self) -> Iterator[int]:
-        """Yield the offset of the data of each member."""
+        """Yield the offset of the data of each member that the arrays do not have yet."""
         end, longer = self.begin, self.longer
         for number, size in enumerate(self.sizes):
             begin = end + longer.get(number, BLOCK)
             yield begin
             end = begin + size + (-size % BLOCK)
 
-    def _last_header(self) -> bytes:
-        packed, size = self.last
-        if len(packed) > 1:
-            return packed[-3][-BLOCK:]
-        end = len(packed[0]) - size - padding(size)
-        return packed[0][end - BLOCK : end]
-
     def index(self, shard_size: int, url: str) -> Index:
         """Return the index of the shard *url*."""
         check_fields(list(self.fields), Location.of(url).name)
-        columns: dict[str, Iterable[int]] = {
-            "sample": chain.from_iterable(map(repeat, count(), map(len, self.members))),
-            "field": chain.from_iterable(self.members),
-            "offset": self._offsets(),
-            "size": self.sizes,
-        }
-        total = len(self.sizes)
-        arrays = {name: struct.pack(f"<{total}{FORMATS[name][1]}", *numbers) for name, numbers in columns.items()}
-        return Index(shard_size, crc32(self.first + self._last_header()), self.keys, list(self.fields), arrays)
+        self._settle()
+        packed, end = self.last
+        arrays = {name: bytes(array_) for name, array_ in self.arrays.items()}
+        return Index(
+            shard_size, crc32(self.first + packed[max(end - BLOCK, 0) : end]), self.keys, list(self.fields), arrays
+        )
 
 
 def check_fields(fields: list[str], url: str) -> None:

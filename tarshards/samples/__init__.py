@@ -4,6 +4,7 @@ Read in this order:
 
 - ``keys``: how the name of a member splits into key and field
 - ``read``: members grouped into samples, and samples split into members
+- ``batch``: many samples at once, by field
 - ``fields``: selections of fields; ``conditions``: expressions over samples, and templates
 - ``codecs``: fields to Python values and back
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit

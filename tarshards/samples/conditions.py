@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError
@@ -161,20 +161,31 @@ class Template:
         try:
             from string import Formatter
 
-            self._parts = list(Formatter().parse(template))
-            for _, name, spec, conversion in self._parts:
-                if name is not None and (name not in like or conversion or "{" in (spec or "")):
+            format, self._names = "", list[str]()
+            for literal, name, spec, conversion in Formatter().parse(template):
+                format += literal.replace("{", "{{").replace("}", "}}")
+                if name is None:
+                    continue
+                if name not in like or conversion or "{" in (spec or ""):
                     raise ValueError(f"{{{name}}} is not among {', '.join(like)} (a format may follow)")
+                format += f"{{{len(self._names)}:{spec}}}"
+                self._names.append(name)
+            self._format = format.format
             self.fill(like)
         except ValueError as error:
             raise ValueError(f"{template!r}: {error}") from error
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """Return the template, filled with *values*."""
-        return "".join(
-            literal + ("" if name is None else format(values[name], spec or ""))
-            for literal, name, spec, _ in self._parts
-        )
+        return self._format(*[values[name] for name in self._names])
+
+    def fill_rows(self, columns: Mapping[str, Iterable[Any]]) -> list[str]:
+        """Return the template, filled with each row of *columns*.
+
+        >>> Template("{split}-{record:03d}", {"record": 0, "split": ""}).fill_rows({"record": [7, 8], "split": "ab"})
+        ['a-007', 'b-008']
+        """
+        return list(map(self._format, *(columns[name] for name in self._names)))
 
 
 def shard_of(sample: Sample) -> str:

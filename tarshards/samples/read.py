@@ -367,7 +367,7 @@ def encode_sample(sample: Sample) -> tuple[tuple[str, ...], list[bytes]]:
         raise SampleError(f"a sample is a dict of __key__ and fields, not {shortened(sample)}") from None
     if not isinstance(key, str) or not key:
         raise SampleError(f"a sample needs a __key__ that is a str, not {key!r}", url=sample.get("__url__"))
-    fields, are_plain = _fields_of(tuple(sample))
+    fields, are_plain = fields_of(tuple(sample))
     if not fields:
         raise SampleError("a sample without fields cannot be written", key=key)
     # Other names always read back, so join_name() need not check each of them.
@@ -387,7 +387,7 @@ def encode_sample(sample: Sample) -> tuple[tuple[str, ...], list[bytes]]:
 
 
 @lru_cache(1024)
-def _fields_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+def fields_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
     """Return the fields among *names*, sorted, and whether all of them read back after any key without dots."""
     for name in names:
         if not isinstance(name, str):

@@ -63,7 +63,7 @@ def _forget_counts(path: str, sync: bool) -> None:
         found = shard.path if shard.scheme in ("", "file") else None
         return found is not None and os.path.normpath(os.path.join(folder, found)) == os.path.join(folder, base)
 
-    with _locked(folder):  # others may be replacing other shards of the same manifest
+    with locked(folder):  # others may be replacing other shards of the same manifest
         for manifest in manifests:
             try:
                 with open(manifest, "rb") as file:
@@ -78,7 +78,8 @@ def _forget_counts(path: str, sync: bool) -> None:
 
 
 @contextmanager
-def _locked(folder: str) -> Iterator[None]:
+def locked(folder: str) -> Iterator[None]:
+    """Hold the lock of a folder, which waits for another process that changes a manifest or catalog in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system without locks

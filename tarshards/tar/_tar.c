@@ -780,6 +780,135 @@ static PyObject *plain_members(PyObject *self, PyObject *const *args, Py_ssize_t
     return members;
 }
 
+/* The bytes of one field in many samples: those of a row are data[offsets[row]:offsets[row + 1]]. */
+typedef struct {
+    PyObject *field;
+    long long number;
+    Py_buffer offsets, data, valid; /* valid: a byte for each row that says whether it has the field, or NULL */
+} Column;
+
+static void release_columns(Column *columns, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyBuffer_Release(&columns[i].offsets);
+        PyBuffer_Release(&columns[i].data);
+        PyBuffer_Release(&columns[i].valid);
+    }
+    PyMem_Free(columns);
+}
+
+/* Take the columns in a list, each for *rows* rows; NULL with an exception set. */
+static Column *take_columns(PyObject *list, Py_ssize_t rows) {
+    Py_ssize_t count = PyList_Size(list);
+    Column *columns = PyMem_Calloc((size_t)count + 1, sizeof *columns);
+    if (!columns) return (Column *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Column *column = columns + i;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ULy*y*z*:plain_rows", &column->field, &column->number, &column->offsets,
+                              &column->data, &column->valid)) {
+            release_columns(columns, i);
+            return NULL;
+        }
+        if (column->offsets.len / 8 <= rows || (column->valid.buf && column->valid.len < rows)) {
+            PyErr_SetString(PyExc_ValueError, "a column must have an offset more than there are rows");
+            release_columns(columns, i + 1);
+            return NULL;
+        }
+    }
+    return columns;
+}
+
+static int has_row(const Column *column, Py_ssize_t row) {
+    return !column->valid.buf || ((const char *)column->valid.buf)[row];
+}
+
+/* Return the size of a row of a column and where it begins; -1 with an exception set. */
+static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
+    int64_t ends[2];
+    memcpy(ends, (const char *)column->offsets.buf + 8 * row, 16);
+    if (ends[0] < 0 || ends[0] > ends[1] || ends[1] > column->data.len) {
+        PyErr_SetString(PyExc_ValueError, "an offset of a column that lies outside its data");
+        return -1;
+    }
+    *data = (const char *)column->data.buf + ends[0];
+    return ends[1] - ends[0];
+}
+
+/* Say whether a name of this key and any field without reserved names reads back as the two. */
+static int is_plain_key(const char *key, Py_ssize_t length) {
+    if (!key || !length || key[length - 1] == '/') return 0;
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (!key[i] || key[i] == '.' || (key[i] == '_' && i && key[i - 1] == '_')) return 0;
+    return 1;
+}
+
+/* Return the size of the members of a row, header and padding included; 0 if they are not plain, -1 for an exception. */
+static int64_t plain_row_size(PyObject *key, const Column *columns, Py_ssize_t count, Py_ssize_t row, long long limit) {
+    Py_ssize_t key_length = 0, length;
+    const char *text = key ? ascii_text(key, &key_length) : NULL;
+    if (!is_plain_key(text, key_length)) return PyErr_Occurred() ? -1 : 0;
+    int64_t total = 0;
+    for (const Column *column = columns; column < columns + count; column++) {
+        const char *data;
+        if (!has_row(column, row)) continue;
+        int64_t size = row_of(column, row, &data);
+        if (size < 0) return -1;
+        if (!ascii_text(column->field, &length) || key_length + 1 + length > NAME || size >= limit || size >> 33) return 0;
+        total += BLOCK + round_up(size);
+    }
+    return total;
+}
+
+static PyObject *plain_rows(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *keys, *list, *members = NULL, *result = NULL;
+    Py_ssize_t row, stop, key_length, length;
+    long long limit, most, offset, sample;
+    if (!PyArg_ParseTuple(args, "O!O!nnLLLL:plain_rows", &PyList_Type, &keys, &PyList_Type, &list, &row, &stop, &limit,
+                          &most, &offset, &sample))
+        return NULL;
+    Py_ssize_t count = PyList_Size(list), end = row;
+    if (row < 0 || stop > PyList_Size(keys)) return PyErr_Format(PyExc_ValueError, "there must be as many keys as rows");
+    Column *columns = take_columns(list, stop);
+    if (!columns) return NULL;
+    Bytes arrays[4] = {{0}};
+    int64_t total = 0, size = 0;
+    for (; end < stop; end++, total += size) {
+        size = plain_row_size(PyList_GetItem(keys, end), columns, count, end, limit);
+        if (size <= 0 || (total && total + size > most)) break;
+    }
+    if (size < 0 || !(members = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total))) goto done;
+    char *start = PyBytes_AsString(members), *at = start;
+    for (; row < end; row++, sample++) {
+        const char *key = ascii_text(PyList_GetItem(keys, row), &key_length);
+        for (const Column *column = columns; column < columns + count; column++) {
+            const char *data = NULL, *field = ascii_text(column->field, &length);
+            if (!has_row(column, row)) continue;
+            size = row_of(column, row, &data);
+            memset(at, 0, BLOCK);
+            memcpy(at, key, (size_t)key_length);
+            at[key_length] = '.';
+            memcpy(at + key_length + 1, field, (size_t)length);
+            put_header(at, size);
+            at += BLOCK;
+            if (put(arrays, sample, 4) < 0 || put(arrays + 1, column->number, 2) < 0 ||
+                put(arrays + 2, offset + (at - start), 8) < 0 || put(arrays + 3, size, 8) < 0)
+                goto done;
+            if (size) memcpy(at, data, (size_t)size);
+            memset(at + size, 0, (size_t)(round_up(size) - size));
+            at += round_up(size);
+        }
+    }
+    result = Py_BuildValue("nO(NNNN)", end, members, PyBytes_FromStringAndSize(arrays[0].data, (Py_ssize_t)arrays[0].used),
+                           PyBytes_FromStringAndSize(arrays[1].data, (Py_ssize_t)arrays[1].used),
+                           PyBytes_FromStringAndSize(arrays[2].data, (Py_ssize_t)arrays[2].used),
+                           PyBytes_FromStringAndSize(arrays[3].data, (Py_ssize_t)arrays[3].used));
+done:
+    for (int i = 0; i < 4; i++) PyMem_Free(arrays[i].data);
+    Py_XDECREF(members);
+    release_columns(columns, count);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
      "scan(buffer, position, zeros, limit) -> (members, position, need, zeros, problem); see tarshards.tar._tar_py"},
@@ -791,6 +920,9 @@ static PyMethodDef methods[] = {
      "plain_header(name, size) -> bytes or None; see tarshards.tar._tar_py"},
     {"plain_members", (PyCFunction)(void (*)(void))plain_members, METH_FASTCALL,
      "plain_members(key, fields, values, limit) -> bytes or None; see tarshards.tar._tar_py"},
+    {"plain_rows", plain_rows, METH_VARARGS,
+     "plain_rows(keys, columns, row, stop, limit, most, offset, sample) -> (end, members, arrays); see "
+     "tarshards.tar._tar_py"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -45,6 +45,9 @@ PROBLEMS = {
 
 ScannedMember = tuple[str, int, int, int, str]
 
+#: A column of what ``plain_rows`` packs: field, number, offsets, data, valid.
+PlainColumn = tuple[str, int, Any, Any, bytes | None]
+
 #: What ``Grouper`` reports: the number of samples before it, kind, name, field and offset.
 Event = tuple[int, str | None, Any, Any, int]
 
@@ -440,6 +443,55 @@ def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit:
             return None
         parts += header, value, ZEROS[: -size % BLOCK]
     return b"".join(parts) or None
+
+
+def plain_rows(
+    keys: list[str], columns: list[PlainColumn], row: int, stop: int, limit: int, most: int, offset: int, sample: int
+) -> tuple[int, bytes, tuple[bytes, bytes, bytes, bytes]]:
+    """Return the members of many samples in one, those of the rows from *row* to *stop* of *columns*.
+
+    A column is the field, its number, the offsets of the rows in its data as int64, the data, and a byte for each row
+    that says whether the row has the field, or None if all have. Ends before *stop* at the first row that has no plain
+    key or for which ``plain_members`` is None, and where there would be more than *most* bytes, unless of one row.
+
+    Returns ``(end, members, (sample, field, offset, size))``: the row where it ended, and arrays as those of ``walk``
+    with an entry for each member, where *sample* is the number of the first sample and *offset* that of the first
+    header. Raises ValueError for offsets that lie outside the data.
+    """
+    if row < 0 or stop > len(keys):
+        raise ValueError("there must be as many keys as rows")
+    opened = []
+    for field, number, offsets, data, valid in columns:
+        if len(ends := memoryview(offsets).cast("B").cast("q")) <= stop or (valid is not None and len(valid) < stop):
+            raise ValueError("a column must have an offset more than there are rows")
+        opened.append((field, number, ends, memoryview(data).cast("B"), valid))
+    parts: list[bytes] = []
+    entries: list[tuple[int, int, int, int]] = []
+    total, end = 0, row
+    while end < stop:
+        key, fields, values, numbers = keys[end], [], [], []
+        for field, number, ends, view, valid in opened:
+            if valid is None or valid[end]:
+                if not 0 <= ends[end] <= ends[end + 1] <= len(view):
+                    raise ValueError("an offset of a column that lies outside its data")
+                fields.append(field)
+                values.append(bytes(view[ends[end] : ends[end + 1]]))
+                numbers.append(number)
+        if not key or key[-1] == "/" or "." in key or "__" in key or "\0" in key:
+            break
+        members = plain_members(key, tuple(fields), values, limit)
+        if members is None or (total and total + len(members) > most):
+            break
+        at = offset + total
+        for number, value in zip(numbers, values):
+            entries.append((sample, number & 0xFFFF, at + BLOCK, len(value)))
+            at += BLOCK + len(value) + -len(value) % BLOCK
+        parts.append(members)
+        total, end, sample = total + len(members), end + 1, sample + 1
+    arrays = [
+        struct.pack(f"<{len(entries)}{code}", *each) for code, each in zip("IHQQ", list(zip(*entries)) or [()] * 4)
+    ]
+    return end, b"".join(parts), tuple(arrays)  # type: ignore[return-value]
 
 
 @lru_cache(4096)

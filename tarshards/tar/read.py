@@ -1,7 +1,7 @@
 """Read and write the members of plain POSIX tar archives; every fault raises, and equal input gives equal bytes.
 
 This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk``, ``Grouper``,
-``plain_header`` and ``plain_members``.
+``plain_header``, ``plain_members`` and ``plain_rows``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 try:
     from tarshards.tar._tar import Grouper as Grouper
     from tarshards.tar._tar import cut, plain_header, plain_members, scan
+    from tarshards.tar._tar import plain_rows as plain_rows
     from tarshards.tar._tar import walk as walk
 except ImportError:
     from tarshards.tar._tar_py import Grouper as Grouper
     from tarshards.tar._tar_py import cut, plain_header, plain_members, scan
+    from tarshards.tar._tar_py import plain_rows as plain_rows
     from tarshards.tar._tar_py import walk as walk
 
 #: Whether the native parser is in use rather than its twin in Python.

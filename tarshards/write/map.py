@@ -10,10 +10,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import EncodeError, OpError, SampleError, TarshardsError, check_function
 from tarshards.parallel import settled_map
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import encode_sample, read_shard
@@ -26,6 +27,9 @@ from tarshards.storage.opening import open_url
 from tarshards.stream.ops import progress as show_progress
 from tarshards.tar.read import END, pack_members
 from tarshards.write.shards import TarWriter, name_leftovers, shard_name
+
+if TYPE_CHECKING:
+    from tarshards.index.members import Members
 
 AHEAD = 1000  # shards submitted to the executor at a time
 
@@ -191,7 +195,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def write_shard(
-    samples: Iterable[Sample],
+    samples: Iterable[Sample | SampleBatch],
     target: str,
     *,
     sync: bool = True,
@@ -207,7 +211,7 @@ def write_shard(
     location.make_folder()
     with TarWriter(target, allow_pipe=True, sync=sync) as writer:
         index = None if writer.is_compressed else Members()
-        for sample in samples:
+        for sample in _one_by_one(samples, writer, index):
             key, before = sample["__key__"], writer.size - len(END)
             try:
                 fields, values = encode_sample(sample)
@@ -223,6 +227,15 @@ def write_shard(
     if index is not None and not location.is_stream:
         index.index(writer.size, target).save(target, sync=sync)
     return writer.samples, writer.size
+
+
+def _one_by_one(samples: Iterable[Sample | SampleBatch], writer: TarWriter, index: Members | None) -> Iterator[Sample]:
+    """Yield the samples that are to be written one by one; others are written here."""
+    for each in samples:
+        if type(each) is SampleBatch:
+            yield from writer.write_batch(each, index)
+        else:
+            yield each  # type: ignore[misc]
 
 
 def write_report(url: str, rows: Iterable[Any], *, sync: bool = True) -> None:

@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
-from tarshards.samples.read import encode_sample
+from tarshards.samples.read import encode_sample, fields_of
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import passed_on
-from tarshards.tar.read import END, LARGE, pack_members
+from tarshards.tar.read import END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:
     from tarshards.index.members import Members
 
 DUPLICATE_KEY = "this key is already in the shard"
+PACKED = 1 << 20  # bytes of members that are packed and written at once
 MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is told otherwise
 
 
@@ -107,6 +110,44 @@ class TarWriter(_Writer):
         self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         self.size += size
         self.samples += 1
+
+    def write_batch(self, batch: SampleBatch, members: Members | None = None) -> Iterator[Sample]:
+        """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
+
+        They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a
+        field that *members*, the index of the shard, does not know; and all if a key is not new.
+        """
+        keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
+        is_plain = fields_of(tuple(column.field for column in columns))[1]
+        if len(set(keys)) < len(keys) or not self._keys.keys().isdisjoint(keys):
+            is_plain = False
+        shard = sys.intern(batch.url)
+        row = 0
+        while row < len(keys):
+            stop = len(keys)
+            numbers = [0] * len(columns)
+            if not is_plain:
+                stop = row
+            elif members is not None:
+                unknown = [column.next_row(row) for column in columns if column.field not in members.fields]
+                stop = min([stop, *(first for first in unknown if first >= 0)])
+                numbers = [members.fields.get(column.field, 0) for column in columns]
+            end, offset = row, self.size - len(END)
+            if row < stop:
+                plain = [(column.field, number, *column[1:]) for column, number in zip(columns, numbers)]
+                end, packed, arrays = plain_rows(keys, plain, row, stop, LARGE, PACKED, offset, self.samples)
+            if end == row:
+                yield batch.sample(row)
+                row += 1
+                continue
+            written = keys[row:end]
+            self._keys.update(dict.fromkeys(written, shard))
+            self._send([packed])
+            self.size += len(packed)
+            self.samples += end - row
+            if members is not None:
+                members.add_rows(written, arrays, packed, offset)
+            row = end
 
     def close(self) -> None:
         """Finish the archive and rename it to its final name; further calls do nothing."""

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inline import Inline
 from PIL import Image
 
 from tarshards import Ledger, export_dataset, import_dataset, read_msgpack, read_samples, write_dataset
@@ -22,18 +22,6 @@ from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.importing import row_to_sample
 from tarshards.formats.naming import SUFFIX
 from tarshards.samples.codecs import decode_field
-
-
-class Inline(Executor):
-    """Runs each call at once, in this process."""
-
-    def submit(self, function, /, *args, **options):
-        future = Future()
-        try:
-            future.set_result(function(*args, **options))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def write_lines(path: Path, rows) -> str:

@@ -1,0 +1,66 @@
+"""Many samples at once, by field: what an import makes of columns and ``TarWriter.write_batch`` packs together."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from tarshards.samples.keys import Sample
+
+
+class FieldColumn(NamedTuple):
+    """The bytes of one field: those of a row are ``data[offsets[row]:offsets[row + 1]]``.
+
+    *offsets* is a memoryview of int64, one more than there are rows, and *valid* has a byte for each row that says
+    whether it has the field; None if all have.
+    """
+
+    field: str
+    offsets: memoryview
+    data: Any
+    valid: bytes | None = None
+
+    @classmethod
+    def of(cls, field: str, values: Sequence[bytes | None]) -> FieldColumn:
+        """Return the column of *values*, None where a row has no such field.
+
+        >>> column = FieldColumn.of("txt", [b"a", None, b"bc"])
+        >>> column.offsets.tolist(), column.data, column.valid
+        ([0, 1, 1, 3], b'abc', b'\\x01\\x00\\x01')
+        """
+        valid = bytes(value is not None for value in values) if None in values else None
+        held: Sequence[bytes] = values if valid is None else [value or b"" for value in values]  # type: ignore
+        return cls(field, memoryview(array("q", accumulate(map(len, held), initial=0))), b"".join(held), valid)
+
+    def rows(self, begin: int, end: int) -> FieldColumn:
+        """Return the rows from *begin* to *end*."""
+        valid = None if self.valid is None else self.valid[begin:end]
+        return FieldColumn(self.field, self.offsets[begin : end + 1], self.data, valid)
+
+    def next_row(self, row: int) -> int:
+        """Return the number of the first row from *row* on that has the field, -1 if there is none."""
+        return row if self.valid is None else self.valid.find(1, row)
+
+
+class SampleBatch(NamedTuple):
+    """Samples with these *keys*, each with the fields that *columns* have for its row, where no two are the same."""
+
+    keys: list[str]
+    url: str
+    columns: list[FieldColumn]
+
+    def rows(self, begin: int, end: int) -> SampleBatch:
+        """Return the samples from *begin* to *end*."""
+        if (begin, end) == (0, len(self.keys)):
+            return self
+        return SampleBatch(self.keys[begin:end], self.url, [column.rows(begin, end) for column in self.columns])
+
+    def sample(self, row: int) -> Sample:
+        """Return one sample."""
+        sample: Sample = {"__key__": self.keys[row], "__url__": self.url}
+        for field, offsets, data, valid in self.columns:
+            if valid is None or valid[row]:
+                sample[field] = bytes(memoryview(data)[offsets[row] : offsets[row + 1]])
+        return sample
