@@ -1,18 +1,18 @@
 """Bins of samples of variable length, as the positions of an epoch: packed rows, and batches of like length.
 
-The unit of position is the bin. A ``PackedPlan`` is a ``PlannedEpoch`` whose position b is not one sample but all samples
-of the b-th bin: ranks take the bins r, r + ranks, ..., ``tail`` repeats or drops bins, and a state is the number of the
-bin that comes next. Nothing else is new: ``Shares`` cuts bins into batches, the loop reads their samples, counts and
-audits them, and ``Passes`` saves and resumes the position.
+The unit of position is the bin. A ``PackedPlan`` is a ``PlannedEpoch`` whose position b is not one sample but all
+samples of the b-th bin: ranks take the bins r, r + ranks, ..., ``tail`` repeats or drops bins, and a state is the
+number of the bin that comes next. Nothing else is new: ``Shares`` cuts bins into batches, the loop reads their samples,
+counts and audits them, and ``Passes`` saves and resumes the position.
 
 ::
 
     epoch    | window 0: 4,096 positions | window 1 | ...            of the EpochPlan, always made for one rank
-    bins     | 0 | 1 | 2 | ... | 1,017   | 1,018 | ...               best fit, longest first; permuted by (seed, epoch, window)
-    ranks      0   1   0   1               ...
+    bins     | 0 | 1 | 2 | ... | 1,017   | 1,018 | ...               best fit, longest first, then permuted by
+    ranks      0   1   0   1               ...                       (seed, epoch, window)
 
-The bins depend on the dataset, its lengths, seed and epoch, not on ranks, workers or where a run was resumed: a window is
-packed whole, wherever the state stands in it.
+The bins depend on the dataset, its lengths, seed and epoch, not on ranks, workers or where a run was resumed: a window
+is packed whole, wherever the state stands in it.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def alike(lengths: NDArray[Any], budget: int) -> NDArray[np.int64]:
 
 @dataclass(eq=False)
 class Packing:
-    """How samples of variable *lengths*, one a sample in the dataset's order, are put together; see ``pack``, ``bucket``.
+    """How samples of variable *lengths*, in the dataset's order, are put together; see ``pack`` and ``bucket``.
 
     Raises ValueError for lengths that are no whole numbers of at least 1, and arguments out of range.
     """
 
-    lengths: ArrayLike
+    lengths: NDArray[Any]
     capacity: int
     window: int = WINDOW
     overlong: Overlong = "error"
@@ -111,7 +111,7 @@ class Packing:
             raise ValueError("lengths must be a whole number of at least 1 for each sample")
         if self.capacity >= 2**31:
             raise ValueError(f"{name} must be below 2**31, not {self.capacity}")
-        self.lengths: NDArray[Any] = np.minimum(lengths, 2**31 - 1).astype(np.int32)
+        self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
@@ -121,7 +121,13 @@ class Packing:
         """What a state says of it."""
         digest = blake2b(self.lengths.astype("<i4").tobytes(), digest_size=16).hexdigest()
         how = "pack" if self.is_packed else "bucket"
-        return {"how": how, "capacity": self.capacity, "window": self.window, "overlong": self.overlong, "lengths": digest}
+        return {
+            "how": how,
+            "capacity": self.capacity,
+            "window": self.window,
+            "overlong": self.overlong,
+            "lengths": digest,
+        }
 
     def plan(
         self,
@@ -136,7 +142,7 @@ class Packing:
 
         Raises StateError for a state of other lengths or options, and SampleError for a sample that is overlong.
         """
-        begin = 0
+        begin: Any = 0
         if state is None:
             whole = plan()
         else:
@@ -177,8 +183,9 @@ class Packing:
                     if self.overlong == "error":
                         i = int(beyond[0])
                         raise SampleError(
-                            f"the sample at position {begin + i} of the epoch, number {numbers[i]} of shard {shards[i]}, "
-                            f"has length {lengths[i]}, more than {self.capacity}; overlong=\"drop\" leaves such samples out"
+                            f"the sample at position {begin + i} of the epoch, number {numbers[i]} of shard "
+                            f"{shards[i]}, has length {lengths[i]}, more than {self.capacity}; "
+                            'overlong="drop" leaves such samples out'
                         )
                     overlong.append(begin + beyond)
                 if not len(fits):
@@ -203,7 +210,7 @@ def pack(lengths: ArrayLike, capacity: int, *, window: int = WINDOW, overlong: O
     position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. Raises
     ValueError for arguments out of range.
     """
-    return Packing(lengths, capacity, window, overlong)
+    return Packing(np.asarray(lengths), capacity, window, overlong)
 
 
 def bucket(lengths: ArrayLike, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
@@ -211,7 +218,7 @@ def bucket(lengths: ArrayLike, *, budget: int, window: int = WINDOW, overlong: O
 
     The arguments are those of ``pack``.
     """
-    return Packing(lengths, budget, window, overlong, is_packed=False)
+    return Packing(np.asarray(lengths), budget, window, overlong, is_packed=False)
 
 
 class PackedPlan(PlannedEpoch):
