@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, bucket, build_index, pack, readers
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, bucket, pack, readers
 from tarshards.errors import StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -20,19 +20,14 @@ LENGTHS = np.clip(np.random.default_rng(7).lognormal(2.5, 0.9, 300), 1, CAPACITY
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    """Shards of 120, 100 and 80 samples; the tokens of sample i are all i."""
+    """Shards of 120, 120 and 60 samples; the tokens of sample i are all i."""
     folder = tmp_path_factory.mktemp("packed")
-    ends = [0, 120, 220, 300]
-    for shard in range(3):
-        path = folder / f"x-{shard}.tar"
-        with ShardWriter(str(folder / f"x-{shard}-%d.tar")) as writer:
-            for i in range(ends[shard], ends[shard + 1]):
-                npy = io.BytesIO()
-                np.save(npy, np.full(LENGTHS[i], i, np.int64))
-                raw = np.full(LENGTHS[i], i, "<i4").tobytes()
-                writer.write({"__key__": f"{i:05d}", "ids.npy": npy.getvalue(), "raw": raw})
-        (folder / f"x-{shard}-0.tar").rename(path)
-        build_index(str(path))
+    with ShardWriter(str(folder / "x-{shard}.tar"), max_samples=120) as writer:
+        for i, length in enumerate(LENGTHS):
+            npy = io.BytesIO()
+            np.save(npy, np.full(length, i, np.int64))
+            raw = np.full(length, i, "<i4").tobytes()
+            writer.write({"__key__": f"{i:05d}", "ids.npy": npy.getvalue(), "raw": raw})
     return str(folder / "x-{0..2}.tar")
 
 
