@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, bucket, pack, readers
@@ -79,7 +80,8 @@ def test_rows_have_every_sample_once_for_any_workers(make, workers, urls):
     assert rows == [samples_of(batch) for batch in alone]
     assert Counter(i for row in rows for i in row) == Counter(range(300))
     assert max(sum(LENGTHS[row]) for row in rows) <= CAPACITY
-    assert loader.ledger.tally.planned == loader.ledger.tally.delivered == 300
+    tally = loader.ledger._total()
+    assert tally.planned == tally.delivered == 300
 
 
 def test_both_loaders_deliver_the_same_rows(urls):
@@ -125,9 +127,9 @@ def test_ranks_take_equal_steps(make, tail, urls):
     loaders = [make(urls, pack(LENGTHS, CAPACITY), ranks=4, rank=rank, tail=tail) for rank in range(4)]
     rows = [[samples_of(batch) for batch in loader] for loader in loaders]
     assert len({len(own) for own in rows}) == 1
-    total = loaders[0].ledger.tally
     for loader in loaders[1:]:
-        total.add(loader.ledger.tally)
+        loaders[0].ledger.merge(loader.ledger)
+    total = loaders[0].ledger._total()
     counts = Counter(i for own in rows for row in own for i in row)
     assert total.planned == 300
     assert total.dropped == 300 - len(counts)
@@ -139,7 +141,7 @@ def test_overlong_samples_count_as_dropped(make, urls):
     loader = make(urls, pack(LENGTHS, 30, overlong="drop"))
     came = Counter(i for batch in loader for i in samples_of(batch))
     assert came == Counter(np.flatnonzero(LENGTHS <= 30).tolist())
-    assert loader.ledger.tally.dropped == (LENGTHS > 30).sum() > 0
+    assert loader.ledger._total().dropped == (LENGTHS > 30).sum() > 0
 
 
 def test_buckets_have_samples_of_like_length_within_a_budget(urls):
@@ -168,3 +170,59 @@ def test_what_cannot_be_packed_is_refused(urls):
         ShardLoader(ShardDataset(urls, resample=True), 1, packing=packing)
     with pytest.raises(TypeError, match=r"what pack\(\) or bucket\(\) returns"):
         ShardLoader(ShardDataset(urls), 1, packing=[1])
+
+
+class Model(torch.nn.Module):
+    """One layer of attention that predicts the next token."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = torch.nn.Embedding(300, 16), torch.nn.Embedding(CAPACITY, 16)
+        self.mix, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 300)
+
+    def forward(self, ids, places, mask):
+        query, key, value = self.mix(self.tokens(ids) + self.places(places)).chunk(3, -1)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+
+
+def train(loader, loss_of):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in loader:
+        loss = loss_of(model, batch["ids"], batch["cu_seqlens"], batch["position_ids"])
+        if loss is not None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def packed_loss(model, ids, ends, places):
+    sample = torch.bucketize(torch.arange(len(ids)), ends[1:].long(), right=True)
+    mask = (sample[:, None] == sample[None]) & (places[:, None] >= places[None])
+    logits, is_followed = model(ids, places, mask)[:-1], sample[1:] == sample[:-1]
+    if is_followed.any():
+        return torch.nn.functional.cross_entropy(logits[is_followed], ids[1:][is_followed])
+    return None
+
+
+def padded_loss(model, ids, ends, _):
+    samples = list(ids.split(ends.diff().tolist()))
+    rows = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-100)
+    width = rows.shape[1]
+    places = torch.arange(width).expand_as(rows)
+    logits = model(rows.clamp(min=0), places, torch.ones(width, width, dtype=torch.bool).tril())
+    if width > 1 and (rows[:, 1:] >= 0).any():
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+    return None
+
+
+def test_a_model_learns_from_packed_rows_what_it_learns_from_padded_ones(urls):
+    packing = pack(LENGTHS, CAPACITY)
+    packed = train(torch_loader(urls, packing), packed_loss)
+    padded = train(torch_loader(urls, packing), padded_loss)
+    assert len(packed) > 50
+    np.testing.assert_allclose(packed, padded, rtol=1e-3)
