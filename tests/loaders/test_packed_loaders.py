@@ -7,8 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
-from with_torch import ShardDataset, ShardLoader
+from with_torch import ShardDataset, ShardLoader, needs_torch, torch
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, bucket, pack, readers
 from tarshards.errors import StateError
@@ -172,22 +171,21 @@ def test_what_cannot_be_packed_is_refused(urls):
         ShardLoader(ShardDataset(urls), 1, packing=[1])
 
 
-class Model(torch.nn.Module):
-    """One layer of attention that predicts the next token."""
+def new_model():
+    """Return one layer of attention that predicts the next token."""
+    torch.manual_seed(0)
+    parts = torch.nn.ModuleList([torch.nn.Embedding(300, 16), torch.nn.Embedding(CAPACITY, 16)])
+    return parts.extend([torch.nn.Linear(16, 48), torch.nn.Linear(16, 300)])
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.places = torch.nn.Embedding(300, 16), torch.nn.Embedding(CAPACITY, 16)
-        self.mix, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 300)
 
-    def forward(self, ids, places, mask):
-        query, key, value = self.mix(self.tokens(ids) + self.places(places)).chunk(3, -1)
-        return self.out(torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+def predict(model, ids, places, mask):
+    tokens, positions, mix, out = model
+    query, key, value = mix(tokens(ids) + positions(places)).chunk(3, -1)
+    return out(torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
 
 def train(loader, loss_of):
-    model = Model()
+    model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for batch in loader:
@@ -203,7 +201,7 @@ def train(loader, loss_of):
 def packed_loss(model, ids, ends, places):
     sample = torch.bucketize(torch.arange(len(ids)), ends[1:].long(), right=True)
     mask = (sample[:, None] == sample[None]) & (places[:, None] >= places[None])
-    logits, is_followed = model(ids, places, mask)[:-1], sample[1:] == sample[:-1]
+    logits, is_followed = predict(model, ids, places, mask)[:-1], sample[1:] == sample[:-1]
     if is_followed.any():
         return torch.nn.functional.cross_entropy(logits[is_followed], ids[1:][is_followed])
     return None
@@ -214,12 +212,13 @@ def padded_loss(model, ids, ends, _):
     rows = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-100)
     width = rows.shape[1]
     places = torch.arange(width).expand_as(rows)
-    logits = model(rows.clamp(min=0), places, torch.ones(width, width, dtype=torch.bool).tril())
+    logits = predict(model, rows.clamp(min=0), places, torch.ones(width, width, dtype=torch.bool).tril())
     if width > 1 and (rows[:, 1:] >= 0).any():
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
     return None
 
 
+@needs_torch
 def test_a_model_learns_from_packed_rows_what_it_learns_from_padded_ones(urls):
     packing = pack(LENGTHS, CAPACITY)
     packed = train(torch_loader(urls, packing), packed_loss)
