@@ -34,6 +34,7 @@ PROGRAMS = (
     "shuffle",
     "handover",
     "planning",
+    "packing",
     "remote",
     "start",
     "stages",

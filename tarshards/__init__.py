@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tarshards import webdataset
     from tarshards.catalog import Catalog
+    from tarshards.epoch.packing import bucket, pack
     from tarshards.epoch.plan import EpochPlan
     from tarshards.epoch.proportions import Mixture
     from tarshards.epoch.world import World
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
         "World",
         "WorldError",
         "augment",
+        "bucket",
         "build_index",
         "collate",
         "decoder",
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
         "open_shard",
         "open_url",
         "ops",
+        "pack",
         "read_members",
         "read_msgpack",
         "read_samples",
@@ -126,6 +129,8 @@ _NAMESPACES = {
 }
 _MODULE_OF = {
     "Catalog": "catalog",
+    "bucket": "epoch.packing",
+    "pack": "epoch.packing",
     "EpochPlan": "epoch.plan",
     "Mixture": "epoch.proportions",
     "World": "epoch.world",

@@ -6,6 +6,7 @@
 - ``proportions``: several datasets in one sequence; ``schedules``: in proportions that change with the position
 - ``selection``: some of the samples, by key or condition, and the plan over them
 - ``resampling``: epochs of samples or shards that are drawn with replacement
+- ``packing``: samples of variable length in bins, which take the place of samples as positions
 - ``loop``: ``EpochLoop``, which takes a worker through its share of a plan, counts what was read and audits it
 - ``substitutes``: other samples of an epoch, in place of those that were left out of a batch
 """

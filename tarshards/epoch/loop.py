@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -58,6 +59,16 @@ class Shares(Sequence[range]):
         places = np.add.outer(np.arange(self.starts.start, self.starts.stop, self.starts.step), np.arange(self.size))
         return self.positions.start + self.positions.step * places.ravel()[: self.total]
 
+    def bounds(self, sizes: np.ndarray | None) -> list[int]:
+        """Return where each share begins among the samples of all, and where the last ends.
+
+        *sizes* are the samples of each position of the plan, None for one each.
+        """
+        begins = [*range(0, self.total, self.size), self.total]
+        if sizes is None:
+            return begins
+        return np.concatenate(([0], np.cumsum(sizes[self.together()])))[begins].tolist()
+
 
 class Outcome(NamedTuple):
     """What became of the samples of a part; *taken*, *lost* and *left_out* mean what they mean in ``Part``."""
@@ -91,9 +102,12 @@ class Part:
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
-        """Look up *positions*."""
+        """Look up *positions*; a bin's stands for each of its samples."""
         positions = np.asarray(positions, np.int64)
-        return cls(plan, positions, *plan[positions])
+        shards, numbers = plan[positions]
+        if plan.sizes is not None:
+            positions = np.repeat(positions, plan.sizes[positions])
+        return cls(plan, positions, shards, numbers)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -110,10 +124,10 @@ class Part:
         else:
             self.left_out.add(tally)
 
-    def split(self, size: int) -> Iterator[Part]:
-        """Yield parts of *size* positions, and of what is left."""
-        for begin in range(0, len(self), size):
-            yield self.cut(begin, begin + size)
+    def split(self, bounds: list[int]) -> Iterator[Part]:
+        """Yield the parts between *bounds*."""
+        for begin, end in pairwise(bounds):
+            yield self.cut(begin, end)
 
     def cut(self, begin: int, end: int) -> Part:
         """Return the part of the positions from the *begin*-th to the *end*-th."""
@@ -181,7 +195,9 @@ class EpochLoop:
         self._is_ahead = is_ahead
         self._counted = 0
         self._repeats = len(shares) > 0 and shares[-1][-1] >= plan.total  # no rank has more than one
-        self._tally = Tally(planned=shares.total - self._repeats, broken_off=1)
+        self._samples = _samples(plan, shares)
+        repeated = (1 if plan.sizes is None else int(plan.sizes[shares[-1][-1]])) if self._repeats else 0
+        self._tally = Tally(planned=self._samples - repeated, broken_off=1)
         self._read = np.zeros(len(reader.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
@@ -210,7 +226,7 @@ class EpochLoop:
     def parts(self) -> Iterator[Part]:
         """Yield the part of each share; those of several are looked up together, which takes less time."""
         for shares in growing(self.shares, 1, max(1, LOOKED_UP // self.shares.size)):
-            yield from Part.of(self.plan, shares.together()).split(shares.size)
+            yield from Part.of(self.plan, shares.together()).split(shares.bounds(self.plan.sizes))
 
     def run(self, read: Callable[[Iterable[Part]], Iterable[T]], parts: Iterable[Part] | None = None) -> Iterator[T]:
         """Yield what *read* makes of the parts, by default those of the shares: one result for each part, in order.
@@ -235,8 +251,8 @@ class EpochLoop:
     def _ahead(self) -> AbstractContextManager[SampleReader]:
         """Return a reader that fetches what the loop will read."""
         block, reach = self.plan.block_and_reach
-        own = self.shares.total
-        reach = max(1, min(own, round(reach * own / max(1, len(self.plan)))))
+        own = self._samples
+        reach = max(1, min(own, round(reach * self.shares.total / max(1, len(self.plan)))))
         return self.reader.ahead(self._upcoming(), block=block, reach=reach, processes=self._world.processes)
 
     def _upcoming(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -277,6 +293,8 @@ class EpochLoop:
             self._drop(self.plan.resume(len(self.plan), 1, "exact"), [self._world.rank])
         if self._left_out:
             self._drop(self.plan, self._left_out)
+        if self._world.worker == self._world.rank == 0:
+            self._count_dropped(self.plan.overlong[0])
         self._tally.broken_off = 0
         try:
             self.reader.verify()
@@ -284,10 +302,17 @@ class EpochLoop:
             self.ledger(error)
 
     def _drop(self, plan: PlannedEpoch, positions: list[int]) -> None:
-        shards, _ = plan[positions]
+        self._count_dropped(plan[positions][0])
+
+    def _count_dropped(self, shards: np.ndarray) -> None:
         np.add.at(self._read, shards, 1)
-        self._tally.planned += len(positions)
-        self._tally.dropped += len(positions)
+        self._tally.planned += len(shards)
+        self._tally.dropped += len(shards)
+
+
+def _samples(plan: PlannedEpoch, shares: Shares) -> int:
+    """The samples of all *shares* of a plan."""
+    return shares.total if plan.sizes is None else int(plan.sizes[shares.together()].sum()) if shares else 0
 
 
 def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:

@@ -185,6 +185,16 @@ class PlannedEpoch(ABC):
     ranks: int
     tail: Tail
 
+    @property
+    def sizes(self) -> NDArray[np.int64] | None:
+        """The samples of each position where these are bins; None where each is one sample."""
+        return None
+
+    @property
+    def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The shards and numbers of samples that are too long for any bin, and are dropped."""
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
     def __len__(self) -> int:
         remainder = self.total % self.ranks
         if self.tail == "pad":
@@ -297,6 +307,11 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             cut = self._recuts[-1].new
         self.total = cut.total - self._begin
         self._windows = Windows(self._order, self.lanes)
+
+    @property
+    def counts(self) -> NDArray[Any]:
+        """The samples of every shard."""
+        return self._order.counts
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:
@@ -418,6 +433,8 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     @classmethod
     def restore(cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail) -> EpochPlan:
         """Return the rest of the epoch after *state*, for *ranks* ranks; raise StateError if the state does not fit."""
+        if "packing" in state:
+            raise StateError("the state is of packed samples, and requires the packing= that it was saved with")
         counts = _check_counts(counts)
         stages = _check_state(state, int(counts.sum(dtype=np.int64)))
         plan = cls(

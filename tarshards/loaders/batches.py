@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import flag, whole_number
+from tarshards.errors import flag, shortened, whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part, Shares
+    from tarshards.epoch.packing import Packing
     from tarshards.epoch.plan import PlannedEpoch
 
 
@@ -19,12 +20,19 @@ class BatchMaker:
 
     Batch g of a rank is made of the g-th *size* positions that it has in the plan. With *fill* a sample that is left
     out, or cannot be read, is replaced: see ``Substitutes``. With *drop_last* there is no smaller batch at the end.
-    Raises TypeError for what is no stream, and for a *size* that is no integer, and ValueError for one below 1.
+    With *packing* the positions are bins, and a batch has the samples of *size* bins. Raises TypeError for what is no
+    stream, for a *size* that is no integer, and for *packing* without indexes, of mixed or resampled datasets or with
+    *fill*, and ValueError for a size below 1.
     """
 
-    def __init__(self, stream: Stream, size: int, *, fill: bool = False, drop_last: bool = False):
+    def __init__(
+        self, stream: Stream, size: int, *, fill: bool = False, drop_last: bool = False, packing: Packing | None = None
+    ):
         self.stream, self.size = stream, whole_number("batch_size", size, 1)
         self.fill, self.drop_last = flag("fill", fill), flag("drop_last", drop_last)
+        self.packing = packing
+        if packing is not None:
+            _check_packing(packing, stream, fill)
         self._planned: tuple[Any, PlannedEpoch] | None = None
 
     @property
@@ -54,7 +62,15 @@ class BatchMaker:
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch | None:
         """Return the plan of an epoch, or of what *state* says is left of it; None without indexes."""
-        return self.stream.source.plan(epoch, ranks, state) if self.is_planned else None
+        if not self.is_planned:
+            return None
+        source = self.stream.source
+        if self.packing is None:
+            return source.plan(epoch, ranks, state)
+        tail = source.options.tail_for(ranks)
+        return self.packing.plan(
+            source.shards.counts, lambda: source.plan(epoch, 1), ranks=ranks, tail=tail, state=state
+        )
 
     def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
         """Return the positions of each batch of a rank, whichever worker makes it."""
@@ -69,3 +85,14 @@ class BatchMaker:
         """Return the positions of a rank that are in no batch."""
         shares = self.shares(plan, rank)
         return shares.positions[len(shares) * self.size :] if self.drop_last else range(0)
+
+
+def _check_packing(packing: Any, stream: Stream, fill: bool) -> None:
+    from tarshards.epoch.packing import Packing
+
+    if not isinstance(packing, Packing):
+        raise TypeError(f"packing= takes what pack() or bucket() returns, not {shortened(packing)}")
+    if type(stream.source) is not PlannedSource:
+        raise TypeError("packing= requires one dataset of indexed shards, neither mixed nor resampled; run `tarindex`")
+    if fill:
+        raise TypeError("fill= is not for packed samples: another sample may not fit into the bin")

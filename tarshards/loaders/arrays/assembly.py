@@ -273,6 +273,8 @@ class Memory:
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
         arrays = self._arrays[column]
+        if count > self._size:  # of bins, which have several samples each
+            return reader.make(count)
         with self._lock:
             for place in [number % len(arrays)] if self._ring else range(len(arrays)):
                 if arrays[place] is None and count == self._size:  # those of an epoch's end are not worth keeping

@@ -11,16 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from tarshards.epoch.loop import EpochLoop, Part, growing
+from tarshards.epoch.packing import Packing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
-from tarshards.errors import flag, shortened, whole_number
+from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.places import MappedPlaces, find_in_bytes
 from tarshards.index.readahead import Waits, reach
 from tarshards.loaders.arrays.assembly import (
@@ -37,6 +38,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.parallel import bounded_map
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
+from tarshards.stream.collate import sequences
 from tarshards.stream.following import Count
 from tarshards.stream.sources import PlannedSource, Progress
 from tarshards.stream.stream import Stream, check_dataset
@@ -75,8 +77,9 @@ class ArrayBatchMaker(BatchMaker):
         ring: bool,
         fill: bool,
         drop_last: bool,
+        packing: Packing | None = None,
     ):
-        super().__init__(stream, size, fill=fill, drop_last=drop_last)
+        super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
         self.assembler = Assembler(fields, transforms, size, kept, ring)
         self.places: MappedPlaces | None = None
         self.numbers = count()  # of the batches, over all epochs
@@ -129,7 +132,20 @@ class ArrayBatchMaker(BatchMaker):
         located, substitution = partial(self.locate, part), self.substitution(part)
         assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
         self.report(assembled)
-        return assembled.batch
+        return self.packed(assembled.batch)
+
+    def packed(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return *batch* with the values of ragged fields as packed rows, if there is packing into rows."""
+        if self.packing is None or not self.packing.is_packed:
+            return batch
+        ragged = {name: value for name, value in batch.items() if isinstance(value, tuple)}
+        offsets = [own for _, own in ragged.values()]
+        if not offsets or any(not np.array_equal(own, offsets[0]) for own in offsets):
+            raise SampleError(
+                "packing= takes fields of readers.ragged that have equal lengths in each sample; here are "
+                f"{', '.join(ragged) or 'none'}"
+            )
+        return batch | {name: values for name, (values, _) in ragged.items()} | sequences(offsets[0])
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""
@@ -166,6 +182,8 @@ class ArrayLoader(ResumableLoader):
     With *reuse* buffers are reused in turn: a batch is valid until the next but one is asked for.
     *prefetch* batches are made ahead by threads, besides those under way. ``state_dict()`` tells where the loop
     stands, as of ``ShardLoader``; ``monitor`` where the time goes. *drop_last* and *steps* are as of ``ShardLoader``.
+    With *packing* so are batches; fields of ``readers.ragged`` come as values alone, with ``cu_seqlens`` and
+    ``position_ids``.
 
     A sample that does not decode raises DecodeError, or goes to the ledger and is missing in its batch; with *fill* it
     is replaced as in a ``ShardLoader``, which requires indexed shards.
@@ -185,6 +203,7 @@ class ArrayLoader(ResumableLoader):
         fill: bool = False,
         drop_last: bool = False,
         steps: int | None = None,
+        packing: Packing | None = None,
     ):
         check_dataset(dataset, "an ArrayLoader")
         if dataset.ops or dataset.source.ops:
@@ -205,7 +224,15 @@ class ArrayLoader(ResumableLoader):
             raise TypeError("fill= requires indexed shards in an ArrayLoader; run `tarindex` first")
         ring = flag("reuse", reuse)
         self.maker = ArrayBatchMaker(
-            dataset, batch_size, fields, transforms, kept=kept, ring=ring, fill=fill, drop_last=drop_last
+            dataset,
+            batch_size,
+            fields,
+            transforms,
+            kept=kept,
+            ring=ring,
+            fill=fill,
+            drop_last=drop_last,
+            packing=packing,
         )
         self.passes = Passes(self.maker, steps)
         self.threads, self.prefetch, self.device = threads, prefetch, device
@@ -251,13 +278,13 @@ class ArrayLoader(ResumableLoader):
             samples = self.maker.locate(together)
             self.monitor.reading += time.perf_counter() - begun
             asked = due = 0
-            for begin in range(0, len(together), shares.size):
+            for begin, after in pairwise(shares.bounds(loop.plan.sizes)):
                 if asks and begin >= due:
-                    due, end = begin + every, min(begin + shares.size + far, len(together))
+                    due, end = begin + every, min(after + far, len(together))
                     if waits.come() and asked < end:
                         samples.places.ask(max(begin, asked), end)
                         asked = end
-                yield LocatedPart(together, samples, begin, begin + shares.size)
+                yield LocatedPart(together, samples, begin, after)
 
     def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the batches of *parts*, which threads make ahead."""
@@ -276,7 +303,7 @@ class ArrayLoader(ResumableLoader):
                 part.members = (part.taken - len(assembled.failures)) * len(self.maker.assembler.terms)
                 if failed:
                     part.leave_out(Tally(failed=failed))
-                yield assembled.batch
+                yield self.maker.packed(assembled.batch)
                 del assembled
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:

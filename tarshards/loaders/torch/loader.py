@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.loop import Outcome, Part
+from tarshards.epoch.packing import Packing
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
 from tarshards.loaders.base import Pass, Passes, ResumableLoader
@@ -23,7 +24,7 @@ from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.loaders.torch.handover import Arenas, Made
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
-from tarshards.stream.collate import collate_ragged
+from tarshards.stream.collate import collate_packed, collate_ragged
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -56,6 +57,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     differ in their number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its
     samples as dropped.
 
+    With *packing*, which ``pack`` or ``bucket`` returns, a batch has the samples of *batch_size* bins. Packed, the
+    arrays of its samples come end to end, with ``cu_seqlens`` (int32) and ``position_ids``; *collate_fn* replaces that.
+
     With *steps* a pass over the loader, and its ``len``, is that many batches; the next one goes on where it ended, in
     the same epoch of the dataset or the one after.
 
@@ -80,14 +84,15 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         drop_last: bool = False,
         steps: int | None = None,
         reuse: bool = False,
+        packing: Packing | None = None,
         **options: Any,
     ):
         if isinstance(dataset, _Batches):  # Lightning makes loaders anew from their attributes
-            dataset, batch_size, collate_fn, fill, drop_last, steps, reuse = dataset.made_of
+            dataset, batch_size, collate_fn, fill, drop_last, steps, reuse, packing = dataset.made_of
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         num_workers = whole_number("num_workers", num_workers, 0)
         _check(dataset, options, flag("fill", fill))
-        maker = CollatedBatchMaker(dataset, batch_size, collate_fn, fill=fill, drop_last=drop_last)
+        maker = CollatedBatchMaker(dataset, batch_size, collate_fn, fill=fill, drop_last=drop_last, packing=packing)
         self.passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
         self._batches = _Batches(maker, steps, flag("reuse", reuse), persistent=persistent)
@@ -134,7 +139,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     def _as_tensors(self, batch: Any) -> Any:
         """Return a batch that the default collate_fn made with tensors in place of arrays, which travel as arrays."""
-        if self._batches.maker.collate is not collate_ragged:
+        if self._batches.maker.collate not in (collate_ragged, collate_packed):
             return batch
         return tensors(batch, pinned=self._is_pinned)
 
@@ -184,11 +189,19 @@ class CollatedBatchMaker(BatchMaker):
     """Makes batches of the samples that come out of a stream's ops; without any, a batch is ``[]``."""
 
     def __init__(
-        self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any], *, fill: bool, drop_last: bool
+        self,
+        stream: Stream,
+        size: int,
+        collate_fn: Callable[[list[Any]], Any],
+        *,
+        fill: bool,
+        drop_last: bool,
+        packing: Packing | None = None,
     ):
         check_function(collate_fn, "ShardLoader")
-        super().__init__(stream, size, fill=fill, drop_last=drop_last)
-        self.collate = collate_fn
+        super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
+        is_packed = packing is not None and packing.is_packed and collate_fn is collate_ragged
+        self.collate = collate_packed if is_packed else collate_fn
 
     def read(self, part: Part, epoch: int) -> Any:
         batch = self._filled(part, epoch) if self.fill else list(self.stream.read(part, epoch))
@@ -216,10 +229,11 @@ class _Batches(IterableDataset[Any]):
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
     @property
-    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any], bool, bool, int | None, bool]:
-        """The dataset, batch size, collate_fn, fill, drop_last, steps and reuse of the loader."""
+    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any], bool, bool, int | None, bool, Any]:
+        """The dataset, batch size, collate_fn, fill, drop_last, steps, reuse and packing of the loader."""
         maker = self.maker
-        return self.stream, maker.size, maker.collate, maker.fill, maker.drop_last, self.steps, self.reuse
+        how = maker.fill, maker.drop_last, self.steps, self.reuse, maker.packing
+        return self.stream, maker.size, maker.collate, *how
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ if self._order else self.__dict__ | {"_arenas": None}

@@ -1,0 +1,292 @@
+"""Bins of samples of variable length, as the positions of an epoch: packed rows, and batches of like length.
+
+The unit of position is the bin. A ``PackedPlan`` is a ``PlannedEpoch`` whose position b is not one sample but all
+samples of the b-th bin: ranks take the bins r, r + ranks, ..., ``tail`` repeats or drops bins, and a state is the
+number of the bin that comes next. Nothing else is new: ``Shares`` cuts bins into batches, the loop reads their samples,
+counts and audits them, and ``Passes`` saves and resumes the position.
+
+::
+
+    epoch    | window 0: 4,096 positions | window 1 | ...            of the EpochPlan, always made for one rank
+    bins     | 0 | 1 | 2 | ... | 1,017   | 1,018 | ...               best fit, longest first, then permuted by
+    ranks      0   1   0   1               ...                       (seed, epoch, window)
+
+The bins depend on the dataset, its lengths, seed and epoch, not on ranks, workers or where a run was resumed: a window
+is packed whole, wherever the state stands in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tarshards.epoch.options import Tail, check_tail
+from tarshards.epoch.permutations import fold, hash_of, permutations
+from tarshards.epoch.plan import CHUNK, EpochPlan, PlannedEpoch
+from tarshards.errors import SampleError, StateError, whole_number
+
+Overlong = Literal["error", "drop"]
+WINDOW = 4096
+LEVEL = 3  # of the permutation of bins, after those of blocks, windows and substitutes
+
+
+class Bins(NamedTuple):
+    """The bins of a whole epoch: positions in *order*, bin b from *starts* [b] on; *overlong* ones are in no bin."""
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    overlong: NDArray[np.int64]
+
+
+def best_fit(lengths: NDArray[Any], capacity: int) -> NDArray[np.int64]:
+    """Return the number of the bin of each length: best fit decreasing, each bin of at most *capacity* in all.
+
+    >>> best_fit(np.array([3, 6, 5, 4]), 9)
+    array([0, 0, 1, 1])
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order].tolist()
+    least = sizes[-1] if sizes else 0
+    left: list[int] = []  # capacity that is left << 32 | bin, ascending
+    bins, count = [], 0
+    for size in sizes:
+        i = bisect_left(left, size << 32)
+        if i < len(left):
+            code = left.pop(i) - (size << 32)
+        else:
+            code, count = (capacity - size) << 32 | count, count + 1
+        bins.append(code & 0xFFFFFFFF)
+        if code >> 32 >= least:
+            insort(left, code)
+    result = np.empty(len(lengths), np.int64)
+    result[order] = bins
+    return result
+
+
+def alike(lengths: NDArray[Any], budget: int) -> NDArray[np.int64]:
+    """Return the number of the batch of each length: of like lengths, the longest times their number within *budget*.
+
+    >>> alike(np.array([2, 5, 3, 5]), 10)
+    array([1, 0, 1, 0])
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order]
+    result = np.empty(len(lengths), np.int64)
+    begin = number = 0
+    while begin < len(sizes):
+        end = begin + (budget // int(sizes[begin]))
+        result[order[begin:end]] = number
+        begin, number = end, number + 1
+    return result
+
+
+@dataclass(eq=False)
+class Packing:
+    """How samples of variable *lengths*, in the dataset's order, are put together; see ``pack`` and ``bucket``.
+
+    Raises ValueError for lengths that are no whole numbers of at least 1, and arguments out of range.
+    """
+
+    lengths: NDArray[Any]
+    capacity: int
+    window: int = WINDOW
+    overlong: Overlong = "error"
+    is_packed: bool = True  # rather than in batches of like length
+    _last: tuple[Any, Bins] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        name = "capacity" if self.is_packed else "budget"
+        self.capacity, self.window = whole_number(name, self.capacity, 1), whole_number("window", self.window, 1)
+        if self.overlong not in get_args(Overlong):
+            raise ValueError(f"overlong must be one of {', '.join(get_args(Overlong))}, not {self.overlong!r}")
+        lengths = np.asarray(self.lengths)
+        if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 1)):
+            raise ValueError("lengths must be a whole number of at least 1 for each sample")
+        if self.capacity >= 2**31:
+            raise ValueError(f"{name} must be below 2**31, not {self.capacity}")
+        self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a state says of it."""
+        digest = blake2b(self.lengths.astype("<i4").tobytes(), digest_size=16).hexdigest()
+        how = "pack" if self.is_packed else "bucket"
+        return {
+            "how": how,
+            "capacity": self.capacity,
+            "window": self.window,
+            "overlong": self.overlong,
+            "lengths": digest,
+        }
+
+    def plan(
+        self,
+        counts: ArrayLike,
+        plan: Callable[[], EpochPlan],
+        *,
+        ranks: int,
+        tail: Tail,
+        state: Mapping[str, Any] | None = None,
+    ) -> PackedPlan:
+        """Return the bins of the epoch of *plan*, made for one rank, or what *state* says is left of them.
+
+        Raises StateError for a state of other lengths or options, and SampleError for a sample that is overlong.
+        """
+        begin: Any = 0
+        if state is None:
+            whole = plan()
+        else:
+            if state.get("packing") != self.identity:
+                raise StateError("the state is of an epoch with other lengths or another packing=, or without any")
+            begin = state.get("position")
+            whole = EpochPlan.restore(counts, _unpacked(state) | {"position": 0}, ranks=1, tail="exact")
+        bins = self.bins(whole)
+        most = len(bins.starts) - 1
+        if type(begin) is not int or not 0 <= begin <= most:
+            raise StateError(f"the state has position {begin!r}, and the epoch {most} bins")
+        return PackedPlan(whole, self, bins, ranks=ranks, tail=tail, begin=begin)
+
+    def bins(self, plan: EpochPlan) -> Bins:
+        """Return the bins of the epoch of *plan*; those of the last one are kept."""
+        key = repr(plan.state(0))
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._bins(plan)
+        return self._last[1]
+
+    def _bins(self, plan: EpochPlan) -> Bins:
+        counts = plan.counts.astype(np.int64)
+        if int(counts.sum()) != len(self.lengths):
+            raise ValueError(f"lengths are of {len(self.lengths)} samples, and the dataset has {int(counts.sum())}")
+        first = np.cumsum(counts) - counts
+        key = hash_of(plan.seed, plan.epoch, LEVEL)
+        put = best_fit if self.is_packed else alike
+        orders, sizes, overlong = [], [], []
+        together = max(1, CHUNK // self.window) * self.window
+        for begin in range(0, plan.total, together):
+            shards, numbers = plan[begin : begin + together]
+            lengths = self.lengths[first[shards] + numbers]
+            for offset in range(0, len(lengths), self.window):
+                window = lengths[offset : offset + self.window]
+                fits = np.flatnonzero(window <= self.capacity)
+                if len(fits) < len(window):
+                    beyond = offset + np.flatnonzero(window > self.capacity)
+                    if self.overlong == "error":
+                        i = int(beyond[0])
+                        raise SampleError(
+                            f"the sample at position {begin + i} of the epoch, number {numbers[i]} of shard "
+                            f"{shards[i]}, has length {lengths[i]}, more than {self.capacity}; "
+                            'overlong="drop" leaves such samples out'
+                        )
+                    overlong.append(begin + beyond)
+                if not len(fits):
+                    continue
+                bins = put(window[fits], self.capacity)
+                count = int(bins.max()) + 1
+                if plan.shuffle:
+                    turn = permutations(fold(key, np.array([(begin + offset) // self.window])), [count], count)[0]
+                    bins = np.asarray(turn).astype(np.int64)[bins]
+                orders.append(begin + offset + fits[np.argsort(bins, kind="stable")])
+                sizes.append(np.bincount(bins, minlength=count))
+        empty = [np.zeros(0, np.int64)]
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
+        return Bins(np.concatenate(orders or empty), starts, np.concatenate(overlong or empty))
+
+
+def pack(lengths: ArrayLike, capacity: int, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+    """Pack samples of *lengths* into rows of at most *capacity*: best fit, longest first, within windows of the epoch.
+
+    *lengths* has one for each sample, in the dataset's order: shard after shard. The *window* is that of positions of
+    the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which names its
+    position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. Raises
+    ValueError for arguments out of range.
+    """
+    return Packing(np.asarray(lengths), capacity, window, overlong)
+
+
+def bucket(lengths: ArrayLike, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+    """Put samples of like length together: batches that, padded to their longest, have at most *budget* tokens.
+
+    The arguments are those of ``pack``.
+    """
+    return Packing(np.asarray(lengths), budget, window, overlong, is_packed=False)
+
+
+class PackedPlan(PlannedEpoch):
+    """An epoch of bins: ``plan[b]`` are the shards and numbers of all samples of its b-th bin.
+
+    Rank r of *ranks* takes the bins r, r + ranks, ...; *total* and the length count bins.
+
+    >>> whole = EpochPlan([4], seed=0, epoch=0, shuffle=False)
+    >>> plan = pack([3, 6, 5, 4], 9).plan([4], lambda: whole, ranks=1, tail="exact")
+    >>> [plan[b][1].tolist() for b in range(len(plan))]
+    [[0, 1], [2, 3]]
+    """
+
+    def __init__(self, plan: EpochPlan, packing: Packing, bins: Bins, *, ranks: int, tail: Tail, begin: int = 0):
+        self.whole, self.packing, self.bins = plan, packing, bins
+        self.ranks, self.tail, self.begin = whole_number("ranks", ranks, 1), check_tail(tail), begin
+        self.total = len(bins.starts) - 1 - begin
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.bins.starts)[self._numbers(np.arange(len(self)))]
+
+    @property
+    def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self.whole[self.bins.overlong]
+
+    @property
+    def block_and_reach(self) -> tuple[int | None, int]:
+        block, reach = self.whole.block_and_reach
+        return block, reach + self.packing.window
+
+    def apart(self) -> PackedPlan:
+        return PackedPlan(
+            self.whole.apart(), self.packing, self.bins, ranks=self.ranks, tail=self.tail, begin=self.begin
+        )
+
+    def __getitem__(self, positions: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        numbers = self._numbers(np.atleast_1d(np.asarray(positions, np.int64)))
+        first = self.bins.starts[numbers]
+        sizes = self.bins.starts[numbers + 1] - first
+        ends = np.cumsum(sizes)
+        return self.whole[self.bins.order[np.repeat(first - ends + sizes, sizes) + np.arange(sizes.sum())]]
+
+    def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of bins in the whole epoch."""
+        if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"position out of range of a plan of {len(self)}")
+        every = max(1, len(self.bins.starts) - 1)  # what is past the end repeats the epoch's start
+        return np.where(positions < self.total, self.begin + positions, (positions - self.total) % every)
+
+    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+        """Yield none: another sample may not fit into the bin."""
+        return iter(())
+
+    def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PackedPlan:
+        """Return what is left, for *ranks*, after all ranks together took *position* bins."""
+        begin, tail = self._position(position), self.tail if tail is None else tail
+        return PackedPlan(self.whole, self.packing, self.bins, ranks=ranks, tail=tail, begin=begin)
+
+    def _position(self, taken: int) -> int:
+        if not 0 <= taken <= len(self):
+            raise ValueError(f"position must be between 0 and the plan's length of {len(self)}, not {taken}")
+        return self.begin + min(taken, self.total)
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """Return the state after *taken* bins, for JSON."""
+        return self.whole.state(0) | {"position": self._position(taken), "packing": self.packing.identity}
+
+
+def _unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != "packing"}
