@@ -23,7 +23,7 @@ from tarshards.epoch.plan import EpochPlan
 lengths = np.clip(np.random.default_rng(0).lognormal(6, 1, 10**7), 16, 4096).astype(np.int32)
 counts = np.full(1000, 10**4)
 begun = time.perf_counter()
-plan = pack(lengths, 4096).plan(counts, lambda: EpochPlan(counts, seed=0, epoch=0), ranks=1, tail="exact")
+plan = pack(lengths, 4096).plan(counts, lambda state: EpochPlan(counts, seed=0, epoch=0), ranks=1, tail="exact")
 seconds = time.perf_counter() - begun
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({"seconds": seconds, "peak": peak, "fill": int(lengths.sum()) / (4096 * len(plan))}))

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail, check_tail
 from tarshards.epoch.permutations import fold, hash_of, permutations
-from tarshards.epoch.plan import CHUNK, EpochPlan, PlannedEpoch
+from tarshards.epoch.plan import CHUNK, PlannedEpoch
 from tarshards.errors import SampleError, StateError, whole_number
 
 Overlong = Literal["error", "drop"]
@@ -132,48 +132,51 @@ class Packing:
     def plan(
         self,
         counts: ArrayLike,
-        plan: Callable[[], EpochPlan],
+        make: Callable[[Mapping[str, Any] | None], PlannedEpoch],
         *,
         ranks: int,
         tail: Tail,
         state: Mapping[str, Any] | None = None,
+        dataset: str = "",
     ) -> PackedPlan:
-        """Return the bins of the epoch of *plan*, made for one rank, or what *state* says is left of them.
+        """Return the bins of the epoch of a plan, or what *state* says is left of them.
 
-        Raises StateError for a state of other lengths or options, and SampleError for a sample that is overlong.
+        *make* returns the plan for one rank: of the epoch, or of what a state says is left of one. *counts* are the
+        samples of the shards of *dataset*, its digest. Raises StateError for a state of other lengths or options, and
+        SampleError for a sample that is overlong.
         """
         begin: Any = 0
         if state is None:
-            whole = plan()
+            whole = make(None)
         else:
             if state.get("packing") != self.identity:
                 raise StateError("the state is of an epoch with other lengths or another packing=, or without any")
             begin = state.get("position")
-            whole = EpochPlan.restore(counts, _unpacked(state) | {"position": 0}, ranks=1, tail="exact")
-        bins = self.bins(whole)
+            whole = make(_unpacked(state) | {"position": 0})
+        bins = self.bins(np.asarray(counts, np.int64), whole, dataset)
         most = len(bins.starts) - 1
         if type(begin) is not int or not 0 <= begin <= most:
             raise StateError(f"the state has position {begin!r}, and the epoch {most} bins")
         return PackedPlan(whole, self, bins, ranks=ranks, tail=tail, begin=begin)
 
-    def bins(self, plan: EpochPlan) -> Bins:
+    def bins(self, counts: NDArray[np.int64], plan: PlannedEpoch, dataset: str) -> Bins:
         """Return the bins of the epoch of *plan*; those of the last one are kept."""
-        key = repr(plan.state(0))
+        key = dataset, repr(plan.state(0))
         if self._last is None or self._last[0] != key:
-            self._last = key, self._bins(plan)
+            self._last = key, self._bins(counts, plan)
         return self._last[1]
 
-    def _bins(self, plan: EpochPlan) -> Bins:
-        counts = plan.counts.astype(np.int64)
+    def _bins(self, counts: NDArray[np.int64], plan: PlannedEpoch) -> Bins:
+        state = plan.state(0)
         if int(counts.sum()) != len(self.lengths):
             raise ValueError(f"lengths are of {len(self.lengths)} samples, and the dataset has {int(counts.sum())}")
         first = np.cumsum(counts) - counts
-        key = hash_of(plan.seed, plan.epoch, LEVEL)
+        key = hash_of(state["seed"], state["epoch"], LEVEL)
         put = best_fit if self.is_packed else alike
         orders, sizes, overlong = [], [], []
         together = max(1, CHUNK // self.window) * self.window
         for begin in range(0, plan.total, together):
-            shards, numbers = plan[begin : begin + together]
+            shards, numbers = plan[np.arange(begin, min(begin + together, plan.total))]
             lengths = self.lengths[first[shards] + numbers]
             for offset in range(0, len(lengths), self.window):
                 window = lengths[offset : offset + self.window]
@@ -192,7 +195,7 @@ class Packing:
                     continue
                 bins = put(window[fits], self.capacity)
                 count = int(bins.max()) + 1
-                if plan.shuffle:
+                if state["shuffle"]:
                     turn = permutations(fold(key, np.array([(begin + offset) // self.window])), [count], count)[0]
                     bins = np.asarray(turn).astype(np.int64)[bins]
                 orders.append(begin + offset + fits[np.argsort(bins, kind="stable")])
@@ -205,9 +208,9 @@ class Packing:
 def pack(lengths: ArrayLike, capacity: int, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
     """Pack samples of *lengths* into rows of at most *capacity*: best fit, longest first, within windows of the epoch.
 
-    *lengths* has one for each sample, in the dataset's order: shard after shard. The *window* is that of positions of
-    the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which names its
-    position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. Raises
+    *lengths* has one for each sample of the shards, selected or not, shard after shard. The *window* is that of
+    positions of the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which
+    names its position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. Raises
     ValueError for arguments out of range.
     """
     return Packing(np.asarray(lengths), capacity, window, overlong)
@@ -226,13 +229,14 @@ class PackedPlan(PlannedEpoch):
 
     Rank r of *ranks* takes the bins r, r + ranks, ...; *total* and the length count bins.
 
+    >>> from tarshards import EpochPlan
     >>> whole = EpochPlan([4], seed=0, epoch=0, shuffle=False)
-    >>> plan = pack([3, 6, 5, 4], 9).plan([4], lambda: whole, ranks=1, tail="exact")
+    >>> plan = pack([3, 6, 5, 4], 9).plan([4], lambda state: whole, ranks=1, tail="exact")
     >>> [plan[b][1].tolist() for b in range(len(plan))]
     [[0, 1], [2, 3]]
     """
 
-    def __init__(self, plan: EpochPlan, packing: Packing, bins: Bins, *, ranks: int, tail: Tail, begin: int = 0):
+    def __init__(self, plan: PlannedEpoch, packing: Packing, bins: Bins, *, ranks: int, tail: Tail, begin: int = 0):
         self.whole, self.packing, self.bins = plan, packing, bins
         self.ranks, self.tail, self.begin = whole_number("ranks", ranks, 1), check_tail(tail), begin
         self.total = len(bins.starts) - 1 - begin

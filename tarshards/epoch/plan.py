@@ -309,11 +309,6 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         self._windows = Windows(self._order, self.lanes)
 
     @property
-    def counts(self) -> NDArray[Any]:
-        """The samples of every shard."""
-        return self._order.counts
-
-    @property
     def block_and_reach(self) -> tuple[int | None, int]:
         if not self.shuffle:
             return None, CHUNK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import flag, shortened, whole_number
@@ -68,9 +69,9 @@ class BatchMaker:
         if self.packing is None:
             return source.plan(epoch, ranks, state)
         tail = source.options.tail_for(ranks)
-        return self.packing.plan(
-            source.shards.counts, lambda: source.plan(epoch, 1), ranks=ranks, tail=tail, state=state
-        )
+        make = partial(source.plan, epoch, 1)
+        options: Any = {"ranks": ranks, "tail": tail, "state": state, "dataset": source.digest}
+        return self.packing.plan(source.shards.counts, make, **options)
 
     def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
         """Return the positions of each batch of a rank, whichever worker makes it."""

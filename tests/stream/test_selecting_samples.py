@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
 
-from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, World, mix, readers, write_samples
+from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, World, bucket, mix, readers, write_samples
 from tarshards.epoch.plan import EpochPlan
 from tarshards.epoch.selection import SelectedPlan, Selection
 from tarshards.errors import DecodeError, OpError, SampleError, StateError
@@ -267,3 +267,25 @@ def test_of_remote_shards_only_the_selected_are_fetched(tmp_path, monkeypatch):
         fetched = traffic.so_far() - before
     assert fetched.requests <= 2 * len(chosen) // run
     assert fetched.bytes <= 1.15 * len(chosen) * (512 + 2048)
+
+
+@pytest.mark.parametrize("chosen", [WIDE, KEYS[::2]])
+def test_selected_samples_are_packed(shards, chosen):
+    lengths = [2 + number % 5 for number in range(len(KEYS))]  # of all samples
+    length_of = dict(zip(KEYS, lengths))
+
+    def loader() -> ArrayLoader:
+        dataset = Stream.from_shards(shards, shuffle=True).select(keys=chosen)
+        return ArrayLoader(dataset, 1, fields={"cls": readers.integer()}, packing=packing)
+
+    packing = bucket(lengths, budget=9)
+    batches = [list(batch["__key__"]) for batch in loader()]
+    assert sorted(key for batch in batches for key in batch) == sorted(chosen)
+    assert all(len(batch) * max(length_of[key] for key in batch) <= 9 for batch in batches)
+    begun = loader()
+    iterator = iter(begun)
+    next(iterator)
+    resumed = loader()
+    resumed.load_state_dict(begun.state_dict())
+    assert [list(batch["__key__"]) for batch in resumed] == batches[1:]
+    iterator.close()
