@@ -210,8 +210,8 @@ def pack(lengths: ArrayLike, capacity: int, *, window: int = WINDOW, overlong: O
 
     *lengths* has one for each sample of the shards, selected or not, shard after shard. The *window* is that of
     positions of the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which
-    names its position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. Raises
-    ValueError for arguments out of range.
+    names its position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped.
+    Raises ValueError for arguments out of range.
     """
     return Packing(np.asarray(lengths), capacity, window, overlong)
 
