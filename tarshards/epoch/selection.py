@@ -136,8 +136,9 @@ class Choice(NamedTuple):
 def _listed(keys: Keys, name: str) -> frozenset[str]:
     """Return a list of keys, or those in a file of that name; raise TypeError for anything else in a list."""
     found = frozenset(read_keys(fspath(keys)) if isinstance(keys, str | PathLike) else keys)
-    if wrong := next((key for key in found if not isinstance(key, str)), None):
-        raise TypeError(f"{name} is a list of keys, or the name of a file of them, not of {shortened(wrong)}")
+    for key in found:
+        if not isinstance(key, str):
+            raise TypeError(f"{name} is a list of keys, or the name of a file of them, not of {shortened(key)}")
     return found
 
 

@@ -422,6 +422,8 @@ class Stream:
             raise TypeError("select requires indexed shards; run `tarindex` first")
         if self.ops:
             raise TypeError("select comes before the ops")
+        if where is None and keys is None and drop is None:
+            raise TypeError("select takes a condition, keys= or drop=")
         from tarshards.epoch.selection import Choice
 
         return self._over(self.source.selected(Choice(where, keys, drop, fields, on_error, executor)))

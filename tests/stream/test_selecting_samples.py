@@ -141,7 +141,9 @@ def test_faults_are_told_or_left_out(shards, tmp_path):
     ("options", "error", "words"),
     [
         ({"keys": ["0-00", "a", "b"]}, SampleError, "no sample has 2 of 3 keys: 'a', 'b'"),
+        ({}, TypeError, "select takes a condition, keys= or drop="),
         ({"keys": [1]}, TypeError, "keys= is a list of keys, or the name of a file of them, not of 1"),
+        ({"drop": [0]}, TypeError, "drop= is a list of keys, or the name of a file of them, not of 0"),
         ({"where": 7}, TypeError, "where="),
         ({"where": "import os"}, ValueError, "is not an expression"),
         ({"keys": [1.5], "where": "True"}, TypeError, "not of 1.5"),
