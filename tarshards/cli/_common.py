@@ -715,6 +715,14 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
         raise click.UsageError(str(error) if option is None else f"{option}: {error}") from error
 
 
+def conversion_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the options of every import and export, which ``convert`` is given."""
+    parallel = parallel_option("Processes", 0)
+    for option in (quiet_option, sync_option, overwrite_option, max_errors_option, parallel):
+        command = option(command)
+    return command
+
+
 def convert(
     function: Callable[..., list[str]],
     source: Any,

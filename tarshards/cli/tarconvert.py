@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    convert,
-    max_errors_option,
-    overwrite_option,
-    parallel_option,
-    quiet_option,
-    refuse,
-    sync_option,
-    tool,
-)
+from tarshards.cli._common import FILE, conversion_options, convert, refuse, tool
 
 
 @tool(
@@ -31,20 +22,8 @@ from tarshards.cli._common import (
     metavar="PATTERN",
     help="Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.",
 )
-@parallel_option("Processes", 0)
-@max_errors_option
-@overwrite_option
-@sync_option
-@quiet_option
-def main(
-    shards: tuple[str, ...],
-    output: str,
-    parallel: int,
-    max_errors: int | None,
-    overwrite: bool,
-    sync: bool,
-    quiet: bool,
-) -> None:
+@conversion_options
+def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
     """Convert SHARDS of tar to msgpack shards of Squirrel, or msgpack shards to tars, as the suffix of -o says.
 
     Each shard becomes one. Values become fields, and fields values, as tarimport and tarexport do it. If the command is
@@ -55,14 +34,4 @@ def main(
 
     to_tar = re.search(r"\.(tar(\.\w+)?|t[bgx]z2?)$", output)
     refuse(not to_tar and not output.endswith(".gz"), f"-o {output}: the name ends in .tar, or in .gz for msgpack")
-    convert(
-        import_dataset if to_tar else export_dataset,
-        list(shards),
-        output,
-        format="msgpack",
-        parallel=parallel,
-        max_errors=max_errors,
-        overwrite=overwrite,
-        sync=sync,
-        quiet=quiet,
-    )
+    convert(import_dataset if to_tar else export_dataset, list(shards), output, format="msgpack", **options)

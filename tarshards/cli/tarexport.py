@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    all_specs,
-    convert,
-    ignore_zeros_option,
-    list_option,
-    max_errors_option,
-    overwrite_option,
-    parallel_option,
-    quiet_option,
-    sync_option,
-    tool,
-)
+from tarshards.cli._common import FILE, all_specs, conversion_options, convert, ignore_zeros_option, list_option, tool
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 
@@ -32,22 +22,14 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
     "-o", "--output", required=True, metavar="PATTERN", help="Files to write, such as out-%06d.parquet; or a folder."
 )
 @click.option("--format", type=click.Choice(FORMATS), help="What to write.  [default: by the name of the output]")
-@parallel_option("Processes", 0)
-@max_errors_option
-@overwrite_option
-@sync_option
-@quiet_option
+@conversion_options
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
     ignore_zeros: bool,
     output: str,
     format: str | None,
-    parallel: int,
-    max_errors: int | None,
-    overwrite: bool,
-    sync: bool,
-    quiet: bool,
+    **options: Any,
 ) -> None:
     """Write each of SHARDS to a file of another format, or their members to files in a folder.
 
@@ -62,9 +44,5 @@ def main(
         output,
         format=format,
         concatenated=ignore_zeros,
-        parallel=parallel,
-        max_errors=max_errors,
-        overwrite=overwrite,
-        sync=sync,
-        quiet=quiet,
+        **options,
     )

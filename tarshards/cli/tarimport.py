@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    convert,
-    max_errors_option,
-    overwrite_option,
-    parallel_option,
-    quiet_option,
-    size_option,
-    sync_option,
-    tool,
-)
+from tarshards.cli._common import FILE, conversion_options, convert, size_option, tool
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 
@@ -31,11 +23,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
 @size_option("1e9")
-@parallel_option("Processes", 0)
-@max_errors_option
-@overwrite_option
-@sync_option
-@quiet_option
+@conversion_options
 def main(
     source: tuple[str, ...],
     output: str,
@@ -43,11 +31,7 @@ def main(
     split: str | None,
     key: str | None,
     size: int | None,
-    parallel: int,
-    max_errors: int | None,
-    overwrite: bool,
-    sync: bool,
-    quiet: bool,
+    **options: Any,
 ) -> None:
     """Write the rows of SOURCE, of another format, as samples to shards.
 
@@ -65,9 +49,5 @@ def main(
         split=split,
         key=key,
         max_bytes=size or MAX_BYTES,
-        parallel=parallel,
-        max_errors=max_errors,
-        overwrite=overwrite,
-        sync=sync,
-        quiet=quiet,
+        **options,
     )

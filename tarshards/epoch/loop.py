@@ -312,7 +312,9 @@ class EpochLoop:
 
 def _samples(plan: PlannedEpoch, shares: Shares) -> int:
     """The samples of all *shares* of a plan."""
-    return shares.total if plan.sizes is None else int(plan.sizes[shares.together()].sum()) if shares else 0
+    if plan.sizes is None or not shares:
+        return shares.total
+    return int(plan.sizes[shares.together()].sum())
 
 
 def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:

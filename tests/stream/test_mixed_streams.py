@@ -1,4 +1,4 @@
-"""Mixtures of which not all parts have an index: in each worker, shares to within one sample at every moment."""
+"""Mixtures with un-indexed datasets: in each worker, shares to within one sample at every moment."""
 
 from __future__ import annotations
 
