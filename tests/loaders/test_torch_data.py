@@ -8,7 +8,9 @@ import pickle
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -249,6 +251,32 @@ def test_worker_tables_agree_from_any_interleaving():
         for thread in threads:
             thread.join()
         assert begun == [[0, 1, 2]] * 8
+
+
+class Torn(np.ndarray):
+    """A table into which another worker writes two passes while it is copied."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def copy(self, *args):
+        rows = [np.array(self[0])]
+        meanwhile, Torn.meanwhile = Torn.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return np.array([*rows, *map(np.array, self[1:])])
+
+
+def test_a_table_that_is_written_while_it_is_copied(monkeypatch):
+    monkeypatch.setattr(SharedEpochCounter, "EPOCHS", 3)  # the third epoch is in the first row
+    counters = [SharedEpochCounter(2) for _ in range(2)]
+    counters[1]._words = counters[0]._words
+    slow, fast = (partial(c.begin, World(0, 1, worker, 2, seed=1)) for worker, c in enumerate(counters))
+    assert [slow(), fast()] == [2, 2]
+    table = SharedEpochCounter._table
+    monkeypatch.setattr(SharedEpochCounter, "_table", property(lambda self: table.fget(self).view(Torn)))
+    monkeypatch.setattr(Torn, "meanwhile", lambda: begun.extend((fast(), fast())))
+    begun: list[int] = []
+    assert [slow(), slow()] == begun == [3, 4]
 
 
 def test_more_workers_than_the_table_holds():

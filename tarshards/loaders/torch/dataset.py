@@ -199,7 +199,7 @@ class SharedEpochCounter(EpochCounter):
         self._passes += 1
         mask = (1 << self.PASS_BITS) - 1
         this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask
-        table = self._table.copy()  # read once: what is written meanwhile must not count by halves
+        table = self._snapshot()
         rows, workers = np.nonzero((table != 0) & (table & mask == this_pass))
         epochs = (table[rows, workers] >> self.PASS_BITS) - 1
         own = epochs[workers == world.worker].max(initial=-1)
@@ -209,6 +209,13 @@ class SharedEpochCounter(EpochCounter):
             self._table[(table >> self.PASS_BITS > epoch) & (table & mask != this_pass)] = 0
         self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
         return epoch
+
+    def _snapshot(self) -> np.ndarray:
+        """Return the table as it was at one moment: what is written meanwhile must not count by halves."""
+        earlier, table = None, self._table.copy()
+        while earlier is None or (table != earlier).any():
+            earlier, table = table, self._table.copy()
+        return table
 
     def _next(self, table: np.ndarray) -> int:
         return int(table.max() >> self.PASS_BITS or self._words[-1])
