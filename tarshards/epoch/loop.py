@@ -89,12 +89,22 @@ class Outcome(NamedTuple):
 class Part:
     """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
 
+    *places* are the positions in the plan of single samples, where those of the plan are bins.
+
     *taken* samples, the first ones, were read or could not be; *lost* of these could not, and the others had *members*.
     *left_out* counts those that were read and left out after that.
     """
 
-    def __init__(self, plan: PlannedEpoch, positions: np.ndarray, shards: np.ndarray, numbers: np.ndarray):
+    def __init__(
+        self,
+        plan: PlannedEpoch,
+        positions: np.ndarray,
+        shards: np.ndarray,
+        numbers: np.ndarray,
+        places: np.ndarray | None = None,
+    ):
         self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
+        self.places = positions if places is None else places
         self.taken = self.lost = self.members = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
@@ -104,10 +114,11 @@ class Part:
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
         """Look up *positions*; a bin's stands for each of its samples."""
         positions = np.asarray(positions, np.int64)
-        shards, numbers = plan[positions]
+        places = plan.places(positions)
+        shards, numbers = plan.unpacked[places]
         if plan.sizes is not None:
             positions = np.repeat(positions, plan.sizes[positions])
-        return cls(plan, positions, shards, numbers)
+        return cls(plan, positions, shards, numbers, places)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -131,7 +142,8 @@ class Part:
 
     def cut(self, begin: int, end: int) -> Part:
         """Return the part of the positions from the *begin*-th to the *end*-th."""
-        part = Part(self.plan, self.positions[begin:end], self.shards[begin:end], self.numbers[begin:end])
+        cut = slice(begin, end)
+        part = Part(self.plan, self.positions[cut], self.shards[cut], self.numbers[cut], self.places[cut])
         part.reader = self.reader
         return part
 

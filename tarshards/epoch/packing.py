@@ -167,11 +167,10 @@ class Packing:
         return self._last[1]
 
     def _bins(self, counts: NDArray[np.int64], plan: PlannedEpoch) -> Bins:
-        state = plan.state(0)
         if int(counts.sum()) != len(self.lengths):
             raise ValueError(f"lengths are of {len(self.lengths)} samples, and the dataset has {int(counts.sum())}")
         first = np.cumsum(counts) - counts
-        key = hash_of(state["seed"], state["epoch"], LEVEL)
+        key = None if plan.permuted_by is None else hash_of(*plan.permuted_by, LEVEL)
         put = best_fit if self.is_packed else alike
         orders, sizes, overlong = [], [], []
         together = max(1, CHUNK // self.window) * self.window
@@ -195,7 +194,7 @@ class Packing:
                     continue
                 bins = put(window[fits], self.capacity)
                 count = int(bins.max()) + 1
-                if state["shuffle"]:
+                if key is not None:
                     turn = permutations(fold(key, np.array([(begin + offset) // self.window])), [count], count)[0]
                     bins = np.asarray(turn).astype(np.int64)[bins]
                 orders.append(begin + offset + fits[np.argsort(bins, kind="stable")])
@@ -237,9 +236,13 @@ class PackedPlan(PlannedEpoch):
     """
 
     def __init__(self, plan: PlannedEpoch, packing: Packing, bins: Bins, *, ranks: int, tail: Tail, begin: int = 0):
-        self.whole, self.packing, self.bins = plan, packing, bins
+        self._unpacked, self.packing, self.bins = plan, packing, bins
         self.ranks, self.tail, self.begin = whole_number("ranks", ranks, 1), check_tail(tail), begin
         self.total = len(bins.starts) - 1 - begin
+
+    @property
+    def unpacked(self) -> PlannedEpoch:
+        return self._unpacked
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -247,24 +250,27 @@ class PackedPlan(PlannedEpoch):
 
     @property
     def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self.whole[self.bins.overlong]
+        return self.unpacked[self.bins.overlong]
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:
-        block, reach = self.whole.block_and_reach
+        block, reach = self.unpacked.block_and_reach
         return block, reach + self.packing.window
 
     def apart(self) -> PackedPlan:
         return PackedPlan(
-            self.whole.apart(), self.packing, self.bins, ranks=self.ranks, tail=self.tail, begin=self.begin
+            self.unpacked.apart(), self.packing, self.bins, ranks=self.ranks, tail=self.tail, begin=self.begin
         )
 
     def __getitem__(self, positions: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        numbers = self._numbers(np.atleast_1d(np.asarray(positions, np.int64)))
+        return self.unpacked[self.places(np.atleast_1d(np.asarray(positions, np.int64)))]
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers = self._numbers(positions)
         first = self.bins.starts[numbers]
         sizes = self.bins.starts[numbers + 1] - first
         ends = np.cumsum(sizes)
-        return self.whole[self.bins.order[np.repeat(first - ends + sizes, sizes) + np.arange(sizes.sum())]]
+        return self.bins.order[np.repeat(first - ends + sizes, sizes) + np.arange(sizes.sum())]
 
     def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of bins in the whole epoch."""
@@ -280,7 +286,7 @@ class PackedPlan(PlannedEpoch):
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PackedPlan:
         """Return what is left, for *ranks*, after all ranks together took *position* bins."""
         begin, tail = self._position(position), self.tail if tail is None else tail
-        return PackedPlan(self.whole, self.packing, self.bins, ranks=ranks, tail=tail, begin=begin)
+        return PackedPlan(self.unpacked, self.packing, self.bins, ranks=ranks, tail=tail, begin=begin)
 
     def _position(self, taken: int) -> int:
         if not 0 <= taken <= len(self):
@@ -289,7 +295,7 @@ class PackedPlan(PlannedEpoch):
 
     def state(self, taken: int) -> dict[str, Any]:
         """Return the state after *taken* bins, for JSON."""
-        return self.whole.state(0) | {"position": self._position(taken), "packing": self.packing.identity}
+        return self.unpacked.state(0) | {"position": self._position(taken), "packing": self.packing.identity}
 
 
 def _unpacked(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,6 +191,20 @@ class PlannedEpoch(ABC):
         return None
 
     @property
+    def unpacked(self) -> PlannedEpoch:
+        """The plan of single samples that the bins are made of, or this one."""
+        return self
+
+    @property
+    def permuted_by(self) -> tuple[int, int] | None:
+        """The seed and the epoch that decide the order; None in storage order."""
+        return None
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in ``unpacked`` of all samples at *positions*."""
+        return positions
+
+    @property
     def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shards and numbers of samples that are too long for any bin, and are dropped."""
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -238,6 +252,12 @@ class PlannedEpoch(ABC):
     @abstractmethod
     def state(self, taken: int) -> dict[str, Any]:
         """Return, for JSON, the state after *taken* positions."""
+
+
+def check_unpacked(state: Mapping[str, Any]) -> None:
+    """Raise StateError for a state of bins."""
+    if "packing" in state:
+        raise StateError("the state is of packed samples, and requires the packing= that it was saved with")
 
 
 class EpochPlan(PlannedEpoch, Sequence[Any]):
@@ -389,6 +409,10 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         shards, samples = self._locate(places, np.repeat(lane, SUBSTITUTES))
         yield from zip(shards.tolist(), samples.tolist())
 
+    @property
+    def permuted_by(self) -> tuple[int, int] | None:
+        return (self.seed, self.epoch) if self.shuffle else None
+
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> EpochPlan:
         """Return the rest of this plan for *ranks* ranks, after all of them together took *position* positions.
 
@@ -428,8 +452,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     @classmethod
     def restore(cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail) -> EpochPlan:
         """Return the rest of the epoch after *state*, for *ranks* ranks; raise StateError if the state does not fit."""
-        if "packing" in state:
-            raise StateError("the state is of packed samples, and requires the packing= that it was saved with")
+        check_unpacked(state)
         counts = _check_counts(counts)
         stages = _check_state(state, int(counts.sum(dtype=np.int64)))
         plan = cls(

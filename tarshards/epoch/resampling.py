@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail, check_tail
 from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of
-from tarshards.epoch.plan import POOL, SUBSTITUTES, PlannedEpoch
+from tarshards.epoch.plan import POOL, SUBSTITUTES, PlannedEpoch, check_unpacked
 from tarshards.errors import StateError
 
 DRAWS = 3  # tells these hashes from those of a plan
@@ -84,6 +84,10 @@ class ResampledPlan(PlannedEpoch):
     def block_and_reach(self) -> tuple[int | None, int]:
         return 1, POOL
 
+    @property
+    def permuted_by(self) -> tuple[int, int]:
+        return self.seed, self.epoch
+
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> ResampledPlan:
         """Return what is left, for *ranks*, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
@@ -102,6 +106,7 @@ class ResampledPlan(PlannedEpoch):
 
     def restored(self, state: Mapping[str, Any]) -> ResampledPlan:
         """Return what *state* says is left of an epoch like this one; raise StateError for one of another kind."""
+        check_unpacked(state)
         if state.get("resampled") != self.name:
             raise StateError("the state was saved with other resample= weights, or without resample=")
         for name in ("seed", "epoch", "position"):

@@ -82,6 +82,10 @@ class SelectedPlan(PlannedEpoch):
     def block_and_reach(self) -> tuple[int | None, int]:
         return self.plan.block_and_reach
 
+    @property
+    def permuted_by(self) -> tuple[int, int] | None:
+        return self.plan.permuted_by
+
     def apart(self) -> SelectedPlan:
         return SelectedPlan(self.plan.apart(), self.selection)
 

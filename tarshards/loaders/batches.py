@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import flag, shortened, whole_number
+from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
 
@@ -22,8 +22,8 @@ class BatchMaker:
     Batch g of a rank is made of the g-th *size* positions that it has in the plan. With *fill* a sample that is left
     out, or cannot be read, is replaced: see ``Substitutes``. With *drop_last* there is no smaller batch at the end.
     With *packing* the positions are bins, and a batch has the samples of *size* bins. Raises TypeError for what is no
-    stream, for a *size* that is no integer, and for *packing* without indexes, of mixed or resampled datasets or with
-    *fill*, and ValueError for a size below 1.
+    stream, for a *size* that is no integer, and for *packing* without indexes or with *fill*, and ValueError for a size
+    below 1.
     """
 
     def __init__(
@@ -82,6 +82,16 @@ class BatchMaker:
             return Shares(positions, self.size)
         return Shares(positions, self.size, range(0, len(positions) // self.size * self.size, self.size))
 
+    def checked(self, row: dict[str, Any], packing: Packing) -> dict[str, Any]:
+        """Return a packed row; raise SampleError if it is longer than its bins, so that its lengths were others."""
+        length = int(row["cu_seqlens"][-1])
+        if length > self.size * packing.capacity:
+            raise SampleError(
+                f"a packed row has {length} elements, and {self.size} x {packing.capacity} fit: the samples are longer "
+                "than the lengths that packing= was given"
+            )
+        return row
+
     def left_out(self, plan: PlannedEpoch, rank: int) -> range:
         """Return the positions of a rank that are in no batch."""
         shares = self.shares(plan, rank)
@@ -93,7 +103,7 @@ def _check_packing(packing: Any, stream: Stream, fill: bool) -> None:
 
     if not isinstance(packing, Packing):
         raise TypeError(f"packing= takes what pack() or bucket() returns, not {shortened(packing)}")
-    if type(stream.source) is not PlannedSource:
-        raise TypeError("packing= requires one dataset of indexed shards, neither mixed nor resampled; run `tarindex`")
+    if not isinstance(stream.source, PlannedSource):
+        raise TypeError("packing= requires indexed shards; run `tarindex` first")
     if fill:
         raise TypeError("fill= is not for packed samples: another sample may not fit into the bin")

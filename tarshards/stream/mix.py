@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from tarshards.epoch.options import EpochOptions, Tail
-from tarshards.epoch.plan import PlannedEpoch
+from tarshards.epoch.plan import PlannedEpoch, check_unpacked
 from tarshards.epoch.proportions import Mixture, Until, check_until, fractions_of
 from tarshards.epoch.schedules import Quotas, Schedule, ScheduledMixture, check_counts, check_schedule
 from tarshards.epoch.world import World
@@ -188,6 +188,7 @@ class MixedSource(PlannedSource):
         tail = self.options.tail_for(ranks)
         if state is None:
             return MixedPlan(self, self.choices, epoch, 0, ranks, tail)
+        check_unpacked(state)
         begun, position = state.get("epoch"), state.get("position")
         if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
@@ -201,7 +202,7 @@ class MixedSource(PlannedSource):
                 yield sample
                 continue
             if not len(passes):
-                passes, numbers = cast(MixedPlan, part.plan).passes(part.positions)
+                passes, numbers = cast(MixedPlan, part.plan.unpacked).passes(part.places)
             own = part.taken - 1  # this sample is the one taken last
             if self.draws:
                 sample["__draw__"] = int(numbers[own])
@@ -388,6 +389,11 @@ class MixedPlan(PlannedEpoch):
                 shard, sample = self._plan(int(i), int(passed))[number[these]]
                 shards[these], samples[these] = shard + self.source.mixed.starts[i], sample
         return shards, samples
+
+    @property
+    def permuted_by(self) -> tuple[int, int] | None:
+        is_permuted = any(source.options.shuffle or source.options.resample for source in self.source.sources)
+        return (self.source.seed, self.epoch) if is_permuted else None
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield samples of the dataset of *position*, as its own plan draws them."""

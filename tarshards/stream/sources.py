@@ -296,9 +296,9 @@ class ResampledSource(PlannedSource):
         return plan if state is None else plan.restored(state)
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
-        begin = part.plan.state(0)["position"]
+        begin = part.plan.unpacked.state(0)["position"]
         for sample in part.read(self.shards, self.ledger):
-            sample["__draw__"] = begin + int(part.positions[part.taken - 1])
+            sample["__draw__"] = begin + int(part.places[part.taken - 1])
             yield sample
 
 

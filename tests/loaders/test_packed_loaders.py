@@ -10,7 +10,7 @@ import pytest
 from with_torch import ShardDataset, ShardLoader, needs_torch, torch
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, bucket, pack, readers
-from tarshards.errors import StateError
+from tarshards.errors import SampleError, StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -152,6 +152,12 @@ def test_buckets_have_samples_of_like_length_within_a_budget(urls):
     assert LENGTHS.sum() / padded > 0.9
 
 
+@both
+def test_a_row_that_exceeds_its_capacity_is_an_error(make, urls):
+    with pytest.raises(SampleError, match=r"a packed row has .* 1 x 64 fit: the samples are longer than the lengths"):
+        list(make(urls, pack(np.maximum(LENGTHS // 2, 1), CAPACITY)))
+
+
 def test_a_state_without_packing_does_not_fit(urls):
     plain = torch_loader(urls, None)
     packed = torch_loader(urls, pack(LENGTHS, CAPACITY))
@@ -165,8 +171,8 @@ def test_what_cannot_be_packed_is_refused(urls):
     packing = pack(LENGTHS, CAPACITY)
     with pytest.raises(TypeError, match="fill= is not for packed samples"):
         ShardLoader(ShardDataset(urls), 1, packing=packing, fill=True)
-    with pytest.raises(TypeError, match="neither mixed nor resampled"):
-        ShardLoader(ShardDataset(urls, resample=True), 1, packing=packing)
+    with pytest.raises(TypeError, match="packing= requires indexed shards"):
+        ShardLoader(ShardDataset(urls, index=False), 1, packing=packing)
     with pytest.raises(TypeError, match=r"what pack\(\) or bucket\(\) returns"):
         ShardLoader(ShardDataset(urls), 1, packing=[1])
 

@@ -56,7 +56,8 @@ class LocatedPart(Part):
 
     def __init__(self, together: Part, samples: LocatedSamples, begin: int, end: int):
         cut = slice(begin, end)
-        super().__init__(together.plan, together.positions[cut], together.shards[cut], together.numbers[cut])
+        own = together.positions[cut], together.shards[cut], together.numbers[cut], together.places[cut]
+        super().__init__(together.plan, *own)
         self.samples = samples.cut(begin, end)
 
 
@@ -109,7 +110,7 @@ class ArrayBatchMaker(BatchMaker):
         if source.once:
             numbers = self._starts[part.shards] + part.numbers
         else:  # a sample may come several times in a mixture's epoch, never alike
-            numbers = part.plan.state(0)["position"] + part.positions
+            numbers = part.plan.unpacked.state(0)["position"] + part.places
         return self._locate(part.shards, part.numbers, numbers, part)
 
     def substitution(self, part: Part) -> Substitution | None:
@@ -145,7 +146,8 @@ class ArrayBatchMaker(BatchMaker):
                 "packing= takes fields of readers.ragged that have equal lengths in each sample; here are "
                 f"{', '.join(ragged) or 'none'}"
             )
-        return batch | {name: values for name, (values, _) in ragged.items()} | sequences(offsets[0])
+        row = batch | {name: values for name, (values, _) in ragged.items()} | sequences(offsets[0])
+        return self.checked(row, self.packing)
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""

@@ -205,7 +205,10 @@ class CollatedBatchMaker(BatchMaker):
 
     def read(self, part: Part, epoch: int) -> Any:
         batch = self._filled(part, epoch) if self.fill else list(self.stream.read(part, epoch))
-        return self.collate(batch) if batch else []
+        if not batch:
+            return []
+        made = self.collate(batch)
+        return made if self.packing is None or self.collate is not collate_packed else self.checked(made, self.packing)
 
     def _filled(self, part: Part, epoch: int) -> list[Any]:
         """Return what came of the samples of *part*, in its order, with substitutes for those that were left out."""
