@@ -25,6 +25,7 @@ class Site:
     url: str = ""
     ranges: bool = True
     etag: str = '"v1"'
+    missing: int = 404
     refusal: int | None = None
     hold: float = 0
     rounds: int = 0
@@ -64,7 +65,7 @@ def serving(folder: Path) -> Iterator[Site]:
             wanted = self.headers.get("Range")
             data = self._file.read_bytes() if self._file.is_file() else None
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
-            status, part = 404 if data is None else 200, data or b""
+            status, part = site.missing if data is None else 200, data or b""
             backwards = match and match[2] and int(match[2]) < int(match[1])  # RFC 9110 14.1.1: then it is no range
             if data is not None and match and not backwards and site.ranges:
                 status, part = 206, data[int(match[1]) : int(match[2]) + 1 if match[2] else None]

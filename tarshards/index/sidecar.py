@@ -17,7 +17,7 @@ from tarshards.storage.compression import find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.streams import is_missing
+from tarshards.storage.streams import is_missing, is_refused
 from tarshards.tar.read import BLOCK
 
 if TYPE_CHECKING:
@@ -283,7 +283,13 @@ def has_index(urls: Sequence[str | Location]) -> list[bool]:
 
 
 def _has_index(url: str | Location) -> bool:
-    return not Location.of(url).is_stream and index_location(url).exists()
+    location = Location.of(url)
+    try:
+        return not location.is_stream and index_location(location).exists()
+    except OpenError as error:
+        if location.is_remote and is_refused(error):
+            return False  # a store refuses names that it does not show, or that are not signed
+        raise
 
 
 def count_samples(shard_url: str) -> int | None:

@@ -203,6 +203,12 @@ def is_answer(error: OpenError) -> bool:
     return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
 
 
+def is_refused(error: OpenError) -> bool:
+    """Say whether a server or store refuses to show what is at the URL, or whether there is something."""
+    cause: Any = error.__cause__
+    return isinstance(cause, PermissionError) or getattr(cause, "code", 0) in (401, 403)
+
+
 def errno_of(exc: BaseException) -> int | None:
     """Return the errno of *exc*, None if it has none; that of a web server's answer that nothing is there is ENOENT."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):

@@ -8,16 +8,19 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pytest
+from faulty_server import Answer
+from faulty_server import serving as misbehaving
 from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
-from tarshards import Ledger, ShardWriter, Stream, World, read_samples
+from tarshards import Ledger, Remote, ShardWriter, Stream, World, read_samples
 from tarshards.epoch.loop import Part
 from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
 from tarshards.index.access import IndexedShards
 from tarshards.index.options import Opening
 from tarshards.samples.keys import split_name
+from tarshards.storage import transfer
 from tarshards.stream import sources
 from tarshards.stream.sources import PlannedSource, ShardSource
 from tarshards.stream.sources import open_shards as open_source
@@ -67,6 +70,26 @@ def test_auto_over_http(make_shards, tmp_path):
         (tmp_path / "set-0001.tar.index").unlink()
         with pytest.raises(ShardIndexError, match=r"http://.*set-0001\.tar: no index found"):
             open_shards(f"{site.url}/set-{{0000..0002}}.tar")
+
+
+@pytest.mark.parametrize("status", [403, 401])
+def test_auto_streams_signed_urls(make_shards, tmp_path, status):
+    """A store answers so for an object that may not be listed, or whose name has another signature."""
+    make_shards(3)
+    with serving(tmp_path) as site:
+        site.missing = status
+        urls = f"{site.url}/set-{{0000..0002}}.tar?signature=secret"
+        assert classes(Stream.from_shards(urls)) == list(range(9))
+        (tmp_path / "set-0001.tar").unlink()
+        with pytest.raises(OpenError, match=rf"/set-0001\.tar\?signature=\.\.\.: {status} "):
+            classes(Stream.from_shards(urls))
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "500 Failed"])
+def test_auto_does_not_take_other_answers_for_a_missing_index(status, monkeypatch):
+    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    with misbehaving() as server, pytest.raises(OpenError, match=status):
+        Stream.from_shards(server.play(body=b"", default=Answer(status=status)) + ".tar", remote=Remote(retries=1))
 
 
 def test_index_true_false_and_nonsense(make_shards):
