@@ -14,7 +14,7 @@ ENGINES = {
     "torch": {"loaders", "samples", "webdataset"},  # samples: imagespecs and .pth give tensors; webdataset: its classes
     "nvidia": {"loaders"},
     "kubernetes": {"run"},
-    "pyarrow": {"formats"},
+    "pyarrow": {"formats", "index"},
     "datasets": {"formats"},
     "dask": {"stream"},
     "distributed": {"stream"},

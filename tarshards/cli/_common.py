@@ -346,6 +346,9 @@ class Input:
         self.allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
         self.first: Exception | None = None  # of all losses
         self._target, self.sync = target, True
+        self.selection: list[str | None] = [None, None]
+        self._condition: Any = None
+        self._wanted: Any = None
         self._rejected: TarWriter | None = None
 
     def take_field_words(self) -> list[list[str]]:
@@ -355,15 +358,56 @@ class Input:
         refuse(not plain, '-f takes only names of fields here, such as -f "jpg;png cls"')
         return [term.alternatives for term in terms]
 
+    def select(self, where: str | None, keys: str | None) -> None:
+        """Read only the samples that meet the condition *where*, and have one of the keys in the file *keys*."""
+        self.selection = [where, keys]
+        if where is not None:
+            from tarshards.samples.conditions import Condition
+
+            with usage_errors("--where"):
+                self._condition = Condition(where)
+        if keys is not None:
+            from tarshards.samples.lines import read_keys
+            from tarshards.verbs.grep import KeyFilter
+
+            refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
+            self._wanted = KeyFilter(read_keys(keys, allow_pipe=True))
+
+    def _selected(self) -> Iterator[Sample]:
+        """Yield the samples that were selected: those alone are read if indexes, and columns, say which they are."""
+        from tarshards.verbs.grep import by_columns, matching
+
+        condition, wanted = self._condition, self._wanted
+        options: Any = {"on_error": self.ledger, "concatenated": self.concatenated, "allow_pipe": True}
+        samples: Iterable[Sample] | None = None
+        with usage_errors("--where"):
+            samples = None if condition is None else by_columns(self.shards, condition, wanted, on_error=self.ledger)
+        if samples is None:
+            samples = self._all() if wanted is None else wanted.candidates(self.specs, **options)
+            if wanted is not None:
+                samples = filter(self.counted(wanted, "--keys"), samples)
+            if condition is not None:
+                samples = matching(samples, self.counted(condition, "--where"), reject=self.reject)
+        yield from samples
+        if wanted is not None:
+            wanted.check(self.ledger if self.goes_on else None)
+
     def __iter__(self) -> Iterator[Sample]:
         return self.chosen(self.read())
 
     def read(self, *, to_copy: bool = False) -> Iterator[Sample]:
         """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``."""
-        from tarshards.samples.read import read_samples, read_to_copy
+        from tarshards.samples.read import read_to_copy
 
+        if any(self.selection):
+            return self._selected()
         if to_copy:
             return read_to_copy(self.shards, ledger=self.ledger, concatenated=self.concatenated)
+        return self._all()
+
+    def _all(self) -> Iterator[Sample]:
+        from tarshards.samples.read import read_samples
+
         return read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
 
     def chosen(self, samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -408,6 +452,8 @@ class Input:
         from tarshards.index.sidecar import count_samples
 
         total = 0
+        if any(self.selection):
+            return None
         for shard in self.shards:
             samples = count_samples(shard.url) if shard.samples is None else shard.samples
             if samples is None:
@@ -566,6 +612,9 @@ cache_bytes_option = click.option(
     "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
 )
 where_option = click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
+keys_option = click.option(
+    "--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one."
+)
 rekey_option = click.option(
     "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
 )
@@ -661,6 +710,17 @@ def reads_samples(
         quiet_option,
         click.option("--verbose", is_flag=True, help="Say more on stderr."),
     )(with_source)
+
+
+def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select samples before all others; its *source* then has these alone."""
+
+    @wraps(command)
+    def with_selection(source: Input, where: str | None, keys: str | None, **values: Any) -> Any:
+        source.select(where, keys)
+        return command(source=source, **values)
+
+    return options(where_option, keys_option)(with_selection)
 
 
 def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:

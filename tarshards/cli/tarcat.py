@@ -16,8 +16,10 @@ from tarshards.cli._common import (
     output_option,
     overwrite_option,
     reads_samples,
+    refuse,
     rekey_option,
     seed_option,
+    selects_samples,
     shuffle_option,
     sync_option,
     tool,
@@ -82,6 +84,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarcat -c 10 > small.tar",
 )
 @reads_samples
+@selects_samples
 @arranges_samples
 @click.option(
     "--interleave", "width", type=click.IntRange(min=1), metavar="N", help="Take samples of N shards in turn."
@@ -105,6 +108,7 @@ def main(
     One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
     """
     check_output(output, overwrite)
+    refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
         samples = source.read(to_copy=not holds)
     else:

@@ -11,9 +11,9 @@ import click
 
 from tarshards.cli._common import (
     COUNT,
-    FILE,
     Input,
     check_output,
+    keys_option,
     output_option,
     overwrite_option,
     reads_samples,
@@ -60,7 +60,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
 @where_option
-@click.option("--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one.")
+@keys_option
 @click.option("--duplicates", is_flag=True, help="Samples that equal one before them, in all fields or in those of -f.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
 @click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
@@ -101,22 +101,19 @@ def main(
     pattern = wanted = duplicate = None
     fields = source.take_field_words() or None
     with usage_errors():
-        if where is not None:
+        if where is not None and invert:
             conditions.append(Condition(where))
         if patterns:
             pattern = Pattern(patterns, fields=fields, fixed=not regular, ignore_case=ignore_case)
             conditions.append(pattern)
     if duplicates:
         conditions.append(duplicate := Duplicate(fields))
-    samples = iter(source)
-    if keys is not None:
+    if not invert:
+        source.select(where, keys)
+    elif keys is not None:
         wanted = KeyFilter(read_keys(keys, allow_pipe=True))
         conditions.insert(0, wanted)
-        if not invert:
-            candidates = wanted.candidates(
-                source.specs, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True
-            )
-            samples = source.choose(candidates)
+    samples = iter(source)
 
     def found() -> Iterator[Sample]:
         condition = source.counted(lambda s: all(holds(s) for holds in conditions) != invert, "targrep")

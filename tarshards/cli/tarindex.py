@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import click
 
@@ -14,6 +15,7 @@ from tarshards.cli._common import (
     dry_run_option,
     ignore_zeros_option,
     list_option,
+    max_errors_option,
     named_shards,
     parallel_option,
     quiet_option,
@@ -22,6 +24,7 @@ from tarshards.cli._common import (
     shard_progress,
     sync_option,
     tool,
+    usage_errors,
 )
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
@@ -38,6 +41,12 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("-o", "--output", type=FILE, metavar="FOLDER|FILE", help="Export into FOLDER; for wids, write FILE.")
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
+@click.option(
+    "--columns", metavar="EXPR", help='Add columns, "width height:jpg, length:txt, json.score", to filter by.'
+)
+@click.option("--attach", type=FILE, help="Add the columns of this parquet or csv table.")
+@click.option("--key", default="__key__", metavar="NAME", help="The column of --attach that has the keys.")
+@max_errors_option
 @sync_option
 @allow_empty_option
 @dry_run_option
@@ -53,6 +62,10 @@ def main(
     output: str | None,
     manifest: str | None,
     no_manifest: bool,
+    columns: str | None,
+    attach: str | None,
+    key: str,
+    max_errors: int | None,
     sync: bool,
     allow_empty: bool,
     dry_run: bool,
@@ -64,6 +77,9 @@ def main(
 
     The manifest is named after the shards: train-000000.tar, train-000001.tar, ... are listed in train.shards.json. An
     existing manifest keeps its other shards.
+
+    --columns writes SHARD.columns.parquet: the width and height of images, the length of texts, the duration of audio,
+    the size of fields, and values in json. --where, and select() in Python, then need not read samples.
     """
     refuse(not shards and not lists, "name SHARDS to index")
     exports, has_manifest = format_ != "index", manifest or no_manifest
@@ -71,6 +87,14 @@ def main(
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
+    adds = columns is not None or attach is not None
+    refuse(adds and (exports or check or dry_run), "columns cannot be combined with --check, --dry-run or --format")
+    refuse(max_errors is not None and columns is None, "--max-errors requires --columns")
+    if columns is not None:
+        from tarshards.index.columns import parse_columns
+
+        with usage_errors("--columns"):
+            parse_columns(columns)
     from tarshards.index import manifests, refresh
 
     named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros)}.values())
@@ -115,5 +139,27 @@ def main(
         for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
+    urls = [shard.url for shard in named]
+    if columns is not None:
+        _add_columns(urls, columns, parallel, max_errors, sync=sync)
+    if attach is not None:
+        from tarshards.index.columns import attach_columns
+
+        with usage_errors("--attach"):
+            done = attach_columns(urls, attach, key=key, sync=sync)
+        if done.samples_without or done.rows_without:
+            say(f"{done.samples_without} samples have no row, and {done.rows_without} rows no sample")
     if faults:
         sys.exit(1)
+
+
+def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None, *, sync: bool) -> None:
+    from tarshards.index.columns import build_columns
+    from tarshards.parallel import ProcessPool
+    from tarshards.samples.ledger import Ledger
+
+    ledger = None if max_errors is None else Ledger(max_errors=max_errors)
+    with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
+        build_columns(urls, columns, executor=pool, on_error=ledger, sync=sync)
+    if ledger is not None and ledger.quarantined:
+        click.echo(str(ledger), err=True)

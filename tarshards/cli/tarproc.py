@@ -21,6 +21,7 @@ from tarshards.cli._common import (
     reads_samples,
     rekey_option,
     say,
+    selects_samples,
     sync_option,
     tmpdir_option,
     tool,
@@ -41,6 +42,7 @@ WAYS = ("command", "script", "python", "server")
     example="tarproc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar",
 )
 @partial(reads_samples, count=("--count",))
+@selects_samples
 @click.option("-c", "--command", metavar="CMD", help="Run this line of bash for each sample.")
 @click.option(
     "--script", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Run this program, or script."
@@ -105,7 +107,7 @@ def main(
         raise click.UsageError("--state goes with --resume or --resume-failed")
     from tarshards.run.samples.journal import add_end, has_ended
 
-    choice = source.specs, source.count, str(source.slice), source.fields, template
+    choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection
     run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")]))
     check_output(output, overwrite or (state is not None and has_ended(state, run)))
     if joblog is not None:

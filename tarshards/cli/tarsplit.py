@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     samples_option,
     say,
     seed_option,
+    selects_samples,
     size_option,
     sync_option,
     tool,
@@ -32,6 +33,7 @@ DEFAULT_SIZE = 10**9
     example="tar -cf - --sort=name -C raw train | tarsplit -s 1e9 -o imagenet_train --maxshards 2",
 )
 @reads_samples
+@selects_samples
 @click.option(
     "-o",
     "--output",

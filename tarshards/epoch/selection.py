@@ -128,6 +128,9 @@ class Choice(NamedTuple):
                 names = [*map(repr, missing[:NAMED]), *["..."] * (len(missing) > NAMED)]
                 raise SampleError(f"no sample has {len(missing)} of {len(wanted)} keys: {', '.join(names)}")
         if self.where is not None:
+            by_columns = self._by_columns(shards)
+            if by_columns is not None:
+                return chosen & by_columns[among]
             if self.fields is not None:
                 parts = zip(shards.urls, shards.counts.tolist(), shards.sizes.tolist())
                 shards = IndexedShards(
@@ -135,6 +138,14 @@ class Choice(NamedTuple):
                 )
             chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
         return chosen
+
+    def _by_columns(self, shards: IndexedShards) -> NDArray[np.bool_] | None:
+        """Return which samples meet the condition if it names columns, otherwise None."""
+        if not isinstance(self.where, str) or self.fields is not None:
+            return None
+        from tarshards.index.where import by_columns
+
+        return by_columns(shards, Condition(self.where))
 
 
 def _listed(keys: Keys, name: str) -> frozenset[str]:

@@ -12,5 +12,6 @@ Read in this order:
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
 - ``places``, ``column``: the fields of mapped shards as such bytes, and as one array
+- ``columns``: values of samples in files beside the indexes; ``where``: conditions on these
 - ``exports``, ``energon``: indexes as other programs read them
 """

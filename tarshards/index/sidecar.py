@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from tarshards.errors import OpenError, SampleError, ShardIndexError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.samples.fields import find_field
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import find_compression
@@ -292,29 +292,54 @@ def _has_index(url: str | Location) -> bool:
         raise
 
 
+class Head(NamedTuple):
+    """What the beginning of a sidecar says of its shard: size in bytes, fingerprint, and number of samples."""
+
+    size: int
+    fingerprint: int
+    samples: int
+
+
+def read_head(shard_url: str | Location) -> Head:
+    """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
+    import msgpack
+
+    location = index_location(shard_url)
+    try:
+        with location.open() as stream:
+            unpacker = msgpack.Unpacker(stream, read_size=1 << 12)
+            shard: dict[str, Any] = {}
+            for _ in range(unpacker.read_map_header()):
+                name = unpacker.unpack()
+                if name == "keys":
+                    return Head(shard["size"], shard["fingerprint"], unpacker.read_array_header())
+                if name == "shard":
+                    shard = unpacker.unpack()
+                else:
+                    unpacker.skip()
+        problem = "no keys"
+    except OpenError as error:
+        if is_missing(error):
+            raise ShardIndexError(MISSING, url=location.name) from error
+        raise
+    except (OSError, ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise ShardIndexError(f"damaged: {problem}", url=location.name)
+
+
 def count_samples(shard_url: str) -> int | None:
     """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
 
     Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
     """
-    import msgpack
-
     shard = Location.of(shard_url)
-    if not shard.is_local:
+    if not shard.is_local or shard.is_stream:
         return None
     try:
-        with index_location(shard_url).open() as stream:
-            unpacker = msgpack.Unpacker(stream, read_size=1 << 12)
-            for _ in range(unpacker.read_map_header()):
-                name = unpacker.unpack()
-                if name == "keys":
-                    return unpacker.read_array_header()
-                value = unpacker.unpack()
-                if name == "shard" and value["size"] != shard.size():
-                    return None
-    except (OSError, ValueError, TypeError, KeyError, msgpack.UnpackException):
+        head = read_head(shard)
+        return head.samples if head.size == shard.size() else None
+    except TarshardsError:
         return None
-    return None
 
 
 def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:

@@ -44,7 +44,7 @@ class Condition:
 
     def __init__(self, expression: str):
         self.expression = expression
-        self._tree = _parse(expression)
+        self.tree = _parse(expression)
         self._evaluator: Any = None
 
     def __call__(self, sample: Sample) -> bool:
@@ -54,7 +54,7 @@ class Condition:
         self._evaluator.names = _Names(sample, fields)
         self._evaluator.functions = {**FUNCTIONS, "has": fields.has}
         try:
-            return bool(self._evaluator.eval(self.expression, self._tree.body))
+            return bool(self._evaluator.eval(self.expression, self.tree.body))
         except (SampleError, DecodeError):
             raise
         except Exception as error:

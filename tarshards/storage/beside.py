@@ -14,6 +14,7 @@ from tarshards.storage.manifest import SUFFIX, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
 INDEX = ".index"  # how much longer the name of a shard's index is
+COLUMNS = ".columns.parquet"  # and that of its columns
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
@@ -21,15 +22,17 @@ _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 def forget(location: Location, *, sync: bool = True) -> None:
     """Remove the index of the shard at *location*, and its counts from manifests; called before it is replaced.
 
-    So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Manifests are
-    corrected where a local file is replaced: those named ``*.shards.json`` in its folder. Only an index of ours is
-    removed; indexes for other programs are named in a warning. Raises OpenError where an index cannot be removed.
+    So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Where a local
+    file is replaced, its columns are removed, and the manifests ``*.shards.json`` in its folder corrected. Only
+    an index of ours is removed; indexes for other programs are named in a warning. Raises OpenError where an index
+    cannot be removed.
     """
     if location.is_stream:
         return
     _remove_index(location)
     path = location.path
     if path is not None and os.path.isfile(path):
+        Location(path + COLUMNS).remove()
         _forget_counts(path, sync)
         _name_exports(path)
     if path is not None and os.path.islink(path):  # writing replaces the file that it leads to

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
@@ -17,7 +17,13 @@ from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import escape
 from tarshards.samples.read import read_shard
+from tarshards.storage.beside import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.location import Location
+
+if TYPE_CHECKING:
+    from tarshards.index.access import IndexedShards
+    from tarshards.samples.conditions import Condition
 
 Reject = Callable[[Sample, TarshardsError], Any]
 
@@ -131,6 +137,50 @@ def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sampl
             yield sample
 
 
+def by_columns(
+    urls: Any, condition: Condition, wanted: KeyFilter | None = None, *, on_error: ErrorPolicy = None
+) -> Iterator[Sample] | None:
+    """Return the samples that meet a condition on the columns beside their indexes, and are *wanted*.
+
+    None where the condition names no column.
+    """
+    shards = expand_shards(urls)
+    first = Location.of(shards[0].url)
+    if first.is_stream or not first.sibling(COLUMNS).is_taken():
+        return None
+    from tarshards.index.access import IndexedShards
+    from tarshards.index.where import by_columns
+
+    indexed = IndexedShards(shards)
+    found = by_columns(indexed, condition)
+    if found is None:
+        return None
+    if wanted is not None:
+        found &= [wanted({"__key__": key}) for key in indexed.keys]
+    return read_numbers(indexed, found.nonzero()[0], Ledger.of(on_error))
+
+
+def read_numbers(indexed: IndexedShards, numbers: Any, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the samples of these numbers, which ascend; the ledger counts them, and gets the errors."""
+    import numpy as np
+
+    ends = np.cumsum(indexed.counts)
+    places = np.asarray(numbers, np.int64)
+    shards = np.searchsorted(ends, places, "right")
+    for result in indexed.read_all(shards, places - (ends - indexed.counts)[shards]):
+        if isinstance(result, dict):
+            ledger.count(samples=1, members=len(result) - 2)
+            yield result
+        else:
+            ledger(result)
+    try:
+        indexed.verify()
+    except TarshardsError as error:
+        ledger(error)
+    else:
+        ledger.count(shards=len(indexed.urls))
+
+
 def matching(
     samples: Iterable[Sample],
     predicate: Callable[[Sample], bool],
@@ -205,8 +255,6 @@ class KeyFilter:
         return chain.from_iterable(map(read, shards))
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
-        import numpy as np
-
         from tarshards.index.access import IndexedShards
 
         try:
@@ -215,18 +263,7 @@ class KeyFilter:
         except TarshardsError as error:
             ledger(error)
             return
-        for result in indexed.read_all(np.zeros(len(numbers), np.int64), np.array(numbers, np.int64)):
-            if isinstance(result, dict):
-                ledger.count(samples=1, members=len(result) - 2)
-                yield result
-            else:
-                ledger(result)
-        try:
-            indexed.verify()
-        except TarshardsError as error:
-            ledger(error)
-        else:
-            ledger.count(shards=1)
+        yield from read_numbers(indexed, numbers, ledger)
 
     def check(self, on_error: ErrorPolicy = None) -> None:
         """Raise SampleError if keys are lacking, or call *on_error* with one for each."""

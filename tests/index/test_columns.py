@@ -1,130 +1,461 @@
-"""A field of all samples as one array: numpy's own indexing as oracle, copies to keep, errors that name."""
+"""Columns beside the index: they say of each sample what its fields say, and select what samples would select."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
 from range_server import serving
 
-from tarshards import ShardWriter
-from tarshards.errors import DecodeError, OpenError, SampleError
-from tarshards.index.access import IndexedShards
+from tarshards import IndexedShards, Ledger, ShardDataset, ShardWriter, Stream, World, write_samples
+from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
+from tarshards.index.columns import attach_columns, build_columns, parse_columns
+from tarshards.index.refresh import refresh_indexes
+from tarshards.samples.conditions import Condition
+from tarshards.storage.location import Location
 
-ROWS, PER_SHARD = 50, 20
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
+    from tarshards.index.where import meets
+except ImportError:
+    pa = None
 
-def npy(values) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, values)
-    return stream.getvalue()
-
-
-def write(folder, arrays, length=0) -> str:
-    """Write samples of which each third one's text is by *length* longer than that of the one before."""
-    with ShardWriter(str(folder / "set-%d.tar"), max_samples=PER_SHARD) as writer:
-        for number, values in enumerate(arrays):
-            fields = {} if values is None else {"x.npy": npy(values)}
-            writer.write({"__key__": f"{number:03d}", "txt": "t" + "t" * (number % 3 * length)} | fields)
-    return str(folder / "set-{0..2}.tar")
+pytestmark = [pytest.mark.interop, pytest.mark.skipif(pa is None, reason="pyarrow is not installed")]
 
 
-TABLE = np.random.default_rng(0).normal(size=(ROWS, 3, 4)).astype(np.float32)
+def image(width: int, height: int, form: str) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (width, height)).save(data, form)
+    return data.getvalue()
 
 
-@pytest.fixture(params=["local", "uneven", "served"])
-def column(request, tmp_path):
-    length = 700 if request.param == "uneven" else 0
-    urls = write(tmp_path, TABLE, length)
-    if request.param != "served":
-        yield IndexedShards(urls).column("x.npy")
+def sample(i: int) -> dict:
+    found = {"__key__": f"{i:03d}", "txt": "ä" * (i % 7), "json": {"score": i / 10, "deep": {"n": i}}}
+    if i % 3:
+        found["jpg" if i % 2 else "png"] = image(10 + i, 5, "JPEG" if i % 2 else "PNG")
+    if i % 5 == 0:
+        del found["json"]["score"]
+    return found
+
+
+@pytest.fixture
+def shards(tmp_path):
+    with ShardWriter(str(tmp_path / "a-%d.tar"), max_samples=10, index=True) as writer:
+        for i in range(30):
+            writer.write(sample(i))
+    return str(tmp_path / "a-{0..2}.tar")
+
+
+EXPRESSION = "width height:jpg;png, length:txt, json.score, n=json.deep.n, bytes=size:png;jpg"
+
+
+def table(tmp_path, number=0):
+    return pq.read_table(tmp_path / f"a-{number}.tar.columns.parquet")
+
+
+def test_columns_say_what_samples_say(shards, tmp_path):
+    written = build_columns(shards, EXPRESSION)
+    assert written == [f"{tmp_path}/a-{i}.tar.columns.parquet" for i in range(3)]
+    rows = [row for i in range(3) for row in table(tmp_path, i).to_pylist()]
+    for i, row in enumerate(rows):
+        made = sample(i)
+        data = made.get("jpg") or made.get("png")
+        assert row == {
+            "__key__": f"{i:03d}",
+            "width": 10 + i if i % 3 else None,
+            "height": 5 if i % 3 else None,
+            "length": i % 7,
+            "score": None if i % 5 == 0 else i / 10,
+            "n": i,
+            "bytes": len(data) if data else None,
+        }
+
+
+def test_functions_and_processes(shards, tmp_path):
+    with ProcessPoolExecutor(2) as pool:
+        build_columns(shards, {"double": twice, "n": "json.deep.n"}, executor=pool)
+    assert table(tmp_path, 1)["double"].to_pylist() == [2 * i for i in range(10, 20)]
+    with pytest.raises(OpError, match=r"python:test_columns\.fails fails: ZeroDivisionError"):
+        build_columns(shards, {"bad": fails})
+    assert "bad" not in table(tmp_path).column_names
+
+
+def twice(sample):
+    return 2 * json.loads(sample["json"])["deep"]["n"]
+
+
+def fails(sample):
+    return 1 / 0
+
+
+def test_what_is_there_stays_and_is_made_once(shards, tmp_path):
+    assert len(build_columns(shards, "length:txt")) == 3
+    assert build_columns(shards, "length:txt") == []
+    (tmp_path / "a-1.tar.columns.parquet").unlink()
+    assert build_columns(shards, "length:txt") == [f"{tmp_path}/a-1.tar.columns.parquet"]
+    assert len(build_columns(shards, "json.score")) == 3
+    assert table(tmp_path).column_names == ["__key__", "length", "score"]
+    assert len(build_columns(shards, "score=json.deep.n")) == 3, "the name now stands for another value"
+    assert table(tmp_path)["score"].to_pylist() == list(range(10))
+    assert len(build_columns(shards, "length:txt", overwrite=True)) == 3
+
+
+def test_columns_are_of_their_shard(shards, tmp_path):
+    build_columns(shards, "length:txt")
+    dataset = Stream.from_shards(shards)
+    assert len(dataset.select("length > 3")) == sum(i % 7 > 3 for i in range(30))
+    name = str(tmp_path / "a-1.tar")
+    write_samples(map(sample, range(20)), name)
+    assert not (tmp_path / "a-1.tar.columns.parquet").exists(), "whoever replaces a shard removes its columns"
+    list(refresh_indexes([name]))
+    with pytest.raises(ShardIndexError, match=r"a-1\.tar\.columns\.parquet: no column length; add it with"):
+        Stream.from_shards(shards).select("length > 3")
+    build_columns(shards, "length:txt")
+    write_samples((sample(i) | {"__key__": f"9{i}"} for i in range(20, 30)), str(tmp_path / "other.tar"))
+    (tmp_path / "other.tar").replace(tmp_path / "a-2.tar")  # as another program would
+    list(refresh_indexes([str(tmp_path / "a-2.tar")]))
+    with pytest.raises(ShardIndexError, match=r"a-2\.tar\.columns\.parquet: stale: .*`tarindex --columns`"):
+        Stream.from_shards(shards).select("length > 3")
+    build_columns(shards, "length:txt")
+    assert len(Stream.from_shards(shards).select("length > 3")) > 0
+
+
+def test_damaged_columns_are_an_error_and_made_anew(shards, tmp_path):
+    build_columns(shards, "length:txt")
+    path = tmp_path / "a-0.tar.columns.parquet"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"PAR1" + whole[100:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ShardIndexError, match=r"a-0\.tar\.columns\.parquet: damaged"):
+            Stream.from_shards(shards).select("length > 3")
+    assert build_columns(shards, "length:txt") == [str(path)]
+    assert table(tmp_path)["length"].to_pylist() == [i % 7 for i in range(10)]
+
+
+def test_a_field_that_does_not_decode_is_null_or_an_error(tmp_path):
+    name = str(tmp_path / "a.tar")
+    bad = [{"__key__": "a", "jpg": image(3, 4, "JPEG")[:50]}, {"__key__": "b", "jpg": b"?"}, {"__key__": "c"}]
+    bad[2]["jpg"] = image(3, 4, "JPEG")
+    write_samples(bad, name)
+    list(refresh_indexes([name]))
+    with pytest.raises(DecodeError) as caught:
+        build_columns(name, "width:jpg")
+    assert (caught.value.key, caught.value.field) == ("a", "jpg")
+    assert not (tmp_path / "a.tar.columns.parquet").exists()
+    ledger = Ledger(max_errors=float("inf"))
+    build_columns(name, "width height:jpg", on_error=ledger)
+    assert pq.read_table(f"{name}.columns.parquet").to_pydict() == {
+        "__key__": ["a", "b", "c"],
+        "width": [None, None, 3],
+        "height": [None, None, 4],
+    }
+    assert [lost.key for lost in ledger.quarantined] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("width", None),
+        ("widht:jpg", "'widht:jpg' is no column"),
+        ("", "'' is no column"),
+        ("width:jpg, width:png", "two columns have the name width"),
+        ("json.a-b", "'a-b' cannot be the name"),
+        ("key=length:txt", "'key' cannot be the name"),
+        (".score", "'.score' is no column"),
+        ("width:", "'width:' is no column"),
+    ],
+)
+def test_malformed_columns(wrong, words):
+    if words is None:
+        assert str(parse_columns(wrong)["width"]) == "width", "a field, whatever its name"
         return
+    with pytest.raises(ValueError, match=words):
+        parse_columns(wrong)
+
+
+def test_values_of_several_types_are_an_error(tmp_path):
+    name = str(tmp_path / "a.tar")
+    write_samples([{"__key__": str(i), "json": {"a": value}} for i, value in enumerate([1, "one"])], name)
+    list(refresh_indexes([name]))
+    with pytest.raises(SampleError, match=r"a\.tar: column a: "):
+        build_columns(name, "json.a")
+
+
+def keys(dataset):
+    return [found["__key__"] for found in dataset]
+
+
+def test_selections_by_columns_are_those_by_samples(shards):
+    build_columns(shards, EXPRESSION)
+    by_columns = ShardDataset(shards, shuffle=True, seed=1).select("width >= 20 and score > 0.3 and key != '011'")
+    by_samples = ShardDataset(shards, shuffle=True, seed=1).select(
+        lambda s: ("jpg" in s or "png" in s) and s["__key__"] != "011" and twice(s) >= 20 and b"score" in s["json"]
+    )
+    assert keys(by_columns) == keys(by_samples)
+    assert by_columns.source.digest == by_samples.source.digest
+    assert keys(Stream.from_shards(shards).select("shard == 'a-1' and n % 2 == 0")) == [
+        f"{i:03d}" for i in range(10, 20, 2)
+    ]
+    again = pickle.loads(pickle.dumps(by_columns))
+    assert keys(again) == keys(by_columns)
+    parts = (keys(ShardDataset(shards, world=World(rank, 3)).select("n < 21")) for rank in range(3))
+    assert sorted(key for part in parts for key in part) == [f"{i:03d}" for i in range(21)]
+
+
+def test_only_columns_are_read(shards, tmp_path):
+    build_columns(shards, "json.score")
     with serving(tmp_path) as site:
-        yield IndexedShards(f"{site.url}/set-{{0..2}}.tar").column("x.npy")
+        urls = f"{site.url}/a-{{0..2}}.tar"
+        dataset = Stream.from_shards(urls, index=True)
+        site.clear()
+        selected = dataset.select("score > 2.5")
+        asked = {path for path, _ in site.requests}
+        assert not any(path.endswith(".tar") for path in asked)
+        site.clear()
+        assert keys(selected) == ["026", "027", "028", "029"]
+        assert {path for path, _ in site.requests if path.endswith(".tar")} == {"/a-2.tar"}
 
 
-def test_it_looks_like_an_array(column):
-    assert (column.shape, column.dtype, column.ndim, len(column)) == (TABLE.shape, TABLE.dtype, 3, ROWS)
-    assert repr(column) == "<Column x.npy of shape (50, 3, 4), float32>"
-    np.testing.assert_array_equal(np.asarray(column), TABLE)
-    np.testing.assert_array_equal(np.asarray(column, np.float64), TABLE.astype(np.float64))
+def test_names_that_are_no_columns(shards):
+    build_columns(shards, "json.score")
+    with pytest.raises(ShardIndexError, match=r"no column width; there are score; add it with .*, or give fields="):
+        Stream.from_shards(shards).select("score > 1 and width > 2")
+    read = Stream.from_shards(shards).select("json['deep']['n'] > 25")
+    assert keys(read) == ["026", "027", "028", "029"], "none of its names is a column"
+    with pytest.raises(SampleError, match="score"):
+        Stream.from_shards(shards).select("score > 1", fields="json")
+    with pytest.raises(ValueError, match="cannot be asked of columns"):
+        Stream.from_shards(shards).select("score > 1 and str(score) == 'x'")
+
+
+VALUES = {
+    "i": st.integers(-5, 5) | st.integers(-(2**62), 2**62),
+    "f": st.floats(allow_nan=False, width=32) | st.sampled_from([0.0, -0.5]),
+    "b": st.booleans(),
+    "s": st.text("aäB ", max_size=3),
+    "l": st.lists(st.integers(0, 3), max_size=2),
+}
+NUMBERS = st.sampled_from(
+    ["i", "f", "i + 1", "-i", "abs(f)", "i * 2", "i // 3", "i % -4", "f / 2", "len(s)", "len(l)", "max(i, 2)"]
+)
+TERMS = st.one_of(
+    st.tuples(
+        NUMBERS, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), NUMBERS | st.sampled_from(["0", "1.5", "-3"])
+    ),
+    st.tuples(st.just("1 <"), NUMBERS, st.just("<= 3")),
+    st.tuples(st.just("s"), st.sampled_from(["==", "!=", "<", ">="]), st.sampled_from(["''", "'a'", "'ä '"])),
+    st.tuples(st.sampled_from(["s in ('a', 'B')", "'ä' in s", "i in [1, 2, -3]", "s not in ['']", "i not in {1}"])),
+    st.tuples(st.sampled_from(["b", "not b", "s", "i", "not f", "l", "b == True", "has('i')", "1"])),
+    st.tuples(st.sampled_from(["s.startswith('a')", "s.lower() == 'b'", "s.strip() == 'a'", "not s.endswith(' ')"])),
+    st.tuples(st.sampled_from(["(i if b else f) > 0", "bool(s) == b", "float(i) < f"])),
+).map(" ".join)
+CONDITIONS = st.recursive(
+    TERMS,
+    lambda inner: (
+        st.tuples(inner, st.sampled_from([" and ", " or "]), inner).map(lambda each: "({}{}{})".format(*each))
+        | inner.map("not ({})".format)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=6), condition=CONDITIONS)
+@example(rows=[{"i": -7, "f": 0.0, "b": True, "s": "", "l": []}], condition="i // 3 == -3 and i % 3 == 2")
+def test_conditions_mean_the_same_of_columns_and_samples(rows, condition):
+    asked = Condition(condition)
+    types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
+    columns = {name: pa.array([row[name] for row in rows], of) for name, of in types.items()}
+    try:
+        found = meets(asked, columns, len(rows)).tolist()
+    except OpError as error:
+        if "overflow" in str(error) or "not in range" in str(error):  # of 64 bits, of floats
+            return
+        raise
+    assert found == [asked({"__key__": "", **row}) for row in rows]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries({name: st.none() | each for name, each in VALUES.items()}), min_size=1, max_size=6
+    ),
+    condition=TERMS,
+)
+def test_null_meets_neither_a_comparison_nor_its_negation(rows, condition):
+    types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
+    columns = {name: pa.array([row[name] for row in rows], of) for name, of in types.items()}
+    try:
+        meeting, negated = (meets(Condition(asked), columns, len(rows)) for asked in (condition, f"not ({condition})"))
+    except OpError:
+        return
+    if "has(" not in condition:
+        named = [name for name in types if name in names(condition)]
+        for row, one, other in zip(rows, meeting, negated):
+            if not ({row[name] is None for name in named} - {False}) or " if " in condition:
+                continue
+            assert not one
+            assert not other
+    assert not (meeting & negated).any()
+
+
+def names(condition):
+    from tarshards.index.where import names_of
+
+    return names_of(Condition(condition))
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("condition", "expected"),
     [
-        *(0, -1, 49, slice(None), slice(3, 9), slice(19, 21), slice(40, 20, -3), slice(18, 2, -5), slice(5, 5)),
-        *([4, 4, -1, 30], np.array([49, 0]), np.arange(ROWS) % 7 == 3, np.array([], int)),
+        ("i is None", [False, True]),
+        ("i == None", [False, True]),
+        ("i != None and f > 0", [True, False]),
+        ("has('i')", [True, False]),
+        ("i > 0 or f > 0", [True, True]),
+        ("not has('i') or i > 3", [False, True]),
     ],
-    ids=str,
 )
-def test_it_is_indexed_as_numpy_is(column, index):
-    np.testing.assert_array_equal(column[index], TABLE[index])
-
-
-@pytest.mark.parametrize("index", [ROWS, -ROWS - 1, [0, ROWS]])
-def test_what_is_not_there_is_an_index_error(column, index):
-    with pytest.raises(IndexError):
-        column[index]
-
-
-def test_a_column_is_indexed_by_samples_only(column):
-    with pytest.raises(TypeError, match="indexed by samples"):
-        column[1, 2]
-    with pytest.raises(IndexError, match="one-dimensional"):
-        column[np.zeros((2, 2), int)]
-
-
-def test_what_it_gives_is_the_callers_own(column):
-    for index in 5, slice(3), slice(15, 25), slice(40, 2, -7), [1, 2]:
-        rows = column[index]
-        rows[...] = 0
-        np.testing.assert_array_equal(column[index], TABLE[index])
-    assert np.asarray(column).flags.writeable
-
-
-def test_a_part_of_the_samples_has_a_column_of_its_own(tmp_path):
-    column = IndexedShards(write(tmp_path, TABLE))[45:5:-2].column("x.npy")
-    np.testing.assert_array_equal(np.asarray(column), TABLE[45:5:-2])
-    np.testing.assert_array_equal(column[3:7], TABLE[45:5:-2][3:7])
+def test_nulls(condition, expected):
+    columns = {"i": pa.array([1, None]), "f": pa.array([0.5, 0.5])}
+    assert meets(Condition(condition), columns, 2).tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("odd", "error", "words"),
+    ("condition", "words"),
     [
-        (None, SampleError, r"set-1\.tar: 027: no field x\.npy"),
-        (
-            TABLE[0].astype(np.float64),
-            DecodeError,
-            r"set-1\.tar: 027\.x\.npy: differs from the first sample's, float32",
-        ),
-        (TABLE[0].reshape(4, 3), DecodeError, r"set-1\.tar: 027\.x\.npy: differs from the first sample's"),
+        ("i / 0 > 1", "divide by zero"),
+        ("i // 0 > 1", "divide by zero"),
+        ("s > 1", "NotImplemented"),
+        ("i + 9223372036854775807 > 0", "overflow"),
     ],
-    ids=["missing", "dtype", "shape"],
 )
-def test_a_member_of_another_kind_is_named(tmp_path, odd, error, words):
-    arrays = [*TABLE]
-    arrays[27] = odd
-    column = IndexedShards(write(tmp_path, arrays)).column("x.npy")
-    np.testing.assert_array_equal(column[0:20], TABLE[:20])
-    with pytest.raises(error, match=words):
-        column[25:31]
+def test_conditions_that_fail(condition, words):
+    with pytest.raises(OpError, match=words):
+        meets(Condition(condition), {"i": pa.array([1, 2]), "s": pa.array(["a", "b"])}, 2)
 
 
-def test_what_is_no_array_is_named(tmp_path):
-    shards = IndexedShards(write(tmp_path, TABLE))
-    with pytest.raises(DecodeError, match=r"set-0\.tar: 000\.txt: not a \.npy file"):
-        shards.column("txt")
-    with pytest.raises(SampleError, match="no samples"):
-        shards[:0].column("x.npy")
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "open('/etc/passwd')",
+        "read_csv('/etc/passwd') == s",
+        "s.__class__ == 1",
+        "(lambda: 1)()",
+        "s == f'{i}'",
+        "i ** 9 > 1",
+    ],
+)
+def test_a_condition_opens_nothing_and_runs_nothing(condition):
+    with pytest.raises(ValueError, match=r"not an expression|not allowed|no function|no attribute"):
+        Condition(condition)
 
 
-def test_a_shard_that_was_written_to_is_not_read(tmp_path):
-    column = IndexedShards(write(tmp_path, TABLE)).column("x.npy")
-    assert column[0].shape == (3, 4)
-    os.utime(tmp_path / "set-0.tar", ns=(0, 0))
-    for index in 0, slice(0, 30), [0, 30]:
-        with pytest.raises(OpenError, match="was written to"):
-            column[index]
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_tables_attach_by_key(shards, tmp_path, form):
+    build_columns(shards, "length:txt")
+    rows = pa.table(
+        {"id": [f"{i:03d}" for i in range(29, 4, -1)] + ["zzz"], "mark": [*range(29, 4, -1), 99], "word": ["w"] * 26}
+    )
+    path = tmp_path / f"scores.{form}"
+    if form == "parquet":
+        pq.write_table(rows, path)
+    else:
+        lines = [
+            ",".join(rows.column_names),
+            *(f'"{row["id"]}",{row["mark"]},{row["word"]}' for row in rows.to_pylist()),
+        ]
+        path.write_text("\n".join(lines))
+    attached = attach_columns(shards, path, key="id")
+    assert (len(attached.written), attached.samples_without, attached.rows_without) == (3, 5, 1)
+    assert table(tmp_path)["mark"].to_pylist() == [None] * 5 + [5, 6, 7, 8, 9]
+    assert table(tmp_path).column_names == ["__key__", "length", "mark", "word"]
+    assert keys(Stream.from_shards(shards).select("mark > 10 and length == 1")) == ["015", "022", "029"]
+    assert build_columns(shards, "length:txt") == []
+
+
+def run(line, folder):
+    bin_ = Path(__file__).parents[2] / "bin"
+    path = os.pathsep.join([str(bin_), os.path.dirname(sys.executable), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_tools(shards, tmp_path):
+    write_samples([{"__key__": "029", "txt": b"", "json": b"{"}], str(tmp_path / "b.tar"))
+    done = run("tarindex -q -j 2 --columns 'n=json.deep.n, length:txt' 'a-{0..2}.tar'", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for line in (
+        "tarcat --where 'n >= 27 or length == 6 and n < 10' 'a-{0..2}.tar' | tarshow -f txt | cut -f 1",
+        "targrep --where 'n >= 27 or length == 6 and n < 10' -l 'a-{0..2}.tar'",
+        "tarsplit -q -o x-%d.tar --where 'n >= 27 or length == 6 and n < 10' 'a-{0..2}.tar'; targrep -l . x-0.tar",
+        "tarproc -c true --where 'n >= 27 or length == 6 and n < 10' 'a-{0..2}.tar' | targrep -l .",
+    ):
+        done = run(line, tmp_path)
+        assert (done.stdout.split(), done.returncode) == (["006", "027", "028", "029"], 0), (line, done.stderr)
+    done = run("printf '027\n003\n' | tarcat --keys - --where 'n > 3' 'a-{0..2}.tar' | targrep -l .", tmp_path)
+    assert (done.stdout.split(), done.returncode) == (["027"], 0)
+    done = run("printf '027\nx\n' | tarcat --keys - --where 'n > 3' 'a-{0..2}.tar' -o y.tar", tmp_path)
+    assert (done.returncode, done.stderr) == (1, "tarcat: no sample has 1 of 2 keys: x\n")
+    done = run("tarcat --where 'n > 3 and width > 2' 'a-{0..2}.tar' >/dev/null", tmp_path)
+    assert (done.returncode, "no column width; there are n, length" in done.stderr) == (1, True)
+    done = run("tarindex -q --columns json.a b.tar", tmp_path)
+    assert (done.returncode, "b.tar: 029.json" in done.stderr) == (1, True), done.stderr
+    done = run("tarindex -q --columns json.a --max-errors 1 b.tar", tmp_path)
+    assert (done.returncode, "quarantined      1" in done.stderr) == (0, True), done.stderr
+    (tmp_path / "t.csv").write_text("id,good\n000,true\n001,false\n29,true\n")
+    done = run("tarindex -q --attach t.csv --key id 'a-{0..2}.tar'; targrep --where good -l 'a-{0..2}.tar'", tmp_path)
+    assert (done.stdout, done.stderr) == ("000\n", "tarindex: 28 samples have no row, and 1 rows no sample\n")
+    done = run("tarindex --columns widht:jpg a-0.tar", tmp_path)
+    assert (done.returncode, "--columns: 'widht:jpg' is no column" in done.stderr) == (2, True)
+
+
+def test_tables_that_do_not_attach(shards, tmp_path):
+    with pytest.raises(SampleError, match=r"no column 'key' of keys; there are id, mark"):
+        attach_columns(shards, pa.table({"id": ["000"], "mark": [1]}), key="key")
+    with pytest.raises(SampleError, match=r"several rows have this key"):
+        attach_columns(shards, pa.table({"__key__": ["000", "000"], "mark": [1, 2]}))
+    with pytest.raises(SampleError, match="no row has the key of a sample, such as 000"):
+        attach_columns(shards, pa.table({"__key__": ["x"], "mark": [1]}))
+    with pytest.raises(SampleError, match=r"a table of columns is a \.parquet or \.csv file"):
+        attach_columns(shards, tmp_path / "a-0.tar")
+    (tmp_path / "a.parquet").write_bytes(b"?")
+    with pytest.raises(SampleError, match=r"a\.parquet: no table that can be read"):
+        attach_columns(shards, tmp_path / "a.parquet")
+    assert not Location(str(tmp_path / "a-0.tar.columns.parquet")).exists()
+
+
+def test_shards_without_an_index(tmp_path):
+    name = str(tmp_path / "a.tar")
+    write_samples([sample(1)], name)
+    with pytest.raises(ShardIndexError, match="no index found"):
+        build_columns(name, "length:txt")
+
+
+def test_columns_of_shards_with_faults_and_without_samples(tmp_path):
+    names = [str(tmp_path / f"{name}.tar") for name in "abc"]
+    write_samples([], names[0])
+    write_samples([{"__key__": "a", "txt": "one"}, {"__key__": "b", "cls": 1}], names[1])
+    write_samples([{"__key__": "c", "cls": 1}], names[2])
+    list(refresh_indexes(names))
+    build_columns(names, "length:txt")
+    assert len(IndexedShards(names)) == 3
+    assert np.asarray(keys(Stream.from_shards(names).select("length == 3"))).tolist() == ["a"]

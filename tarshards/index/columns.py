@@ -1,0 +1,451 @@
+"""Columns beside the index: values taken from each sample, such as its width or score, in one parquet file a shard.
+
+``SHARD.columns.parquet`` has a row for each sample, in the order of the index: ``__key__``, and a column for each name.
+Its metadata say which shard they are of, by the size and fingerprint of the index, and what each column was made of;
+docs/index-format.md describes it. Columns are read instead of samples where a condition names nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tarshards.errors import (
+    DecodeError,
+    OpError,
+    SampleError,
+    ShardIndexError,
+    TarshardsError,
+    check_function,
+)
+from tarshards.index.access import IndexedShards
+from tarshards.index.sidecar import Index, for_each_shard, read_head
+from tarshards.parallel import bounded_map
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image_headers import read_header
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.fields import check_mapping, find_field, place
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import ErrorPolicy, error_handler
+from tarshards.storage.beside import COLUMNS
+from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.location import Location
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = b"tarshards-columns"  # the entry of the metadata, a JSON object
+VERSION = 1
+KEY = "__key__"
+MAX_BYTES = 1 << 32  # of a file of columns
+TASKS = 64  # shards that are under way at once
+Function = Callable[[Sample], Any]
+Columns = str | Mapping[str, "str | Function"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column that is a *measure* of a field: its width, height, length, size, duration, or a value in it.
+
+    *fields* are alternatives, of which the first counts that a sample has; *path* leads to the value in a JSON object.
+    """
+
+    measure: str
+    fields: tuple[str, ...]
+    path: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        fields = ";".join(self.fields)
+        return f"{self.measure}:{fields}" if self.measure != "value" else ".".join([fields, *self.path])
+
+    def __call__(self, sample: Sample) -> Any:
+        """Return the value, None if the sample has none; raise DecodeError where it cannot be found out."""
+        field = find_field(sample, self.fields)
+        if field is None:
+            return None
+        data = sample[field]
+        try:
+            return MEASURES[self.measure](field, data) if self.measure != "value" else self._value(field, data)
+        except DecodeError as error:
+            raise DecodeError(error.reason, **place(sample), field=field) from error
+
+    def _value(self, field: str, data: bytes) -> Any:
+        value = decode_field(field, data)
+        for name in self.path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, bool | int | float | str | list | dict):
+            raise DecodeError(f"{type(value).__name__} is no value of a column")
+        return value
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A column that a *function* of a sample computes."""
+
+    function: Function
+
+    def __str__(self) -> str:
+        function = self.function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return f"python:{getattr(function, '__module__', '')}.{name}"
+
+    def __call__(self, sample: Sample) -> Any:
+        try:
+            return self.function(sample)
+        except TarshardsError:
+            raise
+        except Exception as error:
+            raise OpError(f"{self} fails: {type(error).__name__}: {error}", **place(sample)) from error
+
+
+Source = Measure | Computed
+
+
+def _side(name: str, field: str, data: bytes) -> int:
+    header = read_header(data)
+    if header is not None:
+        return int(getattr(header, name))
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return int(getattr(image, name))
+    except Exception as error:
+        raise DecodeError(f"no image whose size can be read: {type(error).__name__}") from error
+
+
+def _length(field: str, data: bytes) -> int:
+    value = decode_field(field, data)
+    try:
+        return len(value)
+    except TypeError:
+        raise DecodeError(f"{type(value).__name__} has no length") from None
+
+
+def _duration(field: str, data: bytes) -> float:
+    soundfile = require("soundfile", extra="media")
+    try:
+        return float(soundfile.info(io.BytesIO(data)).duration)
+    except Exception as error:
+        raise DecodeError(f"no audio whose duration can be read: {error}") from error
+
+
+MEASURES: dict[str, Callable[[str, bytes], Any]] = {
+    "width": partial(_side, "width"),
+    "height": partial(_side, "height"),
+    "length": _length,
+    "size": lambda field, data: len(data),
+    "duration": _duration,
+}
+
+
+def parse_columns(columns: Columns) -> dict[str, Source]:
+    """Return the columns that an expression, or a mapping of names to expressions and functions, stands for.
+
+    Raises ValueError for a malformed expression and for names that occur twice.
+
+    >>> {name: str(source) for name, source in parse_columns("width height:jpg;png, long=length:txt, json.a.b").items()}
+    {'width': 'width:jpg;png', 'height': 'height:jpg;png', 'long': 'length:txt', 'b': 'json.a.b'}
+    """
+    if not isinstance(columns, str):
+        named = check_mapping(columns, "columns=", "an expression or {name: function}")
+        made = [(name, _source(name, value)) for name, value in named.items()]
+    else:
+        made = [column for group in columns.split(",") for column in _parse(group)]
+    names = [name for name, _ in made]
+    for name in names:
+        if not name.isidentifier() or name in (KEY, "key", "shard", "fields"):
+            raise ValueError(f"{name!r} cannot be the name of a column; write NAME=... with another one")
+        if names.count(name) > 1:
+            raise ValueError(f"two columns have the name {name}; write NAME=... for one of them")
+    return dict(made)
+
+
+def _source(name: str, value: str | Function) -> Source:
+    if not isinstance(value, str):
+        check_function(value, f"the column {name}")
+        return Computed(value)
+    (found,) = _parse(value)
+    return found[1]
+
+
+def _parse(group: str) -> list[tuple[str, Source]]:
+    words, colon, fields = (part.strip() for part in group.partition(":"))
+    columns: list[tuple[str, Source]] = []
+    for word in words.split():
+        name, _, what = word.rpartition("=")
+        if colon:
+            source = Measure(what, tuple(fields.split(";")))
+            is_known = what in MEASURES and " " not in fields and "" not in source.fields
+        else:
+            parts = what.split(".")
+            end = next((i for i, part in enumerate(parts, 1) if part in ("json", "jsn")), len(parts))
+            source, is_known = Measure("value", (".".join(parts[:end]),), tuple(parts[end:])), "" not in parts
+        if not is_known:
+            break
+        columns.append((name or what.rpartition(".")[2], source))
+    else:
+        if columns:
+            return columns
+    raise ValueError(
+        f"{group.strip()!r} is no column: write MEASURE:FIELD with {', '.join(MEASURES)}, or a field or value such as "
+        "cls or json.score"
+    )
+
+
+def columns_location(shard_url: str | Location) -> Location:
+    """Return the location of a shard's columns."""
+    location = Location.of(shard_url)
+    if location.is_stream:
+        raise ShardIndexError("streams have no columns", url=location.name)
+    return location.sibling(COLUMNS)
+
+
+class ShardColumns(NamedTuple):
+    """The columns of one shard: a table with ``__key__``, and what each was made of."""
+
+    table: pa.Table | None
+    sources: dict[str, str]
+
+    @classmethod
+    def load(cls, shard: Location) -> ShardColumns | None:
+        """Return the columns of *shard*, None if it has none; raise ShardIndexError if they are damaged or stale."""
+        parquet = require("pyarrow.parquet", extra="arrow")
+        location = columns_location(shard)
+        if not location.is_taken():
+            return None
+        packed = location.read(MAX_BYTES)
+        try:
+            table = parquet.read_table(io.BytesIO(packed))
+            about = json.loads(table.schema.metadata[FORMAT])
+            version, size, crc, sources = (about[name] for name in ("version", "size", "fingerprint", "columns"))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=location.name) from error
+        if version != VERSION:
+            raise ShardIndexError(f"columns of version {version!r}; only {VERSION} is known", url=location.name)
+        head = read_head(shard)
+        if (size, crc, len(table)) != (head.size, head.fingerprint, head.samples):
+            raise ShardIndexError(
+                "stale: the shard has changed; rebuild it with `tarindex --columns`", url=location.name
+            )
+        return cls(table, sources)
+
+    def added(
+        self, values: Mapping[str, Any], sources: dict[str, str], shard: Location, index: Index, *, sync: bool
+    ) -> str:
+        """Write these and other columns of *shard*, whole or not at all; return the name of the file."""
+        pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
+        table = self.table
+        if table is None:
+            table = pa.table(
+                {KEY: [key.encode(errors="surrogateescape").decode(errors="replace") for key in index.keys]}
+            )
+        for name, column in values.items():
+            try:
+                array = column if isinstance(column, pa.Array) else pa.array(column)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise SampleError(f"column {name}: {error}", url=shard.name) from error
+            at = table.schema.get_field_index(name)
+            table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
+        made = {"size": index.shard_size, "fingerprint": index.fingerprint, "columns": self.sources | sources}
+        packed, location = io.BytesIO(), columns_location(shard)
+        metadata = {FORMAT: json.dumps({"version": VERSION, **made})}
+        parquet.write_table(table.replace_schema_metadata(metadata), packed, compression="zstd")
+        with location.open("wb", sync=sync) as stream:
+            stream.write(packed.getvalue())
+        return location.name
+
+
+def build_columns(
+    urls: Any,
+    columns: Columns,
+    *,
+    executor: Executor | None = None,
+    on_error: ErrorPolicy = None,
+    overwrite: bool = False,
+    sync: bool = True,
+) -> list[str]:
+    """Write *columns* of the samples of indexed shards into ``SHARD.columns.parquet``; return the names written.
+
+    *columns* is an expression, such as ``"width height:jpg;png, length:txt, duration:flac, size:jpg, json.score"``, or
+    a mapping of names to such expressions or functions of a sample. The length of a text is in characters, the duration
+    of audio in seconds, a size in bytes. What a sample lacks is null, and so is what cannot be decoded, if *on_error*
+    lets it pass. Columns that are there stay, and are computed again only if they were made of something else, the
+    shard has changed, or with *overwrite*; so an interrupted run goes on where it was.
+
+    Needs ``tarshards[arrow]``. Raises ValueError for a malformed expression, and ShardIndexError for shards without
+    index.
+    """
+    sources, handle = parse_columns(columns), error_handler(on_error)
+    tasks = [(shard, sources, handle is not None, overwrite, sync) for shard in expand_shards(urls)]
+    built = map(_build, tasks) if executor is None else bounded_map(_build, tasks, executor=executor, window=TASKS)
+    written = []
+    for name, errors in built:
+        for error in errors:
+            if handle is None:
+                raise error
+            handle(error)
+        if name is not None:
+            written.append(name)
+    return written
+
+
+def _build(task: tuple[Shard, dict[str, Source], bool, bool, bool]) -> tuple[str | None, list[TarshardsError]]:
+    """Write the columns of one shard that are due; return the name of the file, None if there is none to write."""
+    shard, sources, goes_on, overwrite, sync = task
+    location = Location.of(shard.url)
+    index, kept = Index.load(location), _current(location)
+    due = {name: source for name, source in sources.items() if overwrite or kept.sources.get(name) != str(source)}
+    if not due and kept.table is not None:
+        return None, []
+    values, errors = _values(shard, index, due, goes_on)
+    if errors and not goes_on:
+        return None, errors
+    return kept.added(values, {name: str(source) for name, source in due.items()}, location, index, sync=sync), errors
+
+
+def _current(location: Location) -> ShardColumns:
+    """Return the columns of a shard that can stay."""
+    try:
+        found = ShardColumns.load(location)
+    except ShardIndexError:
+        found = None
+    return found or ShardColumns(None, {})
+
+
+def _values(
+    shard: Shard, index: Index, due: dict[str, Source], goes_on: bool
+) -> tuple[dict[str, list[Any]], list[TarshardsError]]:
+    """Return the values of the columns that are *due*, and the errors of samples, which have null there."""
+    values: dict[str, list[Any]] = {name: [None] * len(index) for name in due}
+    errors: list[TarshardsError] = []
+    read: dict[str, Source] = {}
+    for name, source in due.items():
+        if isinstance(source, Measure) and source.measure == "size":
+            for field in reversed(source.fields):
+                for member in index.members_of(field).tolist():
+                    values[name][index.sample[member]] = int(index.size[member])
+        else:
+            read[name] = source
+    fields: list[str] | None = None
+    if all(isinstance(source, Measure) for source in read.values()):
+        measures = [source for source in read.values() if isinstance(source, Measure)]
+        fields = sorted({field for source in measures for field in _known(index, source.fields)})
+        if not fields:
+            return values, errors
+    numbers = np.arange(len(index))
+    for number, result in enumerate(IndexedShards([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
+        if not isinstance(result, dict):
+            errors.append(result)
+        else:
+            for name, source in read.items():
+                try:
+                    values[name][number] = source(result)
+                except TarshardsError as error:
+                    errors.append(error)
+        if errors and not goes_on:
+            break
+    return values, errors
+
+
+def _known(index: Index, fields: Collection[str]) -> Iterator[str]:
+    """Yield the fields of the shard that are among *fields*."""
+    for field in fields:
+        if (name := find_field(index.fields, [field])) is not None:
+            yield name
+
+
+class Attached(NamedTuple):
+    """What ``attach_columns`` did: the files *written*, samples without a row, and rows without a sample."""
+
+    written: list[str]
+    samples_without: int
+    rows_without: int
+
+
+def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) -> Attached:
+    """Write the columns of *table*, whose column *key* has the keys of samples, beside indexed shards.
+
+    *table* is the name of a parquet or csv file, or an Arrow table. A sample without a row has nulls. Columns of the
+    same names are replaced, others stay. Needs ``tarshards[arrow]``. Raises ShardIndexError for shards without index,
+    and SampleError for a table without that column, with a key twice, or with no key of a sample.
+    """
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    rows, origin = _read_table(table, key)
+    if key not in rows.column_names:
+        raise SampleError(f"no column {key!r} of keys; there are {', '.join(rows.column_names)}", url=origin)
+    names = [name for name in rows.column_names if name != key]
+    parse_columns(dict.fromkeys(names, "table"))
+    keys = rows.column(key).cast(pa.string())
+    counts = compute.value_counts(keys)
+    repeated = counts.filter(compute.greater(compute.struct_field(counts, "counts"), 1))
+    if len(repeated):
+        raise SampleError("several rows have this key", url=origin, key=str(repeated[0]["values"]))
+    shards = expand_shards(urls)
+    samples = IndexedShards(shards)
+    own = pa.array(samples.keys, pa.string())
+    found = compute.index_in(own, value_set=keys.combine_chunks())
+    if len(own) and found.null_count == len(own):
+        raise SampleError(f"no row has the key of a sample, such as {own[0]}", url=origin)
+    wanted, begin, written = rows.select(names).take(found), 0, []
+    for shard, count in zip(shards, samples.counts.tolist()):
+        location, part = Location.of(shard.url), wanted.slice(begin, count)
+        values = {name: part.column(name).combine_chunks() for name in names}
+        made = dict.fromkeys(names, f"table:{origin}")
+        written.append(_current(location).added(values, made, location, Index.load(location), sync=sync))
+        begin += count
+    return Attached(written, found.null_count, len(keys) - len(compute.unique(found.drop_null())))
+
+
+def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
+    """Return a table, whose keys are text, as Arrow's, and a name for it."""
+    if not isinstance(table, str | PathLike):
+        return table, "a table"
+    location = Location(fspath(table))
+    if location.base.lower().endswith(".parquet"):
+        read = require("pyarrow.parquet", extra="arrow").read_table
+    elif location.base.lower().endswith(".csv"):
+        csv = require("pyarrow.csv", extra="arrow")
+        types = csv.ConvertOptions(column_types={key: require("pyarrow", extra="arrow").string()})
+        read = partial(csv.read_csv, convert_options=types)
+    else:
+        raise SampleError("a table of columns is a .parquet or .csv file", url=location.name)
+    try:
+        return read(io.BytesIO(location.read(MAX_BYTES))), location.name
+    except (OSError, ValueError) as error:
+        if isinstance(error, TarshardsError):
+            raise
+        raise SampleError(f"no table that can be read: {error}", url=location.name) from error
+
+
+def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | None:
+    """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
+
+    Raises ShardIndexError where some of them are missing, in this or another shard, or the columns are stale.
+    """
+    if not shards.urls:
+        return None
+    locations = [Location.of(url, shards.shards.remote) for url in shards.urls]
+    first = ShardColumns.load(locations[0])
+    if first is None or not {*names} & {*first.sources}:
+        return None
+
+    def load(location: Location) -> pa.Table:
+        columns = first if location is locations[0] else ShardColumns.load(location)
+        missing = [name for name in names if columns is None or name not in {KEY, *columns.sources}]
+        if columns is None or missing:
+            known = "" if columns is None else f"; there are {', '.join(columns.sources)}"
+            reason = f"no column {missing[0]}{known}; add it with `tarindex --columns`, or give fields= to read samples"
+            raise ShardIndexError(reason, url=columns_location(location).name)
+        return columns.table.select([*names])  # type: ignore[union-attr]
+
+    tables = list(for_each_shard(load, locations))
+    return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")
