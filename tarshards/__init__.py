@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tarshards.formats.msgpack_shards import read_msgpack, write_msgpack
     from tarshards.index.access import IndexedShards
     from tarshards.index.build import build_index
+    from tarshards.index.columns import attach_columns, build_columns
     from tarshards.index.sidecar import Index
     from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment, readers
@@ -89,8 +90,10 @@ if TYPE_CHECKING:
         "UrlError",
         "World",
         "WorldError",
+        "attach_columns",
         "augment",
         "bucket",
+        "build_columns",
         "build_index",
         "collate",
         "decoder",
@@ -152,6 +155,8 @@ _MODULE_OF = {
     "write_msgpack": "formats.msgpack_shards",
     "IndexedShards": "index.access",
     "build_index": "index.build",
+    "attach_columns": "index.columns",
+    "build_columns": "index.columns",
     "Index": "index.sidecar",
     "ArrayLoader": "loaders.arrays.loader",
     "ShardDataset": "loaders.torch.dataset",

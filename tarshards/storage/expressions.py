@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
 from tarshards.errors import UrlError, shortened
-from tarshards.storage.beside import INDEX
+from tarshards.storage.beside import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 from tarshards.storage.redaction import redacted
@@ -24,7 +24,7 @@ EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
 # Files beside shards that are not shards: globs leave them out.
-_BESIDE = (INDEX, ".idx", SUFFIX[1:])
+_BESIDE = (INDEX, COLUMNS, ".idx", SUFFIX[1:])
 
 
 def expand_urls(spec: Spec) -> list[str]:

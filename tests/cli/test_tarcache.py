@@ -127,10 +127,13 @@ def site(tmp_path):
 
 def test_warming_reads_the_shards_whole(tmp_path, site, shell):
     size = sum(path.stat().st_size for path in site.folder.iterdir())
-    for times in 1, 2:
+    fetched = []
+    for _ in range(2):
         done = shell(f"tarcache warm cache '{site.url}/{{a,b}}.tar?token=secret'")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert size <= site.bytes < 1.001 * size, f"fetched once, also the time {times}"
+        fetched.append(site.bytes)
+    assert size <= fetched[0] < 2 * size, "a range that stalls on a busy machine is asked for again"
+    assert fetched[1] - fetched[0] < 0.001 * size
     folder = CacheFolder.existing(str(tmp_path / "cache"))
     for name in "a", "b":
         found = [each.block for each in folder.entries() if each.block.url == f"{site.url}/{name}.tar"]

@@ -192,7 +192,15 @@ def test_an_expanded_list_expands_to_itself(here):
 
 def test_globs_for_shards_match_no_indexes_and_manifests(here):
     shards = ["train-0.tar", "train-1.tar"]
-    make(here, *shards, *(f"{shard}.index" for shard in shards), "train.shards.json", "shards.json", "train-0.idx")
+    make(
+        here,
+        *shards,
+        *(f"{shard}.index" for shard in shards),
+        "train.shards.json",
+        "shards.json",
+        "train-0.idx",
+        "train-0.tar.columns.parquet",
+    )
     make(here, "train-0.tar.idx")
     assert expand_urls("train*") == expand_urls("*") == shards
     for spec in ("*.index", "*.shards.json"):
