@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,33 +42,48 @@ def decode_audio(data: bytes, audiospec: str = "audio") -> Any:
     ``torchaudio`` gives what that package does: a tensor of shape (channels, frames), and the rate. Raises an error for
     damaged and truncated files, as far as their format shows it, and for what would take more than 4 GiB.
     """
-    sound = _decode(data)
+    sound = decode_part(data)
     if audiospec == "audio":
         return sound
     torch = require("torch", extra="torch")
     return torch.from_numpy(sound.samples.T.copy()), sound.rate
 
 
-def _decode(data: bytes) -> Sound:
+def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) -> Sound:
+    """Decode a sound, or only its frames from ``part(frames, rate)``; the file is checked as a whole."""
     import numpy as np
 
     header = audio_headers.read_header(data)
+    if header.dtype:  # uncompressed, in native form
+        assert header.frames is not None
+        whole = np.frombuffer(data, header.dtype, header.frames * header.channels, header.place)
+        whole = whole.reshape(header.frames, header.channels)
+        rate = header.rate
+        whole = whole if part is None else whole[part(header.frames, rate)]
+        return Sound(_to_float(whole), rate)
     soundfile = require("soundfile", extra="media")
     with soundfile.SoundFile(BytesIO(data)) as file:
-        claimed, size = file.frames, file.frames * file.channels * 4
+        claimed, size, rate = file.frames, file.frames * file.channels * 4, file.samplerate
         if header.frames not in (None, claimed):
             raise ValueError(f"{claimed} frames, where the header says {header.frames}")
         if size > MAX_BYTES:
             raise ValueError(f"decompression bomb? {claimed} frames of {file.channels} channels")
         whole = file.read(dtype="int32" if header.kind == "FLAC" else "float32", always_2d=True)
-        rate = file.samplerate
     if len(whole) != claimed:
         raise ValueError(f"damaged or truncated: {len(whole)} of {claimed} frames")
-    if header.kind == "FLAC":
-        if header.md5:
-            _check_md5(whole, header)
-        whole = whole.astype(np.float32) * np.float32(2**-31)
-    return Sound(whole, rate)
+    if header.md5:
+        _check_md5(whole, header)
+    return Sound(_to_float(whole if part is None else whole[part(claimed, rate)]), rate)
+
+
+def _to_float(samples: np.ndarray) -> np.ndarray:
+    """Return integers as float32 in [-1, 1), and floats as they are, in an array of their own."""
+    import numpy as np
+
+    floats = samples.astype(np.float32)
+    if samples.dtype.kind == "i":
+        floats *= np.float32(2.0 ** (1 - 8 * samples.dtype.itemsize))
+    return floats
 
 
 def _check_md5(whole: np.ndarray, header: audio_headers.SoundHeader) -> None:
@@ -117,7 +133,7 @@ def encode_aiff(value: Any) -> bytes:
 
 @encoder("flac")
 def encode_flac(value: Any) -> bytes:
-    """Encode (samples, rate) as FLAC: int16 and integers of 24 bits in the upper ones of int32 exactly, floats in 24."""
+    """Encode (samples, rate) as FLAC: int16 exactly, int32 whose lower 8 bits are 0 too, and floats with 24 bits."""
     import numpy as np
 
     samples, _ = _to_sound(value)

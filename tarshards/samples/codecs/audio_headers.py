@@ -16,6 +16,7 @@ KINDS = "WAV", "AIFF", "FLAC", "Ogg", "MP3"
 UNKNOWN = 0xFFFFFFFF  # the size that a program writes which cannot seek back
 STREAMED = "a streamed {}, whose header does not give its size; write it to a file: ffmpeg -i in.wav out.wav"
 UNCOMPRESSED = frozenset({1, 3, 6, 7, 0xFFFE})  # WAVE formats with a fixed number of bytes a sample
+WAV_DTYPES = {(1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4"}
 FLAC_RATES = 0, 88200, 176400, 192000, 8000, 16000, 22050, 24000, 32000, 44100, 48000, 96000
 BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 OGG_BEGIN, OGG_END = 2, 4  # flags of a page
@@ -28,12 +29,19 @@ MP3_KBITS = (
 
 
 class SoundHeader(NamedTuple):
-    """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does."""
+    """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does.
+
+    With *dtype* they lie at *place* in the file, of *channels* each frame.
+    """
 
     kind: str
     frames: int | None = None
     bits: int = 0
     md5: bytes = b""
+    dtype: str = ""
+    place: int = 0
+    channels: int = 0
+    rate: int = 0
 
 
 def read_header(data: bytes) -> SoundHeader:
@@ -62,13 +70,13 @@ def _read_wav(data: bytes) -> SoundHeader:
         end, sizes[b"data"] = _little(data, 20, 8) + 8, _little(data, 28, 8)
     elif end - 8 in (0, UNKNOWN):
         raise DecodeError(STREAMED.format("WAV"))
-    form = payload = None
+    form = payload = begin = None
     for name, place, size in _chunks(data, end, "little", sizes):
         if name == b"fmt " and size >= 16:
             form = place
         elif name == b"data" and payload is None:
-            payload = size
-    if form is None or payload is None:
+            begin, payload = place, size
+    if form is None or payload is None or begin is None:
         raise DecodeError("a WAV without its format or its samples")
     code, channels, rate = _little(data, form, 2), _little(data, form + 2, 2), _little(data, form + 4)
     speed, block, bits = _little(data, form + 8), _little(data, form + 12, 2), _little(data, form + 14, 2)
@@ -76,7 +84,10 @@ def _read_wav(data: bytes) -> SoundHeader:
         return SoundHeader("WAV")
     if not block or block != channels * -(-bits // 8) or speed != rate * block or payload % block:
         raise DecodeError(f"a WAV that contradicts itself: {channels} channels, {bits} bits, {payload} bytes")
-    return SoundHeader("WAV", payload // block)
+    dtype = WAV_DTYPES.get((code, bits), "")
+    if dtype and not (channels and rate):
+        raise DecodeError(f"a WAV of {channels} channels at {rate} Hz")
+    return SoundHeader("WAV", payload // block, bits, dtype=dtype, place=begin, channels=channels, rate=rate)
 
 
 def _read_aiff(data: bytes) -> SoundHeader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def audio(
     *seconds* is an error, and without *seconds* the reader gives (values, offsets) as ``ragged`` does, of shape
     (total, channels). Needs ``pip install 'tarshards[media]'``.
     """
-    rate, channels = whole_number(rate, "rate", least=1), whole_number(channels, "channels", least=1)
+    rate, channels = whole_number("rate", rate, least=1), whole_number("channels", channels, least=1)
     if crop not in ("start", "center", "random"):
         raise ValueError(f'crop={crop!r} is none of "start", "center", "random"')
     if seconds is not None and not round(seconds * rate) > 0:
