@@ -94,7 +94,7 @@ def main() -> None:
             for key, seconds in times.items():
                 middle = median(seconds)
                 lines.append(f"| {field} | {key} | {CLIPS / BATCH / middle:.0f} | {own / middle:.2f} |")
-    record("Audio", "\n".join(lines))
+    record("Audio", lines)
 
 
 if __name__ == "__main__":
