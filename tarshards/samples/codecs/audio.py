@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +64,7 @@ def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) ->
         whole = whole if part is None else whole[part(header.frames, rate)]
         return Sound(_to_float(whole), rate)
     soundfile = require("soundfile", extra="media")
-    with soundfile.SoundFile(BytesIO(data)) as file:
+    with _opened(data) as opened, soundfile.SoundFile(opened, closefd=False) as file:
         claimed, size, rate = file.frames, file.frames * file.channels * 4, file.samplerate
         if header.frames not in (None, claimed):
             raise ValueError(f"{claimed} frames, where the header says {header.frames}")
@@ -74,6 +76,22 @@ def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) ->
     if header.md5:
         _check_md5(whole, header)
     return Sound(_to_float(whole if part is None else whole[part(claimed, rate)]), rate)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[int | BytesIO]:
+    """Give a file in memory: of bytes libsndfile reads by calls of Python, which threads would wait for."""
+    if not hasattr(os, "memfd_create"):
+        yield BytesIO(data)
+        return
+    descriptor = os.memfd_create("sound")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _to_float(samples: np.ndarray) -> np.ndarray:
