@@ -35,6 +35,7 @@ PROGRAMS = (
     "handover",
     "planning",
     "packing",
+    "audio",
     "remote",
     "start",
     "stages",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import range_server
@@ -214,18 +212,6 @@ def test_audio_text_and_ragged_batches(follow):
     printed = follow("audio-text-ragged.md")
     (percent,) = re.findall(r"^(\d+)% of the batches is padding", printed, re.MULTILINE)
     assert int(percent) < 15  # in batches of the plan it is almost a half
-
-
-@pytest.mark.interop
-def test_sound_is_decoded_by_soundfile():
-    soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
-    space: dict[str, Any] = {}
-    (text,) = [text for name, text in steps("audio-text-ragged.md") if name == "sound.py"]
-    exec(text, space)
-    stream = io.BytesIO()
-    soundfile.write(stream, [[0.5, -0.5]] * 100, 8000, format="FLAC")
-    samples, rate = space["read_sound"](stream.getvalue())
-    assert (samples.shape, str(samples.dtype), rate) == ((100, 2), "float32", 8000)
 
 
 def test_faulty_shards(follow):

@@ -1,37 +1,43 @@
 """Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
 
 - ``registry``: the decorators ``decoder`` and ``encoder``
-- ``basic``, ``array``, ``image``: the built-in codecs
+- ``basic``, ``array``, ``image``, ``audio``: the built-in codecs
 - ``decoding``: what else may decode a field: functions and handlers of a pipeline
-- ``npy``, ``image_headers``: headers read without decoding
+- ``npy``, ``image_headers``, ``audio_headers``: headers read without decoding
 """
 
 from __future__ import annotations
 
 import zlib
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
+from tarshards.samples.codecs import audio as sound
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
 
-def decode_field(field: str, data: bytes, *, images: str | None = None, allow_unsafe: bool = False) -> Any:
+def decode_field(
+    field: str, data: bytes, *, images: str | None = None, audio: str | None = None, allow_unsafe: bool = False
+) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`). The
-    extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises DecodeError with the
-    field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a zip (npz, pth).
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`), and
+    sounds unless *audio* is an audiospec (`audio torchaudio`). The extension ``gz`` is decompressed first, and the part
+    before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
+    *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
     """
     if images is not None and images not in image.IMAGESPECS:
         image.check_imagespec(images)
+    if audio is not None and audio not in sound.AUDIOSPECS:
+        sound.check_audiospec(audio)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]
@@ -39,12 +45,12 @@ def decode_field(field: str, data: bytes, *, images: str | None = None, allow_un
         decode = DECODERS[extension]
     elif extension in UNSAFE_DECODERS:
         raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
-    elif images is None or extension not in image.EXTENSIONS:
-        return data
+    elif images is not None and extension in image.EXTENSIONS:
+        decode = partial(image.decode_image, imagespec=images)
+    elif audio is not None and extension in sound.EXTENSIONS:
+        decode = partial(sound.decode_audio, audiospec=audio)
     else:
-
-        def decode(data: bytes) -> Any:
-            return image.decode_image(data, images)
+        return data
 
     try:
         plain = gunzip(data) if gzipped else data

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import DecodeError, check_function, did_you_mean, shortened, visible
 from tarshards.samples.codecs import decode_field, reason_of
+from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
@@ -45,12 +46,13 @@ class Decoding:
         handlers: tuple[Handler, ...],
         only: tuple[tuple[str, ...], ...] | None,
         images: str | None,
+        audio: str | None,
         allow_unsafe: bool,
     ):
         self.functions = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = partial(decode_field, images=images, allow_unsafe=allow_unsafe)
+        self.by_extension = partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
         self._choices: dict[str, Choice] = {}
@@ -120,13 +122,17 @@ def decoding_of(
 
     Raises TypeError or ValueError for an argument that says nothing.
     """
-    images, handlers, named = None, [], []
+    images, audio, handlers, named = None, None, [], []
     for decoder in decoders:
         if isinstance(decoder, Mapping):
             named += [(tuple(check_name(names).lower().split(";")), value) for names, value in decoder.items()]
         elif callable(decoder):
             check_function(decoder, "decode")
             handlers.append(decoder)
+        elif isinstance(decoder, str) and decoder in AUDIOSPECS:
+            if audio is not None:
+                raise ValueError(f"decode takes one audiospec for all sounds, not {audio!r} and {decoder!r}")
+            audio = decoder
         elif decoder is not None:
             if images is not None:
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
@@ -134,8 +140,8 @@ def decoding_of(
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value)) for names, value in named)
     if not functions and not handlers and only is None:
-        return partial(decode_field, images=images, allow_unsafe=allow_unsafe)
-    arguments = functions, tuple(handlers), None if only is None else _names(only), images, allow_unsafe
+        return partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
+    arguments = functions, tuple(handlers), None if only is None else _names(only), images, audio, allow_unsafe
     try:
         hash(arguments)
     except TypeError:  # of a function that is an object of its own
@@ -156,7 +162,9 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _function(field: str, value: Any) -> Function:
-    """Return the function that decodes a *field*, of an imagespec too."""
+    """Return the function that decodes a *field*, of an imagespec or audiospec too."""
+    if isinstance(value, str) and value in AUDIOSPECS:
+        return _audio_decoder(value)
     if isinstance(value, str):
         return _image_decoder(str(check_imagespec(value)))
     if callable(value):
@@ -164,6 +172,11 @@ def _function(field: str, value: Any) -> Function:
         return value
     hint = did_you_mean(field, ["images", "only", "allow_unsafe", "on_error"])
     raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
+
+
+@lru_cache
+def _audio_decoder(audiospec: str) -> Function:
+    return partial(decode_audio, audiospec=audiospec)
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 - ``base``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers
+- ``sounds``: decoded, resampled, mixed, cropped and padded
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
+from tarshards.loaders.arrays.readers.sounds import audio
 
 __all__ = [
     "Reader",
     "array",
+    "audio",
     "bytes_",
     "decoded",
     "draws_of",

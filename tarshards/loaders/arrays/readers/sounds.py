@@ -1,0 +1,104 @@
+"""Reader of sounds: resampled, mixed to some channels, cropped and padded on the way into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from tarshards.errors import DecodeError, whole_number
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.readers.base import Batch, Reader, failure
+from tarshards.loaders.arrays.readers.draws import uniform
+from tarshards.samples.codecs.audio import decode_part
+from tarshards.samples.codecs.registry import require
+
+SoundCrop = Literal["start", "center", "random"]
+
+
+class Sounds(Reader):
+    """Sounds of one rate and number of channels; see audio()."""
+
+    def __init__(self, rate: int, seconds: float | None, channels: int, crop: SoundCrop, pad: bool):
+        self.rate, self.seconds, self.channels, self.crop, self.pad = rate, seconds, channels, crop, pad
+        self.frames = None if seconds is None else round(seconds * rate)
+
+    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Decode each sound, as a list of arrays."""
+        failed = {}
+        places = uniform(draws, 0) if self.crop == "random" else np.full(len(payloads), 0.5 * (self.crop == "center"))
+        for i, payload in enumerate(payloads):
+            try:
+                batch[first + i] = self._read_one(payload, float(places[i]))
+            except Exception as exc:
+                failed[i] = failure(exc)
+        return failed
+
+    def _read_one(self, payload: bytes, place: float) -> np.ndarray:
+        def part(frames: int, rate: int) -> slice:
+            if self.frames is None:
+                return slice(None)
+            wanted = -(-self.frames * rate // self.rate)
+            if wanted > frames and not self.pad:
+                raise DecodeError(f"a sound of {frames / rate:.3f} s, shorter than {self.seconds} s; pad=True pads it")
+            begin = int(place * max(0, frames - wanted + 1))
+            return slice(begin, begin + wanted)
+
+        samples, rate = decode_part(payload, part)
+        samples = _mixed(samples, self.channels)
+        if rate != self.rate and len(samples):
+            samples = require("soxr", extra="media").resample(samples, rate, self.rate)
+        return samples if self.frames is None else samples[: self.frames]
+
+    def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Pad to one length, or put end to end."""
+        return self.join_in(batch, np.empty)
+
+    def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Pad to one length, or put end to end."""
+        lengths = np.array([len(samples) for samples in batch], np.int64)
+        if not self.pad and self.frames is None:
+            offsets = np.zeros(len(batch) + 1, np.int64)
+            np.cumsum(lengths, out=offsets[1:])
+            values = empty(int(offsets[-1]) * self.channels, np.dtype(np.float32)).reshape(-1, self.channels)
+            for begin, samples in zip(offsets.tolist(), batch):
+                values[begin : begin + len(samples)] = samples
+            return values, offsets
+        frames = self.frames if self.frames is not None else int(lengths.max(initial=0))
+        padded = empty(len(batch) * frames * self.channels, np.dtype(np.float32))
+        padded = padded.reshape(len(batch), frames, self.channels)
+        for row, samples in zip(padded, batch):
+            row[: len(samples)], row[len(samples) :] = samples, 0
+        return padded, lengths
+
+
+def _mixed(samples: np.ndarray, channels: int) -> np.ndarray:
+    """Return *samples* with the mean of all channels for one, or with one channel repeated."""
+    found = samples.shape[1]
+    if found == channels:
+        return samples
+    if channels == 1:
+        return samples.mean(axis=1, keepdims=True)
+    if found == 1:
+        return np.repeat(samples, channels, axis=1)
+    raise DecodeError(f"a sound of {found} channels, which cannot be mixed to {channels}")
+
+
+def audio(
+    rate: int, seconds: float | None = None, *, channels: int = 1, crop: SoundCrop = "center", pad: bool = True
+) -> Reader:
+    """WAV, AIFF, FLAC, Ogg or MP3 -> (samples, lengths): float32 of shape (n, frames, channels), and int64 of (n,).
+
+    Sounds are resampled to *rate* by soxr, and mixed to one channel by their mean; one channel is repeated for more.
+    With *seconds* longer ones are cropped, and shorter ones padded with zeros; lengths count the frames that are not
+    padding. Without *seconds* all are padded to the longest of the batch. With ``pad=False`` a sound shorter than
+    *seconds* is an error, and without *seconds* the reader gives (values, offsets) as ``ragged`` does, of shape
+    (total, channels). Needs ``pip install 'tarshards[media]'``.
+    """
+    rate, channels = whole_number("rate", rate, least=1), whole_number("channels", channels, least=1)
+    if crop not in ("start", "center", "random"):
+        raise ValueError(f'crop={crop!r} is none of "start", "center", "random"')
+    if seconds is not None and not round(seconds * rate) > 0:
+        raise ValueError(f"seconds={seconds} is no time of at least one frame")
+    return Sounds(rate, seconds, channels, crop, pad)

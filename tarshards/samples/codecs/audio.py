@@ -1,0 +1,220 @@
+"""Codecs for sound by libsndfile (``pip install 'tarshards[media]'``): WAV, AIFF, FLAC, Ogg (Vorbis, Opus) and MP3."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarshards.errors import did_you_mean
+from tarshards.samples.codecs import audio_headers
+from tarshards.samples.codecs.array import to_array
+from tarshards.samples.codecs.registry import encoder, require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+EXTENSIONS = frozenset(["wav", "aif", "aiff", "flac", "ogg", "oga", "opus", "mp3"])
+AUDIOSPECS = "audio", "torchaudio"
+MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
+BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
+SERIAL = bytes(4)  # of an Ogg stream; libsndfile takes a random one, so that no two files are the same
+
+
+def check_audiospec(audio: Any) -> str:
+    """Return *audio*; raise ValueError unless it is an audiospec."""
+    if audio not in AUDIOSPECS:
+        raise ValueError(f"unknown audiospec {audio!r}; known: {' '.join(AUDIOSPECS)}{did_you_mean(audio, AUDIOSPECS)}")
+    return audio
+
+
+class Sound(NamedTuple):
+    """Samples, float32 of shape (frames, channels) and mostly in [-1, 1], and their rate in Hz."""
+
+    samples: np.ndarray
+    rate: int
+
+
+def decode_audio(data: bytes, audiospec: str = "audio") -> Any:
+    """Decode a sound: ``audio`` gives (samples, rate), float32 of shape (frames, channels).
+
+    ``torchaudio`` gives what that package does: a tensor of shape (channels, frames), and the rate. Raises an error for
+    damaged and truncated files, as far as their format shows it, and for what would take more than 4 GiB.
+    """
+    sound = decode_part(data)
+    if audiospec == "audio":
+        return sound
+    torch = require("torch", extra="torch")
+    return torch.from_numpy(sound.samples.T.copy()), sound.rate
+
+
+def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) -> Sound:
+    """Decode a sound, or only its frames from ``part(frames, rate)``; the file is checked as a whole."""
+    import numpy as np
+
+    header = audio_headers.read_header(data)
+    if header.dtype:  # uncompressed, in native form
+        assert header.frames is not None
+        whole = np.frombuffer(data, header.dtype, header.frames * header.channels, header.place)
+        whole = whole.reshape(header.frames, header.channels)
+        rate = header.rate
+        whole = whole if part is None else whole[part(header.frames, rate)]
+        return Sound(_to_float(whole), rate)
+    soundfile = require("soundfile", extra="media")
+    with _opened(data) as opened, soundfile.SoundFile(opened, closefd=False) as file:
+        claimed, size, rate = file.frames, file.frames * file.channels * 4, file.samplerate
+        if header.frames not in (None, claimed):
+            raise ValueError(f"{claimed} frames, where the header says {header.frames}")
+        if size > MAX_BYTES:
+            raise ValueError(f"decompression bomb? {claimed} frames of {file.channels} channels")
+        whole = file.read(dtype="int32" if header.kind == "FLAC" else "float32", always_2d=True)
+    if len(whole) != claimed:
+        raise ValueError(f"damaged or truncated: {len(whole)} of {claimed} frames")
+    if header.md5:
+        _check_md5(whole, header)
+    return Sound(_to_float(whole if part is None else whole[part(claimed, rate)]), rate)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[int | BytesIO]:
+    """Give a file in memory: of bytes libsndfile reads by calls of Python, which threads would wait for."""
+    if not hasattr(os, "memfd_create"):
+        yield BytesIO(data)
+        return
+    descriptor = os.memfd_create("sound")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _to_float(samples: np.ndarray) -> np.ndarray:
+    """Return integers as float32 in [-1, 1), and floats as they are, in an array of their own."""
+    import numpy as np
+
+    floats = samples.astype(np.float32)
+    if samples.dtype.kind == "i":
+        floats *= np.float32(2.0 ** (1 - 8 * samples.dtype.itemsize))
+    return floats
+
+
+def _check_md5(whole: np.ndarray, header: audio_headers.SoundHeader) -> None:
+    """Compare with the MD5 in the header, of the samples as little-endian integers of the fewest bytes."""
+    import hashlib
+
+    import numpy as np
+
+    width = -(-header.bits // 8)
+    lowest = whole >> (32 - header.bits)
+    if width == 2:
+        packed = lowest.astype("<i2").tobytes()
+    else:
+        packed = lowest.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+    if hashlib.md5(packed, usedforsecurity=False).digest() != header.md5:
+        raise ValueError("a damaged FLAC: its samples do not match their MD5")
+
+
+@encoder("wav")
+def encode_wav(value: Any) -> bytes:
+    """Encode (samples, rate) as WAV, exactly: int16, int32, or float32 of any range."""
+    import numpy as np
+
+    samples, rate = _to_sound(value)
+    data, channels = samples.astype(samples.dtype.newbyteorder("<")).tobytes(), samples.shape[1]
+    kind, width = (3 if samples.dtype == np.float32 else 1), samples.dtype.itemsize
+    form = struct.pack(
+        "<4sIHHIIHH", b"fmt ", 16, kind, channels, rate, rate * channels * width, channels * width, 8 * width
+    )
+    fact = struct.pack("<4sII", b"fact", 4, len(samples)) if kind == 3 else b""
+    chunks = form + fact + struct.pack("<4sI", b"data", len(data)) + data
+    if len(chunks) + 4 >= audio_headers.UNKNOWN:
+        raise ValueError("more than 4 GiB, the most that a WAV holds")
+    return struct.pack("<4sI4s", b"RIFF", len(chunks) + 4, b"WAVE") + chunks
+
+
+@encoder("aif", "aiff")
+def encode_aiff(value: Any) -> bytes:
+    """Encode (samples, rate) as AIFF, exactly: int16, int32, or float32 of any range."""
+    subtype = {"int16": "PCM_16", "int32": "PCM_32", "float32": "FLOAT"}[str(_to_sound(value)[0].dtype)]
+    data = _write(value, "AIFF", subtype)
+    if subtype == "FLOAT":  # its chunk of peaks holds the time
+        at = data.index(b"PEAK") + 12
+        data = data[:at] + bytes(4) + data[at + 4 :]
+    return data
+
+
+@encoder("flac")
+def encode_flac(value: Any) -> bytes:
+    """Encode (samples, rate) as FLAC: int16 exactly, int32 whose lower 8 bits are 0 too, and floats with 24 bits."""
+    import numpy as np
+
+    samples, _ = _to_sound(value)
+    if samples.dtype == np.int32 and (samples & 255).any():
+        raise ValueError("FLAC holds 24 bits: the lower 8 of int32 must be 0")
+    return _write(value, "FLAC", "PCM_16" if samples.dtype == np.int16 else "PCM_24", is_bounded=True)
+
+
+@encoder("ogg", "oga")
+def encode_ogg(value: Any) -> bytes:
+    """Encode (samples, rate) as Ogg Vorbis."""
+    return _with_serial(_write(value, "OGG", "VORBIS", is_bounded=True))
+
+
+@encoder("opus")
+def encode_opus(value: Any) -> bytes:
+    """Encode (samples, rate) as Ogg Opus; the rate is 8, 12, 16, 24 or 48 kHz."""
+    return _with_serial(_write(value, "OGG", "OPUS", is_bounded=True))
+
+
+@encoder("mp3")
+def encode_mp3(value: Any) -> bytes:
+    """Encode (samples, rate) as MP3."""
+    return _write(value, "MP3", "MPEG_LAYER_III", is_bounded=True)
+
+
+def _write(value: Any, format: str, subtype: str, *, is_bounded: bool = False) -> bytes:
+    import numpy as np
+
+    samples, rate = _to_sound(value)
+    if is_bounded and samples.dtype == np.float32 and not (np.abs(samples) <= 1).all():
+        raise ValueError(f"samples from {samples.min()} to {samples.max()}; floats must lie in [-1, 1]")
+    if is_bounded and format != "FLAC" and samples.dtype != np.float32:  # libsndfile's MP3 of integers is distorted
+        samples = (samples / -np.float64(np.iinfo(samples.dtype).min)).astype(np.float32)
+    soundfile, stream = require("soundfile", extra="media"), BytesIO()
+    with soundfile.SoundFile(stream, "w", rate, samples.shape[1], subtype, format=format) as file:
+        for first in range(0, len(samples), BLOCK):
+            file.write(samples[first : first + BLOCK])
+    return stream.getvalue()
+
+
+def _with_serial(data: bytes) -> bytes:
+    pages = []
+    for begin, end in audio_headers.ogg_pages(data):
+        page = data[begin : begin + 14] + SERIAL + data[begin + 18 : end]
+        pages.append(page[:22] + audio_headers.ogg_checksum(page).to_bytes(4, "little") + page[26:])
+    return b"".join(pages)
+
+
+def _to_sound(value: Any) -> tuple[np.ndarray, int]:
+    """Return samples of shape (frames, channels) and the rate; a tensor is (channels, frames), as torchaudio has it."""
+    import numpy as np
+
+    if not isinstance(value, tuple | list) or len(value) != 2 or isinstance(value[1], float | str):
+        raise TypeError("a sound is (samples, rate): an array of (frames, channels) or (frames,), and Hz")
+    samples, rate = to_array(value[0]), int(value[1])
+    if not isinstance(value[0], np.ndarray) and samples.ndim == 2:
+        samples = np.ascontiguousarray(samples.T)
+    samples = samples[:, None] if samples.ndim == 1 else samples
+    if samples.ndim != 2 or not 1 <= samples.shape[1] <= 255 or rate <= 0:
+        raise ValueError(f"a sound of shape {samples.shape} at {rate} Hz; expected (frames, channels) or (frames,)")
+    if samples.dtype.kind == "f":
+        samples = samples.astype(np.float32, copy=False)
+    if samples.dtype not in (np.float32, np.int16, np.int32):
+        raise TypeError(f"samples of {samples.dtype}; expected floats, int16 or int32")
+    return samples, rate

@@ -1,0 +1,252 @@
+"""Read the structure of sound files, and find the damage that libsndfile passes over, without decoding them.
+
+Formats: RIFF/WAVE (IBM and Microsoft, 1991) and RF64 (EBU Tech 3306); AIFF 1.3; FLAC (RFC 9639); Ogg (RFC 3533);
+MPEG audio layer III (ISO 11172-3, 13818-3) with the Xing, Info and VBRI headers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tarshards.errors import DecodeError
+
+KINDS = "WAV", "AIFF", "FLAC", "Ogg", "MP3"
+UNKNOWN = 0xFFFFFFFF  # the size that a program writes which cannot seek back
+STREAMED = "a streamed {}, whose header does not give its size; write it to a file: ffmpeg -i in.wav out.wav"
+UNCOMPRESSED = frozenset({1, 3, 6, 7, 0xFFFE})  # WAVE formats with a fixed number of bytes a sample
+WAV_DTYPES = {(1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4"}
+FLAC_RATES = 0, 88200, 176400, 192000, 8000, 16000, 22050, 24000, 32000, 44100, 48000, 96000
+BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+OGG_BEGIN, OGG_END = 2, 4  # flags of a page
+MP3_SAME = 0xFFFE0C00  # bits of its header that all frames share: sync, version, layer and rate
+MP3_RATES = 44100, 48000, 32000
+MP3_KBITS = (
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),  # of MPEG 2 and 2.5
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # of MPEG 1
+)
+
+
+class SoundHeader(NamedTuple):
+    """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does.
+
+    With *dtype* they lie at *place* in the file, of *channels* each frame.
+    """
+
+    kind: str
+    frames: int | None = None
+    bits: int = 0
+    md5: bytes = b""
+    dtype: str = ""
+    place: int = 0
+    channels: int = 0
+    rate: int = 0
+
+
+def read_header(data: bytes) -> SoundHeader:
+    """Check the structure of a whole sound file and return its header.
+
+    Raises DecodeError for other bytes, and where the file is truncated or contradicts itself.
+    """
+    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
+        return _read_wav(data)
+    if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
+        return _read_aiff(data)
+    if data[:4] == b"fLaC":
+        return _read_flac(data)
+    if data[:4] == b"OggS":
+        return _read_ogg(data)
+    if data[:3] == b"ID3" or (len(data) > 4 and _mp3_frame(_word(data, 0))):
+        return _read_mp3(data)
+    raise DecodeError(f"not a sound in any of {' '.join(KINDS)}")
+
+
+def _read_wav(data: bytes) -> SoundHeader:
+    end, sizes = _little(data, 4) + 8, dict[bytes, int]()
+    if data[:4] == b"RF64":
+        if data[12:16] != b"ds64" or len(data) < 36:
+            raise DecodeError("an RF64 without its sizes")
+        end, sizes[b"data"] = _little(data, 20, 8) + 8, _little(data, 28, 8)
+    elif end - 8 in (0, UNKNOWN):
+        raise DecodeError(STREAMED.format("WAV"))
+    form = payload = begin = None
+    for name, place, size in _chunks(data, end, "little", sizes):
+        if name == b"fmt " and size >= 16:
+            form = place
+        elif name == b"data" and payload is None:
+            begin, payload = place, size
+    if form is None or payload is None or begin is None:
+        raise DecodeError("a WAV without its format or its samples")
+    code, channels, rate = _little(data, form, 2), _little(data, form + 2, 2), _little(data, form + 4)
+    speed, block, bits = _little(data, form + 8), _little(data, form + 12, 2), _little(data, form + 14, 2)
+    if code not in UNCOMPRESSED:
+        return SoundHeader("WAV")
+    if not block or block != channels * -(-bits // 8) or speed != rate * block or payload % block:
+        raise DecodeError(f"a WAV that contradicts itself: {channels} channels, {bits} bits, {payload} bytes")
+    dtype = WAV_DTYPES.get((code, bits), "")
+    if dtype and not (channels and rate):
+        raise DecodeError(f"a WAV of {channels} channels at {rate} Hz")
+    return SoundHeader("WAV", payload // block, bits, dtype=dtype, place=begin, channels=channels, rate=rate)
+
+
+def _read_aiff(data: bytes) -> SoundHeader:
+    frames, form, payload = None, b"", None
+    for name, place, size in _chunks(data, int.from_bytes(data[4:8], "big") + 8, "big", {}):
+        if name == b"COMM" and size >= 18:
+            form = data[place : place + size]
+            frames = int.from_bytes(form[2:6], "big")
+        elif name == b"SSND" and size >= 8:
+            payload = size - 8 - int.from_bytes(data[place : place + 4], "big")
+    if frames is None or (payload is None and frames):
+        raise DecodeError("an AIFF without its format or its samples")
+    width = int.from_bytes(form[:2], "big") * -(-int.from_bytes(form[6:8], "big") // 8)
+    is_plain = data[8:12] == b"AIFF" or form[18:22].lower() in (b"none", b"sowt", b"twos", b"fl32", b"fl64")
+    if is_plain and payload is not None and payload != frames * width:
+        raise DecodeError(f"an AIFF of {payload} bytes, where {frames} frames take {frames * width}")
+    return SoundHeader("AIFF", frames)
+
+
+def _chunks(data: bytes, end: int, order: str, sizes: dict[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, place and size of the chunks of a RIFF or IFF file, which fill it to its *end*."""
+    if end > len(data):
+        raise DecodeError(f"truncated: {len(data)} of {end} bytes")
+    place = 12
+    while place + 8 <= end:
+        name = data[place : place + 4]
+        size = int.from_bytes(data[place + 4 : place + 8], "little" if order == "little" else "big")
+        if size == UNKNOWN:
+            if name not in sizes:
+                raise DecodeError(STREAMED.format("sound"))
+            size = sizes[name]
+        if place + 8 + size > end or not all(32 <= byte < 127 for byte in name):
+            raise DecodeError(f"a chunk {name!r} of {size} bytes at {place} does not fit into {end} bytes")
+        yield name, place + 8, size
+        place += 8 + size + (size & 1)
+    if place < end:
+        raise DecodeError(f"{end - place} bytes after the last chunk")
+
+
+def _read_flac(data: bytes) -> SoundHeader:
+    place, is_last = 4, False
+    while not is_last:
+        if place + 4 > len(data):
+            raise DecodeError("a FLAC truncated in its metadata")
+        is_last = data[place] >= 128
+        place += 4 + int.from_bytes(data[place + 1 : place + 4], "big")
+    if len(data) < 42 or data[4] & 127 or data[5:8] != b"\0\0\x22":
+        raise DecodeError("a FLAC without its stream information")
+    packed = int.from_bytes(data[18:26], "big")
+    rate, bits, frames = packed >> 44, (packed >> 36 & 31) + 1, packed & (1 << 36) - 1
+    if place + 4 <= len(data):
+        code = data[place + 2] & 15
+        if 0 < code < len(FLAC_RATES) and FLAC_RATES[code] != rate:
+            raise DecodeError(f"a FLAC of {rate} Hz whose frames are of {FLAC_RATES[code]} Hz")
+    md5 = data[26:42]
+    return SoundHeader("FLAC", frames or None, bits, md5 if any(md5) else b"")
+
+
+def _read_ogg(data: bytes) -> SoundHeader:
+    expected: dict[bytes, int] = {}  # the number of the next page, by the stream's serial number
+    for begin, end in ogg_pages(data):
+        flags, serial, number = data[begin + 5], data[begin + 14 : begin + 18], _little(data, begin + 18)
+        if _little(data, begin + 22) != ogg_checksum(data[begin:end]):
+            raise DecodeError(f"wrong checksum of the Ogg page at {begin}")
+        if (serial in expected) == bool(flags & OGG_BEGIN) or expected.get(serial, number) != number:
+            raise DecodeError(f"a page is missing before the Ogg page at {begin}")
+        expected[serial] = number + 1
+        if flags & OGG_END:
+            del expected[serial]
+    if expected:
+        raise DecodeError("a truncated Ogg: no last page")
+    return SoundHeader("Ogg")
+
+
+def ogg_pages(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each page; raise DecodeError for anything else."""
+    begin = 0
+    while begin < len(data):
+        head = begin + 27
+        if data[begin : begin + 5] != b"OggS\0" or head > len(data):
+            raise DecodeError(f"no whole Ogg page at {begin}")
+        table = data[head : head + data[begin + 26]]
+        end = head + len(table) + sum(table)
+        if len(table) < data[begin + 26] or end > len(data):
+            raise DecodeError(f"a truncated Ogg: the page at {begin} is cut")
+        yield begin, end
+        begin = end
+
+
+def ogg_checksum(page: bytes) -> int:
+    """Return the checksum of an Ogg page: CRC-32 without reflection, taken by zlib of bytes with their bits reversed.
+
+    >>> f"{ogg_checksum(bytes(22) + b'....' + bytes(3) + b'123456789'):08x}"  # CRC-32/MPEG-2 from 0: the digits alone
+    '89a1897f'
+    """
+    reflected = zlib.crc32((page[:22] + bytes(4) + page[26:]).translate(BITS_REVERSED), UNKNOWN) ^ UNKNOWN
+    return int.from_bytes(reflected.to_bytes(4, "little").translate(BITS_REVERSED), "big")
+
+
+def _read_mp3(data: bytes) -> SoundHeader:
+    place = _after_id3(data)
+    first, frames, claimed = _word(data, place), 0, None
+    begun, end = place, len(data)
+    if not _mp3_frame(first):
+        raise DecodeError("an MP3 without a frame of layer III")
+    while place < end:
+        head = _word(data, place)
+        size = _mp3_frame(head) if head & MP3_SAME == first & MP3_SAME else 0
+        if not size:
+            break
+        if place + size > end:
+            raise DecodeError(f"a truncated MP3: the frame at {place} is cut")
+        if place == begun:
+            claimed = _mp3_count(data[place : place + size], head)
+        place, frames = place + size, frames + 1
+    rest = data[place:]
+    if (
+        rest.strip(b"\0")
+        and not (rest[:3] == b"TAG" and len(rest) == 128)
+        and rest[:8] not in (b"APETAGEX", b"LYRICSBE")
+    ):
+        raise DecodeError(f"an MP3 with {len(rest)} bytes at {place} that are no frame")
+    if claimed is not None and claimed != frames - 1:
+        raise DecodeError(f"an MP3 with {frames - 1} of {claimed} frames")
+    return SoundHeader("MP3")
+
+
+def _after_id3(data: bytes) -> int:
+    """Return where the frames begin: an ID3v2 tag gives its size in 7 bits of each of four bytes."""
+    if data[:3] != b"ID3":
+        return 0
+    size = 0
+    for byte in data[6:10]:
+        size = size << 7 | byte & 127
+    return 10 + size + (10 if len(data) > 5 and data[5] & 16 else 0)
+
+
+def _mp3_frame(head: int) -> int:
+    """Return the bytes of the frame of layer III with this header; 0 if it is none, or of a free bit rate."""
+    version, layer, kbits, rate = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
+    if head >> 21 != 0x7FF or version == 1 or layer != 1 or kbits in (0, 15) or rate == 3 or head & 3 == 2:
+        return 0
+    is_first = version == 3
+    hertz = MP3_RATES[rate] >> (0, 1, 2)[(3, 2, 0).index(version)]
+    return (144000 if is_first else 72000) * MP3_KBITS[is_first][kbits] // hertz + (head >> 9 & 1)
+
+
+def _mp3_count(frame: bytes, head: int) -> int | None:
+    """Return how many frames follow, as the first one says that holds no sound; None if it does not."""
+    is_first, is_mono = head >> 19 & 3 == 3, head >> 6 & 3 == 3
+    place = 4 + (17 if is_mono else 32) if is_first else 4 + (9 if is_mono else 17)
+    if frame[place : place + 4] in (b"Xing", b"Info"):
+        return _word(frame, place + 8) if frame[place + 7] & 1 else None
+    return _word(frame, 50) if frame[36:40] == b"VBRI" else None
+
+
+def _word(data: bytes, place: int) -> int:
+    return int.from_bytes(data[place : place + 4], "big")
+
+
+def _little(data: bytes, place: int, size: int = 4) -> int:
+    return int.from_bytes(data[place : place + size], "little")
