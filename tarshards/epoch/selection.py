@@ -13,21 +13,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail
 from tarshards.epoch.plan import PlannedEpoch
-from tarshards.errors import OpError, SampleError, TarshardsError, check_function, shortened
+from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import IndexedShards, SampleReader
 from tarshards.parallel import bounded_map
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
-from tarshards.samples.lines import read_keys
+from tarshards.samples.lines import lacking_keys, read_keys
 from tarshards.storage.manifest import Shard
 
 Predicate = Callable[[Sample], Any]
 Keys = str | PathLike[str] | Iterable[str]
 
 TASKS = 64  # parts that the samples are divided into for an executor
-NAMED = 5  # missing keys that one error names
 
 
 class Selection:
@@ -125,8 +124,7 @@ class Choice(NamedTuple):
             wanted = _listed(self.keys, "keys=")
             chosen &= _have(shards, wanted, among)
             if missing := sorted(wanted.difference(shards.keys)):
-                names = [*map(repr, missing[:NAMED]), *["..."] * (len(missing) > NAMED)]
-                raise SampleError(f"no sample has {len(missing)} of {len(wanted)} keys: {', '.join(names)}")
+                raise lacking_keys(missing, len(wanted))
         if self.where is not None:
             by_columns = self._by_columns(shards)
             if by_columns is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import islice
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
+NAMED = 5  # missing keys that one error names
 _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
@@ -74,6 +76,17 @@ def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
             with located(place):
                 key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")
             yield key
+
+
+def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
+    """Return the error that no sample has the *lacking* of *wanted* keys; it names some as ``read_keys`` reads them.
+
+    >>> print(lacking_keys(["a", "b"], 7))
+    no sample has 2 of 7 keys: a, b
+    """
+    names = [escape(key.encode(errors="surrogateescape")) for key in islice(lacking, NAMED)]
+    names += ["..."] * (len(lacking) > NAMED)
+    return SampleError(f"no sample has {len(lacking)} of {wanted} keys: {', '.join(names)}")
 
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:

@@ -15,7 +15,7 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.samples.lines import escape
+from tarshards.samples.lines import lacking_keys
 from tarshards.samples.read import read_shard
 from tarshards.storage.beside import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tarshards.samples.conditions import Condition
 
 Reject = Callable[[Sample, TarshardsError], Any]
-
-NAMED = 5  # missing keys that one error names
 
 
 class Pattern:
@@ -272,6 +270,4 @@ class KeyFilter:
             for key in self.lacking:
                 handler(SampleError("no sample has this key", key=key))
         elif self.lacking:
-            names = [escape(key.encode(errors="surrogateescape")) for key in islice(self.lacking, NAMED)]
-            names += ["..."] * (len(self.lacking) > NAMED)
-            raise SampleError(f"no sample has {len(self.lacking)} of {len(self.keys)} keys: {', '.join(names)}")
+            raise lacking_keys(self.lacking, len(self.keys))

@@ -20,6 +20,7 @@ from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.parallel import ProcessPool
 from tarshards.storage import traffic
+from tarshards.verbs.grep import KeyFilter
 
 SIZES = [7, 0, 12, 5]
 KEYS = [f"{shard}-{number:02d}" for shard, size in enumerate(SIZES) for number in range(size)]
@@ -78,6 +79,16 @@ def test_keys_in_a_file(shards, tmp_path):
     dataset = Stream.from_shards(shards)
     assert keys_of(dataset.select(keys=path)) == keys_of(dataset.select(keys=str(path))) == WIDE
     assert keys_of(dataset.select(drop=path)) == [key for key in KEYS if not wide(key)]
+
+
+def test_keys_that_no_sample_has_are_named_as_targrep_names_them(shards):
+    lacking = ["a\\b", "c\td", "e'f", "x1", "x2", "x3"]
+    with pytest.raises(SampleError) as selected:
+        Stream.from_shards(shards).select(keys=[*WIDE, *lacking])
+    with pytest.raises(SampleError) as grepped:
+        list(KeyFilter([*WIDE, *lacking]).read(shards))
+    assert str(selected.value) == str(grepped.value)
+    assert str(selected.value).endswith(rf"no sample has 6 of {len(WIDE) + 6} keys: a\\b, c\td, e'f, x1, x2, ...")
 
 
 def test_selections_can_be_selected_from(shards):
@@ -140,7 +151,7 @@ def test_faults_are_told_or_left_out(shards, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"keys": ["0-00", "a", "b"]}, SampleError, "no sample has 2 of 3 keys: 'a', 'b'"),
+        ({"keys": ["0-00", "a", "b"]}, SampleError, "no sample has 2 of 3 keys: a, b"),
         ({}, TypeError, "select takes a condition, keys= or drop="),
         ({"keys": [1]}, TypeError, "keys= is a list of keys, or the name of a file of them, not of 1"),
         ({"drop": [0]}, TypeError, "drop= is a list of keys, or the name of a file of them, not of 0"),
