@@ -68,6 +68,15 @@ def machine(*packages: str) -> str:
     )
 
 
+def drop_pages(folder: Path) -> None:
+    """Let the files of a folder be read from the disk again."""
+    os.sync()
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def record(title: str, lines: list[str], page: Path = RESULTS) -> None:
     """Print a section, and replace the section of that title in a page."""
     print("\n".join([f"## {title}", "", *lines, ""]))

@@ -35,6 +35,8 @@ PROGRAMS = (
     "handover",
     "planning",
     "packing",
+    "columns",
+    "keys",
     "audio",
     "remote",
     "start",

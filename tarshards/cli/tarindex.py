@@ -41,6 +41,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("-o", "--output", type=FILE, metavar="FOLDER|FILE", help="Export into FOLDER; for wids, write FILE.")
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
+@click.option("--keys", is_flag=True, help="Write the key index too: samples are found by key without their indexes.")
 @click.option(
     "--columns", metavar="EXPR", help='Add columns, "width height:jpg, length:txt, json.score", to filter by.'
 )
@@ -62,6 +63,7 @@ def main(
     output: str | None,
     manifest: str | None,
     no_manifest: bool,
+    keys: bool,
     columns: str | None,
     attach: str | None,
     key: str,
@@ -88,6 +90,9 @@ def main(
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
+    refuse(
+        keys and (exports or check or dry_run or no_manifest), "--keys requires that indexes and a manifest are written"
+    )
     refuse(adds and (exports or check or dry_run), "columns cannot be combined with --check, --dry-run or --format")
     refuse(max_errors is not None and columns is None, "--max-errors requires --columns")
     if columns is not None:
@@ -139,6 +144,12 @@ def main(
         for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
+            if keys:
+                from tarshards.index.key_index import build_key_index
+                from tarshards.parallel import ProcessPool
+
+                with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
+                    build_key_index(manifests.read_manifest(name), executor=pool, sync=sync)
     urls = [shard.url for shard in named]
     if columns is not None:
         _add_columns(urls, columns, parallel, max_errors, sync=sync)

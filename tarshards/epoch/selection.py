@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from hashlib import blake2b
 from os import PathLike, fspath
@@ -119,12 +119,13 @@ class Choice(NamedTuple):
             raise TypeError("select comes before join")
         chosen = np.ones(len(among), np.bool_)
         if self.drop is not None:
-            chosen &= ~_have(shards, _listed(self.drop, "drop="), among)
+            chosen &= ~_have(shards, _listed(self.drop, "drop="), among)[0]
         if self.keys is not None:
             wanted = _listed(self.keys, "keys=")
-            chosen &= _have(shards, wanted, among)
-            if missing := sorted(wanted.difference(shards.keys)):
-                raise lacking_keys(missing, len(wanted))
+            have, missing = _have(shards, wanted, among)
+            if missing:
+                raise lacking_keys(sorted(missing), len(wanted))
+            chosen &= have
         if self.where is not None:
             by_columns = self._by_columns(shards)
             if by_columns is not None:
@@ -155,10 +156,17 @@ def _listed(keys: Keys, name: str) -> frozenset[str]:
     return found
 
 
-def _have(shards: IndexedShards, keys: frozenset[str], among: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which of the samples *among* have one of *keys*, by the indexes."""
-    found = shards.keys
-    return np.fromiter((found[number] in keys for number in among.tolist()), np.bool_, len(among))
+def _have(
+    shards: IndexedShards, keys: frozenset[str], among: NDArray[Any]
+) -> tuple[NDArray[np.bool_], Collection[str]]:
+    """Return which of the samples *among* have one of *keys*, and the keys that no sample has; by indexes alone."""
+    if shards.shards.key_index is not None:
+        places = {key: shards.places(key) for key in keys}
+        numbers = np.array([place for found in places.values() for place in found], np.int64)
+        return np.isin(among.astype(np.int64), numbers), [key for key, found in places.items() if not found]
+    known = shards.keys
+    have = np.fromiter((known[number] in keys for number in among.tolist()), np.bool_, len(among))
+    return have, keys.difference(known)
 
 
 def _meet(

@@ -6,7 +6,8 @@ Read in this order:
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
 - ``headers``: members taken from mapped shards after their headers were compared with the index (``_headers.c``)
-- ``open``: ``OpenShard``, a shard with its index, opened and verified once; ``lookup``: samples by key
+- ``open``: ``OpenShard``, a shard with its index, opened and verified once
+- ``lookup``: samples by key, in memory; ``key_index``: in a file beside the manifest
 - ``readahead``: samples of mapped shards asked for before they are read, where their disk is slow
 - ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added

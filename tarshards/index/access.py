@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from tarshards.errors import TarshardsError
+from tarshards.errors import TarshardsError, shortened
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import Readahead
@@ -112,7 +112,7 @@ class Fan:
 
 
 class IndexedShards(SampleReader, Sequence[Sample]):
-    """The samples of indexed shards, one after the other, as a sequence: ``[i]``, slices, ``len``.
+    """The samples of indexed shards, one after the other, as a sequence: ``[i]``, ``["key"]``, slices, ``len``.
 
     A sample is read when it is asked for: only its bytes, and of these only *fields* (a list of names, or words in one
     string) if given. Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
@@ -143,8 +143,12 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     @overload
     def __getitem__(self, place: int) -> Sample: ...
     @overload
+    def __getitem__(self, place: str) -> Sample: ...
+    @overload
     def __getitem__(self, place: slice) -> IndexedShards: ...
-    def __getitem__(self, place: int | slice) -> Sample | IndexedShards:
+    def __getitem__(self, place: int | str | slice) -> Sample | IndexedShards:
+        if isinstance(place, str):
+            place = self.find(place)
         if isinstance(place, slice):
             part = copy.copy(self)
             part._range = self._range[place]
@@ -177,19 +181,24 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def locate(self, keys: Iterable[str]) -> np.ndarray:
         """Return for each of *keys* the place of the first sample that has it, -1 where none does; int64, one axis.
 
-        Every index is loaded for it, and 16 bytes a sample are kept for the next look-up.
+        They are looked up in the file of keys (`tarindex --keys`) if there is one. Otherwise every index is loaded, and
+        16 bytes a sample are kept for the next look-up.
         """
-        find, places = self.shards.table.find, self._range
-        found = map(find, keys)
-        return np.fromiter((places.index(place) if place in places else -1 for place in found), np.int64)
+        return np.fromiter((min(self.places(key), default=-1) for key in keys), np.int64)
+
+    def places(self, key: str) -> list[int]:
+        """Return the places of all samples with this key, as ``locate`` does."""
+        if not isinstance(key, str):
+            raise TypeError(f"a key is a str, not {shortened(key)}")
+        places = self._range
+        return [places.index(place) for place in self.shards.table.places(key) if place in places]
 
     def find(self, key: str) -> int:
         """Return the place of the first sample with this key; raise KeyError where there is none."""
-        place = self.shards.table.find(key)
-        try:
-            return self._range.index(place)
-        except ValueError:
-            raise KeyError(key) from None
+        place = min(self.places(key), default=None)
+        if place is None:
+            raise KeyError(key)
+        return place
 
     def repeated_key(self) -> str | None:
         """Return a key that several samples of the shards have, None where all keys differ."""

@@ -85,12 +85,21 @@ def update_manifests(
     else:
         series = {}
         for shard in shards:
-            series.setdefault(manifest_url(_without_number(shard.url)), []).append(shard)
+            series.setdefault(series_url(shard.url), []).append(shard)
         series = {name: _merged(name, group, unchanged) for name, group in series.items()}
     for name, group in series.items():
         if not dry_run:
             write_manifest(name, group, sync=sync)
         yield name
+
+
+def series_url(url: str) -> str:
+    """Return the URL of the manifest of the series of shards to which *url* belongs.
+
+    >>> series_url("d/a-003.tar")
+    'd/a.shards.json'
+    """
+    return manifest_url(_without_number(url))
 
 
 def _without_number(url: str) -> str:

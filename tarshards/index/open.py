@@ -14,6 +14,7 @@ import numpy as np
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
+from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
 from tarshards.index.window import Window
@@ -364,9 +365,16 @@ class OpenShards:
         return [key for index in indexes for key in index.keys]
 
     @cached_property
-    def table(self) -> KeyTable:
+    def key_index(self) -> KeyIndex | None:
+        """The file that has the places of all samples by key, if there is one of these shards."""
+        shards = [Shard(*told) for told in zip(self.urls, self.counts.tolist(), self.sizes.tolist())]
+        locations = [self.location(number) for number in range(len(shards))]
+        return KeyIndex.open(shards, locations, lambda number: self.index(number).keys)
+
+    @cached_property
+    def table(self) -> KeyIndex | KeyTable:
         """The places of all samples by key."""
-        return KeyTable(self.keys)
+        return self.key_index or KeyTable(self.keys)
 
     @staticmethod
     def _lock(number: int) -> threading.RLock:

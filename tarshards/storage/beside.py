@@ -23,9 +23,9 @@ def forget(location: Location, *, sync: bool = True) -> None:
     """Remove the index of the shard at *location*, and its counts from manifests; called before it is replaced.
 
     So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Where a local
-    file is replaced, its columns are removed, and the manifests ``*.shards.json`` in its folder corrected. Only
-    an index of ours is removed; indexes for other programs are named in a warning. Raises OpenError where an index
-    cannot be removed.
+    file is replaced, its columns and key index are removed, and the manifests ``*.shards.json`` in its folder
+    corrected. Only an index of ours is removed; indexes for other programs are named in a warning. Raises OpenError
+    where an index cannot be removed.
     """
     if location.is_stream:
         return
@@ -52,6 +52,15 @@ def _remove_index(location: Location) -> None:
         sidecar.remove()
 
 
+def key_index_name(manifest: str) -> str:
+    """Return the name of the key index beside a manifest.
+
+    >>> key_index_name("train.shards.json")
+    'train.shards.keys'
+    """
+    return manifest.removesuffix("json") + "keys"
+
+
 def _forget_counts(path: str, sync: bool) -> None:
     folder, base = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
@@ -76,6 +85,7 @@ def _forget_counts(path: str, sync: bool) -> None:
             except OSError as error:
                 raise failure(error, manifest) from error
             if text is not None:
+                Location(key_index_name(manifest)).remove()
                 with Location(manifest).open("wb", sync=sync) as stream:
                     stream.write(text.encode())
 

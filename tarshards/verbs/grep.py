@@ -248,9 +248,23 @@ class KeyFilter:
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
         if all(has_index([shard.url for shard in shards])):
+            if (found := self._by_key_index(shards, ledger)) is not None:
+                return found
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)
         read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=allow_pipe)
         return chain.from_iterable(map(read, shards))
+
+    def _by_key_index(self, shards: list[Shard], ledger: Ledger) -> Iterator[Sample] | None:
+        """Return the samples with these keys if there is a key index of the shards."""
+        from tarshards.index.access import IndexedShards
+        from tarshards.index.key_index import key_index_location
+
+        if not key_index_location(shards[0].url).is_taken():
+            return None
+        indexed = IndexedShards(shards)
+        if indexed.shards.key_index is None:
+            return None
+        return read_numbers(indexed, sorted(place for key in self.keys for place in indexed.places(key)), ledger)
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
         from tarshards.index.access import IndexedShards
