@@ -124,7 +124,7 @@ class ReadAhead:
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
         self._most = min(remote.budget(processes), 2 * remote.connections * PIECE)
-        self._window = min(4 * FIRST if len(locations) == 1 else 8 * PIECE, self._most)
+        self._window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
         self._held = 0
         self._first = 0  # the first file that is not asked for as a whole
         self._is_paused = False  # while a server sends whole files
@@ -156,7 +156,6 @@ class ReadAhead:
                 self.drop(file)
                 raise
         else:
-            self._extend(number + 1, self._window // 2)  # what follows is asked for while the answer is waited for
             found = begin_transfer(address, min(FIRST, self._most))
             if isinstance(found, RangeTransfer):
                 file.version, file.asked = found.version, found.end
@@ -193,10 +192,10 @@ class ReadAhead:
         if file.version is not None:
             file.asked = file.version.size
 
-    def _extend(self, number: int | None = None, window: int | None = None) -> None:
-        """Ask for pieces, in the order of the files, as far as the window allows; *number* is the first file."""
-        number, window = self._first if number is None else number, window or self._window
-        while number < len(self._files) and self._held < window and not self._is_paused:
+    def _extend(self) -> None:
+        """Ask for pieces, in the order of the files, as far as the window allows."""
+        number = self._first
+        while number < len(self._files) and self._held < self._window and not self._is_paused:
             file = self._files[number]
             if not file.is_asked:
                 self._ask(file)
@@ -255,7 +254,6 @@ class _AheadInput(InputStream):
                 return data
             self._transfer.close()
             self._transfer = None
-            self._reader.release(0)
         if not self._piece:
             self._release()
             taken = self._reader.take(self._file)
