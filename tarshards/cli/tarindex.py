@@ -41,7 +41,9 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @click.option("-o", "--output", type=FILE, metavar="FOLDER|FILE", help="Export into FOLDER; for wids, write FILE.")
 @click.option("--manifest", type=FILE, help="Name exactly these shards in this manifest.")
 @click.option("--no-manifest", is_flag=True, help="Write no manifest.")
-@click.option("--keys", is_flag=True, help="Write the key index too: samples are found by key without their indexes.")
+@click.option(
+    "--key-index", is_flag=True, help="Write the key index too: samples are found by key without their indexes."
+)
 @click.option(
     "--columns", metavar="EXPR", help='Add columns, "width height:jpg, length:txt, json.score", to filter by.'
 )
@@ -63,7 +65,7 @@ def main(
     output: str | None,
     manifest: str | None,
     no_manifest: bool,
-    keys: bool,
+    key_index: bool,
     columns: str | None,
     attach: str | None,
     key: str,
@@ -91,7 +93,8 @@ def main(
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
     refuse(
-        keys and (exports or check or dry_run or no_manifest), "--keys requires that indexes and a manifest are written"
+        key_index and (exports or check or dry_run or no_manifest),
+        "--key-index requires that indexes and a manifest are written",
     )
     refuse(adds and (exports or check or dry_run), "columns cannot be combined with --check, --dry-run or --format")
     refuse(max_errors is not None and columns is None, "--max-errors requires --columns")
@@ -144,7 +147,7 @@ def main(
         for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
             if dry_run:
                 click.echo(name)
-            if keys:
+            if key_index:
                 from tarshards.index.key_index import build_key_index
                 from tarshards.parallel import ProcessPool
 

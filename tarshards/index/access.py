@@ -181,8 +181,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def locate(self, keys: Iterable[str]) -> np.ndarray:
         """Return for each of *keys* the place of the first sample that has it, -1 where none does; int64, one axis.
 
-        They are looked up in the file of keys (`tarindex --keys`) if there is one. Otherwise every index is loaded, and
-        16 bytes a sample are kept for the next look-up.
+        They are looked up in the key index (`tarindex --key-index`) if there is one. Otherwise every index is loaded,
+        and 16 bytes a sample are kept for the next look-up.
         """
         return np.fromiter((min(self.places(key), default=-1) for key in keys), np.int64)
 

@@ -218,10 +218,10 @@ class ShardColumns(NamedTuple):
     @classmethod
     def load(cls, shard: Location) -> ShardColumns | None:
         """Return the columns of *shard*, None if it has none; raise ShardIndexError if they are damaged or stale."""
-        parquet = require("pyarrow.parquet", extra="arrow")
         location = columns_location(shard)
         if not location.is_taken():
             return None
+        parquet = require("pyarrow.parquet", extra="arrow")
         packed = location.read(MAX_BYTES)
         try:
             table = parquet.read_table(io.BytesIO(packed))

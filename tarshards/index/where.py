@@ -74,13 +74,7 @@ def by_columns(shards: IndexedShards, condition: Condition) -> NDArray[np.bool_]
 
 
 def meets(condition: Condition, columns: dict[str, Any], rows: int) -> NDArray[np.bool_]:
-    """Return which of the *rows* of Arrow's *columns* meet a condition; the errors are those of ``by_columns``.
-
-    >>> import pyarrow as pa
-    >>> columns = {"score": pa.array([0.5, 0.1, None]), "tag": pa.array(["b", "a", ""])}
-    >>> meets(Condition("score > 0.3 or not tag"), columns, 3)
-    array([ True, False,  True])
-    """
+    """Return which of the *rows* of Arrow's *columns* meet a condition; the errors are those of ``by_columns``."""
     pa = require("pyarrow", extra="arrow")
     evaluation = _Evaluation(condition.expression, columns)
     try:

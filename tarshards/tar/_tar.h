@@ -227,6 +227,7 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         found->start = at + BLOCK;
         found->end = found->start + size;
         scan->position = found->start + round_up(size);
+        scan->need = BLOCK;
         return 1;
     }
     if (scan->problem) scan->position = at; /* the faulty block, not the first of its chain */

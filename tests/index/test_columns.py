@@ -165,6 +165,19 @@ def test_a_field_that_does_not_decode_is_null_or_an_error(tmp_path):
     assert [lost.key for lost in ledger.quarantined] == ["a", "a", "b", "b"]
 
 
+def test_durations_are_those_that_were_written(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    name, sounds = str(tmp_path / "a.tar"), []
+    for i, form in enumerate(["wav", "flac", "ogg"]):
+        data = io.BytesIO()
+        soundfile.write(data, np.zeros((800 * (i + 1), 2)), 8000, format=form)
+        sounds.append({"__key__": form, form: data.getvalue()})
+    write_samples([*sounds, {"__key__": "none", "wav": b"RIFF"}], name)
+    list(refresh_indexes([name]))
+    build_columns(name, "duration:wav;flac;ogg", on_error="skip")
+    assert pq.read_table(f"{name}.columns.parquet")["duration"].to_pylist() == pytest.approx([0.1, 0.2, 0.3, None])
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -79,7 +79,7 @@ def test_it_is_a_sequence_of_what_reading_gives(make_uneven):
         with pytest.raises(IndexError):
             found[place]
     with pytest.raises(TypeError):
-        found["000001"]
+        found[1.0]
     assert expected[4] in found
     assert found.index(expected[4]) == 4
     assert list(reversed(found)) == expected[::-1]

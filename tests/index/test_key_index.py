@@ -248,7 +248,7 @@ def test_the_tool(tmp_path, monkeypatch):
         [str(Path(__file__).parents[2] / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]]
     )
     options = {"cwd": tmp_path, "env": os.environ | {"PATH": path}, "capture_output": True, "text": True}
-    for line in ("tarindex -q --keys 'a-*.tar'", "tarindex -q -j 2 --keys a.shards.json"):
+    for line in ("tarindex -q --key-index 'a-*.tar'", "tarindex -q -j 2 --key-index a.shards.json"):
         done = subprocess.run(line, shell=True, **options)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert IndexedShards(str(tmp_path / "a.shards.json")).shards.key_index is not None
@@ -258,5 +258,5 @@ def test_the_tool(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("031\nx\n")
     done = subprocess.run("targrep --keys keys -l a.shards.json", shell=True, **options)
     assert (done.returncode, done.stderr) == (1, "targrep: no sample has 1 of 2 keys: x\n")
-    done = subprocess.run("tarindex --keys --no-manifest a-000.tar", shell=True, **options)
+    done = subprocess.run("tarindex --key-index --no-manifest a-000.tar", shell=True, **options)
     assert done.returncode == 2

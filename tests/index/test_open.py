@@ -138,6 +138,6 @@ class Alike(str):
 def test_keys_of_one_hash_are_told_apart():
     keys = [Alike(text) for text in "abcab"]
     table = KeyTable(keys)
-    assert [table.find(Alike(text)) for text in "abcd"] == [0, 1, 2, -1]
+    assert [table.places(Alike(text)) for text in "abcd"] == [[0, 3], [1, 4], [2], []]
     assert table.repeated() in ("a", "b")
     assert KeyTable(keys[:3]).repeated() is None

@@ -20,6 +20,7 @@ SAMPLES, PER_SHARD = 48, 24
 
 # Every reader, each kind of payload that it treats in a way of its own: a field, and Python that makes the reader.
 WAYS = {
+    "audio": [("wav", "audio(8000)"), ("wav", "audio(8000, 0.02)"), ("wav", "audio(8000, pad=False)")],
     "array": [("x.npy", "array()"), ("raw", "array('u1')"), ("raw", "array('u1', (30, 40))")],
     "bytes_": [("jpg", "bytes_()")],
     "decoded": [("json", "decoded()"), ("x.npy", "decoded()"), ("msg", "decoded()"), ("jpg", "decoded('rgb8')")],
@@ -111,6 +112,7 @@ def folder(tmp_path_factory):
                 images[kind] = stream.getvalue()
             fields = {"x.npy": rng.normal(size=(3, 4)), "pixels.npy": pixels, "raw": rng.bytes(1200), "cls": number}
             fields |= {"json": {"boxes": [number]}, "msg": [number], "loss": b"0.25", "text.txt": "t" * 500, **images}
+            fields["wav"] = rng.uniform(-1, 1, (300, 1)).astype("f4"), 8000
             writer.write({"__key__": f"{number:03d}", **fields})
     return folder
 

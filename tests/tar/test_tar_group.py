@@ -82,6 +82,9 @@ def calls_of(module, rule, buffers, loose, limit):
 @example(pieces=[pack([("a.x", b""), ("a.__key__", b"")])], loose=[["a.x"]], rule=RULES[0], limit=MEMBER_LIMIT)
 @example(pieces=[pack([("b.x", b""), ("a.X", b""), ("b.x", b"")])], loose=[["b.y"]], rule=RULES[0], limit=MEMBER_LIMIT)
 @example(pieces=[pack([("_.x", b""), ("_.x__", b""), ("__.x", b"")])], loose=[["__.x"]], rule=RULES[0], limit=600)
+@example(  # after extended headers, the last member goes on beyond the buffer
+    pieces=[pax(b"mtime=0.5") + entry(bytes(600), name=b"a.x")[:512]], loose=[[]], rule=RULES[0], limit=MEMBER_LIMIT
+)
 def test_both_twins_group_any_members_alike(pieces, loose, rule, limit):
     # In buffers that end where their memory ends, a sanitizer sees the first byte read too far.
     exact = [(ctypes.c_char * len(piece)).from_buffer_copy(piece) for piece in pieces]

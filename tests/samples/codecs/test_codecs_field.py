@@ -168,6 +168,7 @@ def test_a_decorator_without_its_extensions_is_refused():
 
 def test_every_decoded_type_encodes():
     decoded = registry.DECODERS.keys() | registry.UNSAFE_DECODERS.keys() | codecs.image.EXTENSIONS
+    decoded |= codecs.audio.EXTENSIONS
     assert decoded == registry.ENCODERS.keys()
 
 
