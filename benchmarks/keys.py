@@ -44,7 +44,8 @@ def make(total: int) -> Path:
     for number, name in enumerate(names):
         with TarWriter(name, sync=False) as writer:
             keys = [f"{i:09d}" for i in range(number * each, (number + 1) * each)]
-            writer.write_batch(SampleBatch(keys, name, [FieldColumn.of("e", [b""] * each)]))
+            for sample in writer.write_batch(SampleBatch(keys, name, [FieldColumn.of("e", [b""] * each)])):
+                writer.write(sample)
     found = [outcome.shard for outcome in refresh_indexes(names, jobs=os.cpu_count() or 1, sync=False)]
     list(update_manifests(found, str(manifest), sync=False))
     return manifest
