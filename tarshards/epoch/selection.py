@@ -197,11 +197,7 @@ def _judge(task: tuple[IndexedShards, Predicate, NDArray[Any], bool]) -> tuple[N
     """Return which samples meet the predicate, and the errors of samples; the first is the last if none may fail."""
     shards, predicate, numbers, goes_on = task
     meets, errors = np.zeros(len(numbers), np.bool_), []
-    ends = np.cumsum(shards.counts)
-    numbers = numbers.astype(np.int64)
-    shard = np.searchsorted(ends, numbers, "right")
-    results = shards.read_all(shard, numbers - (ends - shards.counts)[shard])
-    for at, result in enumerate(results):
+    for at, result in enumerate(shards.read_numbers(numbers)):
         if isinstance(result, dict):
             try:
                 meets[at] = bool(predicate(result))

@@ -161,11 +161,15 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return [_raised(result) for result in self.read_all(pairs[:, 0], pairs[:, 1])]
 
     def __iter__(self) -> Iterator[Sample]:
-        places = np.array(self._range, np.int64)
-        shards = np.searchsorted(self._ends, places, "right")
-        starts = np.array(self._ends, np.int64) - self.counts
-        for result in self.read_all(shards, places - starts[shards]):
+        for result in self.read_numbers(np.array(self._range, np.int64)):
             yield _raised(result)
+
+    def read_numbers(self, numbers: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        """Yield the samples of these numbers over all shards, sliced or not, as ``read_all`` does."""
+        numbers = numbers.astype(np.int64)
+        shards = np.searchsorted(self._ends, numbers, "right")
+        starts = np.array(self._ends, np.int64) - self.counts
+        return self.read_all(shards, numbers - starts[shards])
 
     def _numbers(self, place: int) -> tuple[int, int]:
         """Return the number of the shard that has the sample at *place*, and the sample's number in it."""

@@ -55,7 +55,7 @@ Columns = str | Mapping[str, "str | Function"]
 class Measure:
     """A column that is a *measure* of a field: its width, height, length, size, duration, or a value in it.
 
-    *fields* are alternatives, of which the first counts that a sample has; *path* leads to the value in a JSON object.
+    *fields* are alternatives: the first that a sample has is measured; *path* leads to the value in a JSON object.
     """
 
     measure: str

@@ -162,10 +162,7 @@ def read_numbers(indexed: IndexedShards, numbers: Any, ledger: Ledger) -> Iterat
     """Yield the samples of these numbers, which ascend; the ledger counts them, and gets the errors."""
     import numpy as np
 
-    ends = np.cumsum(indexed.counts)
-    places = np.asarray(numbers, np.int64)
-    shards = np.searchsorted(ends, places, "right")
-    for result in indexed.read_all(shards, places - (ends - indexed.counts)[shards]):
+    for result in indexed.read_numbers(np.asarray(numbers, np.int64)):
         if isinstance(result, dict):
             ledger.count(samples=1, members=len(result) - 2)
             yield result
