@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from range_server import serving
+from with_torch import ShardDataset
 
-from tarshards import IndexedShards, Ledger, ShardDataset, ShardWriter, Stream, World, write_samples
+from tarshards import IndexedShards, Ledger, ShardWriter, Stream, World, write_samples
 from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
 from tarshards.index.columns import attach_columns, build_columns, parse_columns
 from tarshards.index.refresh import refresh_indexes

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, World, bucket, mix, pack, readers
+from tarshards import ArrayLoader, Ledger, ShardWriter, World, bucket, mix, pack, readers
 from tarshards.errors import StateError
 from tarshards.loaders.batches import BatchMaker
 
