@@ -124,10 +124,32 @@ class Order:
         keys = fold(fold(self.window_key, lane), window)
         order = permutations(keys, sizes, self.window).view(np.int64)
         np.minimum(order, sizes[:, None] - 1, out=order)
-        places = (self.lanes.start(lane) + first)[:, None] + np.minimum(np.arange(self.window), sizes[:, None] - 1)
-        located = np.stack(self.locate(places), axis=-1).astype(np.uint32)  # in order, they are found much faster
-        order += np.arange(len(order))[:, None] * self.window
-        return located.view(np.uint64).take(order).view(np.uint32).reshape(located.shape)
+        order += (np.cumsum(sizes) - sizes)[:, None]
+        located = self.locate_runs(self.lanes.start(lane) + first, sizes)
+        return located.view(np.uint64).ravel().take(order).view(np.uint32).reshape(*order.shape, 2)
+
+    def locate_runs(self, first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Shards and samples of the *sizes* places in the line from each *first* on, run after run: an array of pairs.
+
+        Only the blocks in them are searched for, which is faster than ``locate`` by about their size.
+        """
+        order, begin = self.blocks
+        low = np.searchsorted(begin, first, "right") - 1
+        counts = np.searchsorted(begin, first + sizes - 1, "right") - low  # of the blocks in each run
+        run = np.repeat(np.arange(len(first)), counts)
+        i = np.arange(len(run)) + (low - np.cumsum(counts) + counts)[run]
+        start = np.maximum(begin[i], first[run])
+        out = start + (np.cumsum(sizes) - sizes - first)[run]  # where each begins in the result
+        block = order[i].astype(np.int64)
+        shard = np.searchsorted(self.first_block, block, "right") - 1
+        sample = (block - self.first_block[shard]) * self.block + start - begin[i]
+        total = int(sizes.sum())
+        lengths = np.diff(out, append=total)
+        located = np.empty((total, 2), np.uint32)
+        located[:, 0] = np.repeat(shard.astype(np.uint32), lengths)
+        located[:, 1] = np.arange(total, dtype=np.uint32)
+        located[:, 1] += np.repeat((sample - out).astype(np.uint32), lengths)  # modulo 2**32
+        return located
 
 
 class Windows:
