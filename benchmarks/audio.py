@@ -1,4 +1,7 @@
-"""Benchmark sounds: batches of one second at 16 kHz, against soundfile in torch's DataLoader and in webdataset."""
+"""Benchmark sounds: batches of one second at 16 kHz, against soundfile in torch's DataLoader and webdataset, and lhotse.
+
+lhotse reads shards of its own format, Shar.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from measure import interleave, machine, record
@@ -51,6 +55,17 @@ def write(folder: Path, field: str) -> None:
     for sample in Stream.from_shards(str(folder / f"{field}-0.tar")):
         (folder / f"{sample['__key__']}.{field}").write_bytes(sample[field])
     build_index(folder / f"{field}-0.tar")
+    write_shar(folder, field)
+
+
+def write_shar(folder: Path, field: str) -> None:
+    from lhotse import Recording
+    from lhotse.shar import SharWriter
+
+    (folder / f"shar-{field}").mkdir()
+    with SharWriter(folder / f"shar-{field}", fields={"recording": field}, shard_size=None) as writer:
+        for path in sorted(folder.glob(f"*.{field}")):
+            writer.write(Recording.from_bytes(path.read_bytes(), recording_id=path.stem).to_cut())
 
 
 def ours(folder: Path, field: str) -> None:
@@ -74,9 +89,29 @@ def webdataset(folder: Path, field: str) -> None:
     assert sum(len(batch[0]) for batch in loader) == CLIPS
 
 
+class Cuts:
+    """What gives lhotse's loader a batch."""
+
+    def __getitem__(self, cuts: Any) -> Any:
+        from lhotse.dataset.collation import collate_audio
+
+        second = cuts.truncate(max_duration=1.0, offset_type="start", preserve_id=True)
+        return collate_audio(second.pad(1.0, preserve_id=True))
+
+
+def lhotse(folder: Path, field: str) -> None:
+    from lhotse import CutSet
+    from lhotse.dataset import DynamicCutSampler, IterableDatasetWrapper
+    from torch.utils.data import DataLoader
+
+    cuts = CutSet.from_shar(in_dir=folder / f"shar-{field}")
+    batches = IterableDatasetWrapper(Cuts(), DynamicCutSampler(cuts, max_cuts=BATCH, shuffle=False))
+    assert sum(len(batch) for batch, _ in DataLoader(batches, batch_size=None, num_workers=1)) == CLIPS
+
+
 def main() -> None:
     lines = [
-        machine("numpy", "soundfile", "torch", "webdataset"),
+        machine("numpy", "soundfile", "torch", "webdataset", "lhotse"),
         "",
         "| format | loader | batches/s | x ours |",
         "|---|---|---|---|",
@@ -85,6 +120,7 @@ def main() -> None:
         "tarshards": ours,
         "soundfile in a DataLoader": dataloader,
         "webdataset and soundfile": webdataset,
+        "lhotse, its Shar format": lhotse,
     }
     with tempfile.TemporaryDirectory() as name:
         for field in FORMATS:
