@@ -111,6 +111,7 @@ def make_litdata(name: str) -> None:
 
 @peer("mosaic streaming", "streaming", "streaming_", "streaming")
 def mosaic(url: str, names: list[str]) -> Iterable[Any]:
+    from peers import _torchvision  # noqa: F401
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -121,6 +122,7 @@ def mosaic(url: str, names: list[str]) -> Iterable[Any]:
 
 
 def make_mosaic(name: str) -> None:
+    from peers import _torchvision  # noqa: F401
     from streaming import MDSWriter
 
     with MDSWriter(out=str(ROOT / "mosaic" / name), columns={"bin": "bytes"}) as writer:
