@@ -1,6 +1,6 @@
-"""Benchmark sounds: batches of one second at 16 kHz, against soundfile in torch's DataLoader and webdataset, and lhotse.
+"""Benchmark sounds: batches of one second at 16 kHz.
 
-lhotse reads shards of its own format, Shar.
+The peers are soundfile in torch's DataLoader and in webdataset, and lhotse with shards of its own format, Shar.
 """
 
 from __future__ import annotations

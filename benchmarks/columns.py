@@ -2,8 +2,9 @@
 
 A million samples as in CommonPool: 300 bytes of an image, a caption, and a JSON object with a score, width and height.
 An epoch reads what `where` selects. The peers are a copy of the selected samples, written first by webdataset's
-TarWriter and then read, and webdataset's `select`, which reads all shards every epoch. Each work has a process of its
-own, in turn, and begins with a cold cache of pages; bytes are those of the disk.
+TarWriter and then read; webdataset's `select`, and Energon's cookers that skip samples, which both read all shards
+every epoch. Energon runs where the suite has made its environment, on shards that it has prepared. Each work has a
+process of its own, in turn, and begins with a cold cache of pages; bytes are those of the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from measure import DATA, drop_pages, machine, record
 
@@ -28,6 +29,7 @@ WHERE = {  # by the part of samples that it selects
     "10 %": "width >= 256 and height >= 256 and score > 0.873",
     "50 %": "width >= 256 and score > 0.4286",
 }
+ENERGON = "Energon, skipping"
 COLUMNS = "json.width, json.height, json.score"
 ROUNDS = 1
 
@@ -61,6 +63,17 @@ def make() -> None:
     list(update_manifests(found, f"{FOLDER}/pool.shards.json", sync=False))
 
 
+def wanted_by(where: str) -> Callable[[bytes], bool]:
+    """Return a condition on the JSON object, written in Python as users of filters do."""
+    low, high = (1 if "height" in where else 0), float(where.rpartition(" ")[2])
+
+    def is_wanted(text: bytes) -> bool:
+        about = json.loads(text)
+        return bool(about["width"] >= 256 and about["height"] >= 256 * low and about["score"] > high)
+
+    return is_wanted
+
+
 def selected(where: str) -> tuple[float, int]:
     """Return the seconds that selecting takes, and the samples of an epoch."""
     from tarshards import Stream
@@ -73,16 +86,12 @@ def selected(where: str) -> tuple[float, int]:
 
 
 def by_webdataset(where: str) -> Any:
-    """Return webdataset's pipeline of the samples that meet a condition, written in Python as its users do."""
+    """Return webdataset's pipeline of the samples that meet a condition."""
     import webdataset as wds
 
-    low, high = (1 if "height" in where else 0), float(where.rpartition(" ")[2])
-
-    def wanted(sample: dict[str, Any]) -> bool:
-        about = json.loads(sample["json"])
-        return about["width"] >= 256 and about["height"] >= 256 * low and about["score"] > high
-
-    return wds.WebDataset(f"{FOLDER}/pool-{{000..{SHARDS - 1:03d}}}.tar", shardshuffle=False).select(wanted)
+    wanted = wanted_by(where)
+    dataset = wds.WebDataset(f"{FOLDER}/pool-{{000..{SHARDS - 1:03d}}}.tar", shardshuffle=False)
+    return dataset.select(lambda sample: wanted(sample["json"]))
 
 
 def filtered(where: str) -> tuple[float, int]:
@@ -105,24 +114,79 @@ def copied(where: str) -> tuple[float, int]:
     return seconds, sum(1 for _ in wds.WebDataset(urls, shardshuffle=False))
 
 
+def prepared(_: str) -> tuple[float, int]:
+    """Let Energon make its indexes, as `energon prepare` does."""
+    from peers import _torchvision  # noqa: F401 - before what imports torchvision
+    from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator  # isort: skip
+
+    names = sorted(path.name for path in FOLDER.glob("*.tar"))
+    WebdatasetPreparator.prepare_dataset(
+        FOLDER, names, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=2
+    )
+    (FOLDER / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    return 0.0, 0
+
+
+def skipped(where: str) -> tuple[float, int]:
+    """An epoch of Energon whose cooker skips what is not wanted, without worker processes as the others are."""
+    from peers import _torchvision  # noqa: F401
+    from megatron import energon  # isort: skip
+
+    wanted = wanted_by(where)
+
+    @energon.stateless
+    def cook(sample: dict[str, Any]) -> Any:
+        if not wanted(sample["json"]):
+            raise energon.SkipSample
+        return energon.CrudeSample(sample)
+
+    class Encoder(energon.DefaultTaskEncoder):
+        cookers: ClassVar = [energon.Cooker(cook)]
+        decoder = None
+
+        @energon.stateless
+        def batch(self, samples: list[Any]) -> list[Any]:
+            return samples
+
+    dataset = energon.get_train_dataset(
+        FOLDER,
+        split_part="train",
+        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=64,
+        task_encoder=Encoder(),
+        shuffle_buffer_size=1000,
+        max_samples_per_sequence=100,
+        repeat=False,
+    )
+    return 0.0, sum(len(batch) for batch in energon.get_loader(dataset))
+
+
 WORKS: dict[str, Callable[[str], tuple[float, int]]] = {
     "tarshards, columns": selected,
     "webdataset, copied first": copied,
     "webdataset, select": filtered,
+    ENERGON: skipped,
 }
+OTHERS = {"prepare": prepared, **WORKS}
 
 
 def work(name: str, where: str) -> None:
     """Do a work in this process, and print seconds before and of the epoch, samples and bytes."""
-    import webdataset  # noqa: F401
-
-    import tarshards.index.where  # noqa: F401
-
     begun = time.perf_counter()
-    before, count = WORKS[name](where)
+    before, count = OTHERS[name](where)
     seconds = time.perf_counter() - begun
     files = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     print(json.dumps([before, seconds - before, count, int(files["read_bytes"]), int(files["write_bytes"])]))
+
+
+def run(name: str, where: str = "") -> list[float]:
+    """Do a work in a process of its own, and return what it printed."""
+    folder = DATA / "environments" / "energon"
+    python = folder / "bin" / "python" if name in (ENERGON, "prepare") else sys.executable
+    done = subprocess.run([python, __file__, name, where], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr}")
+    return [float(each) for each in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:
@@ -148,14 +212,15 @@ def main() -> None:
         "| selected | | before the epoch, s | epoch, s | samples | x as long as tarshards | read, MB | written, MB |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    works = [name for name in WORKS if name != ENERGON or (DATA / "environments" / "energon").exists()]
+    if ENERGON in works:
+        run("prepare")
     for part, where in WHERE.items():
-        found: dict[str, list[list[float]]] = {name: [] for name in WORKS}
+        found: dict[str, list[list[float]]] = {name: [] for name in works}
         for _ in range(ROUNDS):
-            for name in WORKS:
+            for name in works:
                 drop_pages(FOLDER)
-                command = [sys.executable, __file__, name, where]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                found[name].append(json.loads(done.stdout))
+                found[name].append(run(name, where))
         ours = median(before + epoch for before, epoch, *_ in found["tarshards, columns"])
         counts = {int(each[2]) for rounds in found.values() for each in rounds}
         if len(counts) > 1:
@@ -164,7 +229,7 @@ def main() -> None:
             before, epoch, count, read, written = (median(each) for each in zip(*rounds))
             ratio = (before + epoch) / ours
             lines.append(
-                f"| {part} | {name} | {before:.2f} | {epoch:.2f} | {count:,} | {ratio:.1f} | {read / 1e6:.0f} | "
+                f"| {part} | {name} | {before:.2f} | {epoch:.2f} | {count:,.0f} | {ratio:.1f} | {read / 1e6:.0f} | "
                 f"{written / 1e6:.0f} |"
             )
             print(lines[-1], file=sys.stderr, flush=True)
