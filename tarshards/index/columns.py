@@ -30,6 +30,7 @@ from tarshards.index.access import IndexedShards
 from tarshards.index.sidecar import Index, for_each_shard, read_head
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import check_mapping, find_field, place
@@ -113,10 +114,8 @@ def _side(name: str, field: str, data: bytes) -> int:
     header = read_header(data)
     if header is not None:
         return int(getattr(header, name))
-    from PIL import Image
-
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             return int(getattr(image, name))
     except Exception as error:
         raise DecodeError(f"no image whose size can be read: {type(error).__name__}") from error

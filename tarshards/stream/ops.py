@@ -298,6 +298,7 @@ def decode(
     images: str | Handler | Mapping[str, Any] | None = None,
     *handlers: str | Handler | Mapping[str, Any],
     only: str | Iterable[str] | None = None,
+    exif_transpose: bool = False,
     allow_unsafe: bool = False,
     on_error: ErrorPolicy = None,
     **by_field: Any,
@@ -309,7 +310,8 @@ def decode(
     holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields
     without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
     value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
-    that are not bytes. A name that no field of the first 100 samples has is told in a warning.
+    that are not bytes. A name that no field of the first 100 samples has is told in a warning. With *exif_transpose*
+    imagespecs turn images as their EXIF orientation asks.
 
     A field that does not decode, whoever decodes it, raises DecodeError with its place; or that is given to *on_error*
     (or "skip") and the sample is left out. ``allow_unsafe`` lets pickle and full torch.load run.
@@ -320,7 +322,10 @@ def decode(
     [{'cls': 7.0, 'left.txt': 'seven', 'raw': b''}]
     """
     allow_unsafe = flag("allow_unsafe", allow_unsafe)
-    decoding = decoding_of((images, *handlers), by_field, only=only, allow_unsafe=allow_unsafe)
+    exif_transpose = flag("exif_transpose", exif_transpose)
+    decoding = decoding_of(
+        (images, *handlers), by_field, only=only, exif_transpose=exif_transpose, allow_unsafe=allow_unsafe
+    )
     if isinstance(decoding, Decoding):
         samples = decoding.watched(samples)
     return _decode(samples, error_handler(on_error), decoding)

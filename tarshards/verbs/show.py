@@ -72,15 +72,10 @@ def is_image(field: str) -> bool:
 
 
 def _image_size(data: bytes) -> str:
-    from PIL import Image, UnidentifiedImageError
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about large images, but only the header is read
-        try:
-            with Image.open(BytesIO(data), formats=image.FORMATS) as header:
-                return f"{header.width}x{header.height} {header.mode}"
-        except UnidentifiedImageError as error:
-            raise ValueError("not an image") from error
+        with image.open_image(data) as header:
+            return f"{header.width}x{header.height} {header.mode}"
 
 
 def _describe(value: Any, limit: int) -> str:

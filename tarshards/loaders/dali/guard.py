@@ -11,7 +11,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image
+from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image, open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
@@ -21,6 +21,7 @@ ImageCheck = Literal["header", "full"]
 
 #: Fields that are decoded before DALI, which has no decoder for them; all others are passed to it as bytes.
 DECODED = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id", "npy"])
+UNDECODED = frozenset(["GIF", "AVIF", "HEIF", "JXL"])  # formats of Pillow and its plugins
 
 
 class EncodedSample(NamedTuple):
@@ -132,10 +133,12 @@ class ImageGuard:
 
 
 def _size_by_pillow(data: bytes) -> tuple[int, int]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
+        with open_image(data) as image:
+            if image.format in UNDECODED:
+                raise DecodeError(f"{image.format}, which DALI does not decode")
             return image.height, image.width
     except UnidentifiedImageError:
         start = f"{bytes(data[:12])!r}..." if data else "empty"

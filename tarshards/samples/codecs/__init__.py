@@ -22,13 +22,19 @@ __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
 
 def decode_field(
-    field: str, data: bytes, *, images: str | None = None, audio: str | None = None, allow_unsafe: bool = False
+    field: str,
+    data: bytes,
+    *,
+    images: str | None = None,
+    audio: str | None = None,
+    exif_transpose: bool = False,
+    allow_unsafe: bool = False,
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`), and
-    sounds unless *audio* is an audiospec (`audio torchaudio`). The extension ``gz`` is decompressed first, and the part
-    before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), and
+    sounds unless *audio* is an audiospec (`audio torchaudio`). Images are turned as their EXIF orientation asks with
+    *exif_transpose*. The extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
     *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
@@ -46,7 +52,7 @@ def decode_field(
     elif extension in UNSAFE_DECODERS:
         raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
     elif images is not None and extension in image.EXTENSIONS:
-        decode = partial(image.decode_image, imagespec=images)
+        decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
     elif audio is not None and extension in sound.EXTENSIONS:
         decode = partial(sound.decode_audio, audiospec=audio)
     else:

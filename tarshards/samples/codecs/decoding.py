@@ -47,12 +47,15 @@ class Decoding:
         only: tuple[tuple[str, ...], ...] | None,
         images: str | None,
         audio: str | None,
+        exif_transpose: bool,
         allow_unsafe: bool,
     ):
         self.functions = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
+        self.by_extension = partial(
+            decode_field, images=images, audio=audio, exif_transpose=exif_transpose, allow_unsafe=allow_unsafe
+        )
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
         self._choices: dict[str, Choice] = {}
@@ -116,7 +119,7 @@ def _endings(field: str) -> list[str]:
 
 
 def decoding_of(
-    decoders: Iterable[Any], by_field: Mapping[str, Any], *, only: Any, allow_unsafe: bool
+    decoders: Iterable[Any], by_field: Mapping[str, Any], *, only: Any, exif_transpose: bool, allow_unsafe: bool
 ) -> Callable[[str, bytes], Any]:
     """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
 
@@ -138,10 +141,11 @@ def decoding_of(
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
             images = check_imagespec(decoder)
     named += [((name.lower(),), value) for name, value in by_field.items()]
-    functions = tuple((names, _function(";".join(names), value)) for names, value in named)
+    functions = tuple((names, _function(";".join(names), value, exif_transpose)) for names, value in named)
+    rest = images, audio, exif_transpose, allow_unsafe
     if not functions and not handlers and only is None:
-        return partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
-    arguments = functions, tuple(handlers), None if only is None else _names(only), images, audio, allow_unsafe
+        return Decoding((), (), None, *rest).by_extension
+    arguments = functions, tuple(handlers), None if only is None else _names(only), *rest
     try:
         hash(arguments)
     except TypeError:  # of a function that is an object of its own
@@ -161,16 +165,16 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str.lower, names)) for names in words)
 
 
-def _function(field: str, value: Any) -> Function:
+def _function(field: str, value: Any, exif_transpose: bool) -> Function:
     """Return the function that decodes a *field*, of an imagespec or audiospec too."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
     if isinstance(value, str):
-        return _image_decoder(str(check_imagespec(value)))
+        return _image_decoder(str(check_imagespec(value)), exif_transpose)
     if callable(value):
         check_function(value, "decode")
         return value
-    hint = did_you_mean(field, ["images", "only", "allow_unsafe", "on_error"])
+    hint = did_you_mean(field, ["images", "only", "exif_transpose", "allow_unsafe", "on_error"])
     raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
 
 
@@ -180,5 +184,5 @@ def _audio_decoder(audiospec: str) -> Function:
 
 
 @lru_cache
-def _image_decoder(imagespec: str) -> Function:
-    return partial(decode_image, imagespec=imagespec)
+def _image_decoder(imagespec: str, exif_transpose: bool) -> Function:
+    return partial(decode_image, imagespec=imagespec, exif_transpose=exif_transpose)

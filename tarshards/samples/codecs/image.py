@@ -1,12 +1,17 @@
-"""Codecs for images: simplejpeg decodes JPEG, Pillow all other formats and the JPEGs that simplejpeg cannot decode."""
+"""Codecs for images: simplejpeg decodes JPEG, Pillow all other formats and the JPEGs that simplejpeg cannot decode.
+
+HEIC and JPEG XL need plugins of Pillow: ``pip install 'tarshards[heic]'`` and ``'tarshards[jxl]'``.
+"""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import did_you_mean, shortened
+from tarshards.samples.codecs import image_headers
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import encoder, require
 
@@ -14,10 +19,13 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-EXTENSIONS = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "gif", "bmp", "tif", "tiff"])
+EXTENSIONS = frozenset(
+    "jpg jpeg png ppm pgm pbm pnm webp gif bmp tif tiff avif jp2 j2k heic heif jxl".split()  # noqa: SIM905
+)
 
 # Pillow may only detect these formats: some others (EPS) run programs.
-FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF"
+FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF"
+PLUGINS = {"HEIF": ("pillow_heif", "heic"), "JXL": ("pillow_jxl", "jxl")}  # format: module, extra
 
 IMAGESPECS = {  # name: container, element, mode
     "l8": ("numpy", "uint8", "L"),
@@ -26,6 +34,8 @@ IMAGESPECS = {  # name: container, element, mode
     "l": ("numpy", "float32", "L"),
     "rgb": ("numpy", "float32", "RGB"),
     "rgba": ("numpy", "float32", "RGBA"),
+    "l16": ("numpy", "uint16", "L"),
+    "torchl16": ("torch", "uint16", "L"),
     "torchl8": ("torch", "uint8", "L"),
     "torchrgb8": ("torch", "uint8", "RGB"),
     "torchrgba8": ("torch", "uint8", "RGBA"),
@@ -54,20 +64,30 @@ def check_imagespec(images: Any) -> str | None:
     raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(IMAGESPECS)}{hint}")
 
 
-def decode_image(data: bytes, imagespec: str) -> Any:
+def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> Any:
     """Decode an image: uint8, or float32 in [0, 1]; numpy HWC, torch CHW (both HW for L), or PIL.
 
-    Animations give their first frame, 16 bits become 8, and EXIF orientation is not applied. Raises an
-    error for damaged and truncated images.
+    Animations give their first frame, and 16 bits become 8, except for ``l16``: uint16, of 8 bits 257 times the value.
+    EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and truncated images.
     """
     container, element, mode = IMAGESPECS[imagespec]
-    if container == "pil":
-        return _decode_pillow(data, mode)
     import numpy as np
 
+    orientation = read_orientation(data) if exif_transpose else 1
+    if container == "pil":
+        image = _decode_pillow(data, mode)
+        if orientation == 1:
+            return image
+        from PIL import Image
+
+        return Image.fromarray(np.ascontiguousarray(oriented(np.asarray(image), orientation)))
     pixels = _decode_jpeg(data, mode) if data.startswith(b"\xff\xd8\xff") else None
     if pixels is None:
-        pixels = np.array(_decode_pillow(data, mode))
+        pixels = np.array(_decode_pillow(data, mode, keeps_16_bits=element == "uint16"))
+    if orientation != 1:
+        pixels = np.ascontiguousarray(oriented(pixels, orientation))
+    if element == "uint16" and pixels.dtype == np.uint8:
+        pixels = pixels * np.uint16(257)
     if element == "float32":
         pixels = pixels.astype(np.float32) / 255
     if container == "numpy":
@@ -102,18 +122,65 @@ def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
         return None
 
 
-def _decode_pillow(data: bytes, mode: str) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
+    """Open an image by its header; raise PIL.UnidentifiedImageError where the bytes are none."""
     from PIL import Image, UnidentifiedImageError
 
+    formats: tuple[str, ...] = FORMATS
+    if kind := image_headers.plugin_format(data):
+        formats = (kind,)
+        _register(kind)
+        if kind == "JXL":  # which is decoded when it is opened
+            _check_pixels(*image_headers.jxl_size(data))
     try:
-        if data.startswith(b"\x89PNG"):  # only verify() checks the checksums and the end
+        return Image.open(BytesIO(data), formats=formats)
+    except UnidentifiedImageError:  # whose text is the address of a Python object
+        known = " ".join((*FORMATS, *PLUGINS))
+        raise UnidentifiedImageError(f"not a whole image in any of {known}") from None
+
+
+def _register(kind: str) -> None:
+    """Let Pillow use a plugin."""
+    module, extra = PLUGINS[kind]
+    plugin = require(module, extra=extra)
+    if kind == "HEIF":
+        plugin.register_heif_opener()
+
+
+def read_orientation(data: bytes) -> int:
+    """Return the orientation that EXIF tells: 1 to 8, 1 where it tells none."""
+    if data.startswith(b"\xff\xd8\xff") and b"Exif" not in data[: 1 << 16]:
+        return 1
+    with open_image(data) as image:
+        if image.format == "TIFF":  # Pillow applies it always
+            return 1
+        orientation = image.getexif().get(0x0112, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
+def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return a view of *pixels* (HW or HWC) as an EXIF *orientation* asks: 5 to 8 swap height and width."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
+
+
+def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    if data.startswith(b"\x89PNG"):  # only verify() checks the checksums and the end
+        with suppress(UnidentifiedImageError):
             Image.open(BytesIO(data), formats=["PNG"]).verify()
-        image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
-    except UnidentifiedImageError:
-        raise ValueError(f"not a whole image in any of {' '.join(FORMATS)}") from None
+    image = open_image(data)
     _check_pixels(*image.size)
+    if image.format == "JPEG2000":  # which is decoded as far as it goes
+        image_headers.check_jpeg2000(data)
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
-        image = _to_8_bits(image)
+        image = _with_bits(image, 16 if keeps_16_bits else 8)
+        if keeps_16_bits:
+            return image
     elif image.mode in ("I", "F"):
         raise ValueError(f"32-bit pixels (mode {image.mode}) do not convert to 8 bits; register a decoder of your own")
     elif image.mode == "P" and "transparency" in image.info:
@@ -121,12 +188,13 @@ def _decode_pillow(data: bytes, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Keep the upper 8 of 16 bits, as Pillow does for 16-bit RGB (it would clip 16-bit grey at 255)."""
+def _with_bits(image: Image.Image, bits: int) -> Image.Image:
+    """Keep the upper 8 of 16 bits, as Pillow does for 16-bit RGB (it would clip 16-bit grey at 255), or all."""
     import numpy as np
     from PIL import Image
 
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    pixels = np.asarray(image)
+    return Image.fromarray((pixels >> 8).astype(np.uint8) if bits == 8 else pixels.astype(np.uint16))
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -186,6 +254,40 @@ def encode_webp(value: Any) -> bytes:
     return _save(_to_pillow(value, "L RGB RGBA"), "WEBP", lossless=True, exact=True)
 
 
+@encoder("avif")
+def encode_avif(value: Any) -> bytes:
+    """Encode as AVIF of quality 100, without chroma subsampling."""
+    return _save(_to_pillow(value, "L RGB RGBA"), "AVIF", quality=100, subsampling="4:4:4")
+
+
+@encoder("jp2")
+def encode_jp2(value: Any) -> bytes:
+    """Encode as lossless JPEG 2000."""
+    return _save(_to_pillow(value, "L LA RGB RGBA I;16"), "JPEG2000")
+
+
+@encoder("j2k")
+def encode_j2k(value: Any) -> bytes:
+    """Encode as a bare codestream of lossless JPEG 2000."""
+    return _save(_to_pillow(value, "L LA RGB RGBA I;16"), "JPEG2000", no_jp2=True)
+
+
+@encoder("heic", "heif")
+def encode_heic(value: Any) -> bytes:
+    """Encode as HEIC of quality 100, without chroma subsampling."""
+    image = _to_pillow(value, "L RGB RGBA")
+    _register("HEIF")
+    return _save(image, "HEIF", quality=100, chroma=444)
+
+
+@encoder("jxl")
+def encode_jxl(value: Any) -> bytes:
+    """Encode as lossless JPEG XL."""
+    image = _to_pillow(value, "L LA RGB RGBA")
+    _register("JXL")
+    return _save(image, "JXL", lossless=True)
+
+
 @encoder("gif")
 def encode_gif(value: Any) -> bytes:
     """Encode a grey or palette image as GIF."""
@@ -211,12 +313,13 @@ def _save(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def _to_pillow(value: Any, modes: str) -> Image.Image:
-    """Return a PIL image, or uint8 or float pixels of shape HW or HWC, as a PIL image of one of *modes*."""
+    """Return a PIL image, or pixels of shape HW or HWC, as a PIL image of one of *modes*; uint16 are HW."""
     import numpy as np
     from PIL import Image
 
     if isinstance(value, np.ndarray):
-        image = Image.fromarray(_to_uint8(to_array(value)))
+        array = to_array(value)
+        image = Image.fromarray(array if (array.dtype, array.ndim) == (np.uint16, 2) and array.size else _to_uint8(array))
     elif isinstance(value, Image.Image):
         image = value
     else:
@@ -239,7 +342,7 @@ def _to_uint8(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype.kind != "f":
-        raise TypeError(f"pixels of {pixels.dtype}; expected uint8, or floats in [0, 1]")
+        raise TypeError(f"pixels of {pixels.dtype}; expected uint8, floats in [0, 1], or uint16 of one channel")
     scaled = np.rint(pixels.astype(np.float32) * 255)
     if not (scaled.min() >= 0 and scaled.max() <= 255):
         raise ValueError(f"pixels from {pixels.min()} to {pixels.max()}; floats must lie in [0, 1]")

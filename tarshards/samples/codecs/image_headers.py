@@ -1,10 +1,14 @@
-"""Read the headers of JPEG and PNG images: their size, and whether they are truncated, without decoding them.
+"""Read the headers of images: of JPEG and PNG the size and whether they are truncated, without decoding them.
 
-Formats: ITU-T T.81 (JPEG), annex B; PNG, third edition (W3C), section 5.
+Of other formats what Pillow passes over, or tells only when it has decoded them.
+
+Formats: ITU-T T.81 (JPEG), annex B; PNG, third edition (W3C), section 5; ITU-T T.800 (JPEG 2000), annexes A and I;
+ISO 14496-12 (boxes and brands of HEIC and AVIF); ISO 18181-1 (JPEG XL), annex D, and -2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tarshards.errors import DecodeError
@@ -14,6 +18,13 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # these three are tables and an extension
 ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 START_OF_SCAN, END_OF_IMAGE = 0xDA, b"\xff\xd9"
+
+
+JPEG2000_BOXES, JPEG2000_CODESTREAM = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"
+JXL_BOXES, JXL_CODESTREAM = b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a"
+JXL_BITS = 9, 13, 18, 30  # that hold a side less 1
+JXL_RATIOS = (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1)  # of width to height
+HEVC = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"])
 
 
 class ImageHeader(NamedTuple):
@@ -77,3 +88,65 @@ def _sized(kind: str, height: int, width: int) -> ImageHeader:
     if not height or not width:
         raise DecodeError(f"a {kind.upper()} of {width} x {height} pixels")
     return ImageHeader(kind, height, width)
+
+
+def plugin_format(data: bytes) -> str:
+    """Return the format of an image that Pillow needs a plugin for, "HEIF" or "JXL"; else an empty string."""
+    if data[:2] == JXL_CODESTREAM or data[:12] == JXL_BOXES:
+        return "JXL"
+    if data[4:8] != b"ftyp":
+        return ""
+    size = min(int.from_bytes(data[:4], "big"), 1 << 10)
+    return "HEIF" if HEVC.intersection(data[i : i + 4] for i in (8, *range(16, size, 4))) else ""
+
+
+def check_jpeg2000(data: bytes) -> None:
+    """Raise DecodeError where the end of a JPEG 2000 is missing."""
+    end = len(data)
+    if data[:4] != JPEG2000_CODESTREAM:
+        end = 0
+        for name, begin, stop in _boxes(data):
+            if name == b"jp2c":
+                end = stop
+    if data[end - 2 : end] != END_OF_IMAGE:
+        raise DecodeError(f"a truncated JPEG 2000: no end of the codestream in {len(data)} bytes")
+
+
+def jxl_size(data: bytes) -> tuple[int, int]:
+    """Return the width and height of a JPEG XL; raise DecodeError where its header is incomplete."""
+    begin = 0
+    if data[:2] != JXL_CODESTREAM:
+        starts = {b"jxlc": 0, b"jxlp": 4}  # a part begins with its number
+        begin = next((place + starts[name] for name, place, _ in _boxes(data) if name in starts), len(data))
+    if data[begin : begin + 2] != JXL_CODESTREAM or len(data) < begin + 12:
+        raise DecodeError("a JPEG XL truncated in its header")
+    bits = int.from_bytes(data[begin + 2 : begin + 12], "little")
+
+    def take(count: int) -> int:
+        nonlocal bits
+        value, bits = bits & (1 << count) - 1, bits >> count
+        return value
+
+    def side() -> int:
+        return 8 * (take(5) + 1) if is_small else take(JXL_BITS[take(2)]) + 1
+
+    is_small = take(1)
+    height, ratio = side(), take(3)
+    if not ratio:
+        return side(), height
+    across, down = JXL_RATIOS[ratio - 1]
+    return height * across // down, height
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, begin and end of the boxes of a file; raise DecodeError for one that goes beyond its end."""
+    place = 0
+    while place + 8 <= len(data):
+        size, name, head = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8], 8
+        if size == 1:
+            size, head = int.from_bytes(data[place + 8 : place + 16], "big"), 16
+        end = place + size if size else len(data)
+        if end > len(data) or end < place + head:
+            raise DecodeError(f"truncated: the box {name!r} at {place} ends at {end} of {len(data)} bytes")
+        yield name, place + head, end
+        place = end

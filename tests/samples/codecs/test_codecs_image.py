@@ -1,23 +1,28 @@
 """Images: WebDataset's imagespecs as the oracle, lossless encoders, and damage that is never half a picture."""
 
 import io
+import re
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from PIL import Image
+from PIL import Image, ImageOps
+from soak import SOAK
 from webdataset.autodecode import ImageHandler
 from with_torch import needs_torch, torch
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import decode_field, encode_field
-from tarshards.samples.codecs.image import IMAGESPECS
+from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image
+from tarshards.stream.ops import decode
 
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "images.md"
 RNG = np.random.default_rng(0)
 BLOCKS = np.kron(RNG.integers(0, 236, (5, 7, 3)), np.ones((8, 8, 1))) + RNG.integers(0, 20, (40, 56, 3))
 RGB = Image.fromarray(BLOCKS.astype(np.uint8)[:37, :53])
@@ -59,10 +64,18 @@ FILES = {
     "tif": saved(RGB, "TIFF"),
     "rgba.tiff": saved(RGBA, "TIFF", compression="tiff_deflate"),
     "cmyk.tiff": saved(RGB.convert("CMYK"), "TIFF"),
+    "lzw.tif": saved(RGB, "TIFF", compression="tiff_lzw"),
+    "jpeg.tif": saved(RGB, "TIFF", compression="jpeg"),
+    "avif": saved(RGB, "AVIF"),
+    "rgba.avif": saved(RGBA, "AVIF"),
+    "jp2": saved(RGB, "JPEG2000"),
+    "rgba.jp2": saved(RGBA, "JPEG2000"),
+    "lossy.j2k": saved(RGB, "JPEG2000", no_jp2=True, irreversible=True, quality_mode="rates", quality_layers=[8]),
     "png_named.jpg": saved(RGB, "PNG"),
     "jpg_named.png": saved(RGB, "JPEG"),
 }
 SPECS = [imagespec for imagespec in IMAGESPECS if find_spec("torch") or not imagespec.startswith("torch")]
+THEIRS = [imagespec for imagespec in SPECS if not imagespec.endswith("16")]
 WITHOUT = [pytest.param(True, id="simplejpeg"), pytest.param(False, id="Pillow")]
 
 
@@ -76,8 +89,8 @@ def simplejpeg(request, monkeypatch):
 @pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
 @pytest.mark.parametrize("field", FILES)
 def test_imagespecs_give_what_webdataset_gives(field, simplejpeg):
-    for imagespec in SPECS:
-        wanted = ImageHandler(imagespec)(f".{field}", FILES[field])
+    for imagespec in THEIRS:
+        wanted = ImageHandler(imagespec, [field.rpartition(".")[2]])(f".{field}", FILES[field])
         got = decode_field(field, FILES[field], images=imagespec)
         if isinstance(wanted, Image.Image):
             assert (got.mode, got.size, got.tobytes()) == (wanted.mode, wanted.size, wanted.tobytes()), imagespec
@@ -115,6 +128,45 @@ def test_16_bit_grey_keeps_its_upper_bits_where_webdataset_clips(format):
     assert np.array_equal(decode_field(field, saved(Image.fromarray(grey), format), images="l8"), grey >> 8)
 
 
+@pytest.mark.parametrize("field", ["png", "tif", "pgm", "jp2"])
+def test_16_bit_grey_is_kept_where_it_is_asked_for(field):
+    grey = np.arange(600, dtype=np.uint16).reshape(20, 30) * 109
+    data = encode_field(field, grey)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), grey)
+    got = decode_field(field, data, images="l16")
+    assert (got.dtype, np.array_equal(got, grey)) == (np.uint16, True)
+    assert np.array_equal(decode_field(field, data, images="l8"), grey >> 8)
+
+
+@pytest.mark.parametrize("field", ["jpg", "png", "cmyk.jpg", "webp"])
+def test_8_bits_become_16_by_the_factor_that_keeps_white_white(field):
+    got = decode_field(field, FILES[field], images="l16")
+    assert np.array_equal(got, decode_field(field, FILES[field], images="l8") * np.uint16(257))
+    if find_spec("torch"):
+        assert np.array_equal(decode_field(field, FILES[field], images="torchl16").numpy(), got)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_as_pillow_does(orientation, format):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(RGB, format, exif=exif)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    upright = wanted.shape[:2] == ((53, 37) if orientation >= 5 else (37, 53))
+    assert upright
+    for imagespec in ["rgb8", "pilrgb", "rgb", *(["torchrgb8"] if find_spec("torch") else [])]:
+        got = decode_field("jpg", data, images=imagespec, exif_transpose=True)
+        if imagespec == "torchrgb8":
+            got = got.permute(1, 2, 0).numpy()
+        assert np.array_equal(np.asarray(got), wanted / np.float32(255) if imagespec == "rgb" else wanted)
+    (sample,) = decode([{"__key__": "a", "jpg": data}], "rgb8", exif_transpose=True)
+    assert np.array_equal(sample["jpg"], wanted)
+    if format != "TIFF":  # which Pillow turns always
+        left_alone = decode_field("jpg", data, images="rgb8")
+        assert np.array_equal(left_alone, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pixels_of_32_bits_are_refused_where_webdataset_clips(dtype):
     data = saved(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
@@ -144,6 +196,37 @@ def test_truncated_images_are_errors_for_every_kind_of_imagespec(imagespec):
         for length in range(0, len(FILES[field]) - 4, 17):
             with pytest.raises(DecodeError):
                 decode_field(field, FILES[field][:length], images=imagespec)
+
+
+def seen_of_changed_bits(data):
+    """Return "unseen" if other pixels came of changed bits, without an error; else "an error"."""
+    rng, whole = np.random.default_rng(0), decode_image(data, "rgba8")
+    for bit in rng.integers(0, 8 * len(data), 100 * SOAK).tolist():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            pixels = decode_image(bytes(flipped), "rgba8")
+        except Exception:
+            continue
+        if not np.array_equal(pixels, whole):
+            return "unseen"
+    return "an error"
+
+
+def listed():
+    """The extensions, by the words of the page on what of a changed bit is seen."""
+    rows = re.findall(r"^\| ([a-z0-9 `]+) \| an error \| (an error|unseen) \|", PAGE.read_text(), re.MULTILINE)
+    return {name: seen for names, seen in rows for name in names.strip("`").split()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_lists_what_is_seen_of_changed_bits(capfd):
+    assert set(listed()) == EXTENSIONS
+    found: dict[str, set[str]] = {}
+    for field, data in FILES.items():
+        if "named" not in field:
+            found.setdefault(field.rpartition(".")[2], set()).add(seen_of_changed_bits(data))
+    assert {name: max(seen) for name, seen in found.items()} == {name: listed()[name] for name in found}
 
 
 def test_damaged_png_is_an_error_at_every_byte_before_its_empty_last_chunk():

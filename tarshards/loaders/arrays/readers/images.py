@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows
 from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, stack
-from tarshards.samples.codecs.image import FORMATS, decode_image
+from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import parse_header
 
 Crop = Literal["none", "center", "random_resized"]
@@ -42,6 +41,7 @@ class View:
     layout: Layout
     mean: Any
     std: Any
+    exif_transpose: bool
 
     def shape(self, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
         """The shape of an image in the batch."""
@@ -117,9 +117,12 @@ class EncodedImages(Reader):
         """Decode each image just large enough for its crop, and resize that into its place."""
         failed = {}
         sizes = np.ones((len(payloads), 2), np.int64)
+        orientations = np.ones(len(payloads), np.int64)
         for i, payload in enumerate(payloads):
             try:
-                sizes[i] = _size_of(payload)
+                if self.view.exif_transpose:
+                    orientations[i] = read_orientation(payload)
+                sizes[i] = _size_of(payload)[:: -1 if orientations[i] >= 5 else 1]
             except Exception as exc:
                 failed[i] = failure(exc)
         boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
@@ -131,7 +134,8 @@ class EncodedImages(Reader):
                 if self.view.size is None:
                     batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
-                self._read_one(batch[first + i], payload, (height, width), boxes[i : i + 1], flips[i : i + 1])
+                one = slice(i, i + 1)
+                self._read_one(batch[first + i], payload, (height, width), int(orientations[i]), boxes[one], flips[one])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
@@ -141,11 +145,20 @@ class EncodedImages(Reader):
         return stack(batch) if self.view.size is None else batch
 
     def _read_one(
-        self, out: np.ndarray, payload: bytes, size: tuple[int, int], boxes: np.ndarray, flips: np.ndarray
+        self,
+        out: np.ndarray,
+        payload: bytes,
+        size: tuple[int, int],
+        orientation: int,
+        boxes: np.ndarray,
+        flips: np.ndarray,
     ) -> None:
-        direct = out if self.view.keeps((*size, 3)) and not flips[0] else None
+        direct = out if self.view.keeps((*size, 3)) and not flips[0] and orientation == 1 else None
         target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
-        pixels = _decode(payload, _least(size, boxes[0], target), direct)
+        height, width = _least(size, boxes[0], target)
+        pixels = _decode(payload, (width, height) if orientation >= 5 else (height, width), direct)
+        if orientation != 1:
+            pixels = np.ascontiguousarray(oriented(pixels, orientation))
         if direct is not None and np.may_share_memory(pixels, out):
             return
         if pixels.shape[:2] != size:
@@ -200,13 +213,8 @@ def _header(payload: bytes) -> tuple[int, int]:
         with suppress(ValueError):  # Pillow reports what is wrong with it
             height, width, _, _ = jpeg.decode_jpeg_header(payload)
             return height, width
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(BytesIO(payload), formats=FORMATS) as image:
-            return image.height, image.width
-    except UnidentifiedImageError:
-        raise ValueError(f"not a whole image in any of {' '.join(FORMATS)}") from None
+    with open_image(payload) as image:
+        return image.height, image.width
 
 
 def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
@@ -265,10 +273,11 @@ def image(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     shape: tuple[int, ...] | None = None,
+    exif_transpose: bool = False,
 ) -> Reader:
     """Images -> an array of shape (n, height, width, channels), or (n, channels, height, width) for ``layout="CHW"``.
 
-    Encoded images become RGB (the first frame, EXIF orientation left alone); raw uint8 pixels, of the *shape* given or
+    Encoded images become RGB (the first frame, turned as EXIF asks with *exif_transpose*); raw uint8 pixels, of the *shape* given or
     ``.npy``, keep their channels. With a *size* (height and width in pixels) a part of each is resized, antialiased:
 
     - ``none``: the whole;
@@ -305,4 +314,4 @@ def image(
     if element == np.uint8 and (mean is not None or std is not None):
         raise ValueError("mean and std need a float dtype")
     mean, std = 0.0 if mean is None else mean, 1.0 if std is None else std
-    return Images(View(sides, crop, scale, ratio, flip, element, layout, mean, std), shape)
+    return Images(View(sides, crop, scale, ratio, flip, element, layout, mean, std, exif_transpose), shape)
