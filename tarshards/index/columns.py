@@ -27,7 +27,7 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index.access import IndexedShards
-from tarshards.index.sidecar import Index, for_each_shard, read_head
+from tarshards.index.sidecar import Head, Index, for_each_shard, read_head
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import open_image
@@ -217,20 +217,22 @@ class ShardColumns(NamedTuple):
     @classmethod
     def load(cls, shard: Location) -> ShardColumns | None:
         """Return the columns of *shard*, None if it has none; raise ShardIndexError if they are damaged or stale."""
+        packed = _read_columns(shard)
+        return None if packed is None else cls.parse(shard, *packed)
+
+    @classmethod
+    def parse(cls, shard: Location, packed: bytes, head: Head) -> ShardColumns:
+        """Return the columns of *shard* of the bytes of their file; raise ShardIndexError for damaged or stale ones."""
+        pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
         location = columns_location(shard)
-        if not location.is_taken():
-            return None
-        parquet = require("pyarrow.parquet", extra="arrow")
-        packed = location.read(MAX_BYTES)
         try:
-            table = parquet.read_table(io.BytesIO(packed))
+            table = parquet.read_table(pa.BufferReader(packed))
             about = json.loads(table.schema.metadata[FORMAT])
             version, size, crc, sources = (about[name] for name in ("version", "size", "fingerprint", "columns"))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=location.name) from error
         if version != VERSION:
             raise ShardIndexError(f"columns of version {version!r}; only {VERSION} is known", url=location.name)
-        head = read_head(shard)
         if (size, crc, len(table)) != (head.size, head.fingerprint, head.samples):
             raise ShardIndexError(
                 "stale: the shard has changed; rebuild it with `tarindex --columns`", url=location.name
@@ -425,6 +427,12 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
         raise SampleError(f"no table that can be read: {error}", url=location.name) from error
 
 
+def _read_columns(shard: Location) -> tuple[bytes, Head] | None:
+    """Return the bytes of a shard's columns, and the head of its index; None where there are no columns."""
+    location = columns_location(shard)
+    return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None
+
+
 def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
@@ -437,8 +445,8 @@ def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | No
     if first is None or not {*names} & {*first.sources}:
         return None
 
-    def load(location: Location) -> pa.Table:
-        columns = first if location is locations[0] else ShardColumns.load(location)
+    def wanted(location: Location, packed: tuple[bytes, Head] | None) -> pa.Table:
+        columns = None if packed is None else ShardColumns.parse(location, *packed)
         missing = [name for name in names if columns is None or name not in {KEY, *columns.sources}]
         if columns is None or missing:
             known = "" if columns is None else f"; there are {', '.join(columns.sources)}"
@@ -446,5 +454,6 @@ def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | No
             raise ShardIndexError(reason, url=columns_location(location).name)
         return columns.table.select([*names])  # type: ignore[union-attr]
 
-    tables = list(for_each_shard(load, locations))
+    # Threads only read: one in a library in C++ when the process ends would abort it.
+    tables = list(map(wanted, locations, for_each_shard(_read_columns, locations)))
     return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")

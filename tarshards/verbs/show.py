@@ -6,7 +6,6 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from io import BytesIO
 from typing import Any
 
 from tarshards.errors import visible

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from with_torch import ShardDataset
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, World, write_samples
 from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
+from tarshards.index import columns
 from tarshards.index.columns import attach_columns, build_columns, parse_columns
 from tarshards.index.refresh import refresh_indexes
 from tarshards.samples.conditions import Condition
@@ -440,6 +443,24 @@ def test_the_tools(shards, tmp_path):
     assert (done.stdout, done.stderr) == ("000\n", "tarindex: 28 samples have no row, and 1 rows no sample\n")
     done = run("tarindex --columns widht:jpg a-0.tar", tmp_path)
     assert (done.returncode, "--columns: 'widht:jpg' is no column" in done.stderr) == (2, True)
+
+
+def test_threads_only_read_what_arrow_parses(tmp_path, monkeypatch):
+    """A thread that is in Arrow's C++ when the process ends would abort it."""
+    names = [str(tmp_path / f"a-{i:02d}.tar") for i in range(40)]
+    for i, name in enumerate(names):
+        write_samples([{"__key__": str(i), "json": b'{"n": %d}' % i}], name)
+    list(refresh_indexes(names))
+    build_columns(names, "n=json.n")
+    parse, threads, waits = pq.read_table, [], itertools.count(step=10**6)
+    monkeypatch.setattr(pq, "read_table", lambda *args: threads.append(threading.current_thread()) or parse(*args))
+    monkeypatch.setattr("tarshards.index.sidecar._waits", lambda: next(waits))  # as of a slow disk
+    monkeypatch.setattr("tarshards.index.sidecar.FEW", 4)  # before it is known
+    read_head, readers = columns.read_head, set()
+    monkeypatch.setattr(columns, "read_head", lambda shard: readers.add(threading.get_ident()) or read_head(shard))
+    assert len(Stream.from_shards(names).select("n >= 20")) == 20
+    assert set(threads) == {threading.main_thread()}
+    assert readers > {threading.main_thread().ident}
 
 
 def test_tables_that_do_not_attach(shards, tmp_path):

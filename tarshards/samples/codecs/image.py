@@ -319,7 +319,9 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
 
     if isinstance(value, np.ndarray):
         array = to_array(value)
-        image = Image.fromarray(array if (array.dtype, array.ndim) == (np.uint16, 2) and array.size else _to_uint8(array))
+        image = Image.fromarray(
+            array if (array.dtype, array.ndim) == (np.uint16, 2) and array.size else _to_uint8(array)
+        )
     elif isinstance(value, Image.Image):
         image = value
     else:

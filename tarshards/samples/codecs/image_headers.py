@@ -104,10 +104,7 @@ def check_jpeg2000(data: bytes) -> None:
     """Raise DecodeError where the end of a JPEG 2000 is missing."""
     end = len(data)
     if data[:4] != JPEG2000_CODESTREAM:
-        end = 0
-        for name, begin, stop in _boxes(data):
-            if name == b"jp2c":
-                end = stop
+        end = max((stop for name, _, stop in _boxes(data) if name == b"jp2c"), default=0)
     if data[end - 2 : end] != END_OF_IMAGE:
         raise DecodeError(f"a truncated JPEG 2000: no end of the codestream in {len(data)} bytes")
 

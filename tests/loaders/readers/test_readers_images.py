@@ -1,5 +1,6 @@
 """Images: Pillow, simplejpeg and torchvision's rules as oracles; the same bytes however the work is cut up."""
 
+import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import pytest
 import simplejpeg
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from readers_data import npy, picture, read, saved, whole
 
 from tarshards.errors import DecodeError
@@ -278,6 +279,20 @@ def test_what_does_not_decode_fails_alone(size):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("options", [{}, {"size": (20, 10), "crop": "center"}, {"size": (9, 30), "layout": "CHW"}])
+def test_exif_orientation_comes_before_crops(options, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    smooth = np.linspace(0, 255, 61 * 83 * 3).reshape(61, 83, 3).astype(np.uint8)
+    for form in "JPEG", "PNG":
+        data = saved(smooth, form, exif=exif)
+        upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+        wanted = whole(image(**options), [saved(upright, "PNG")])
+        batch = whole(image(**options, exif_transpose=True), [data])
+        close(np.asarray(batch[0]), np.asarray(wanted[0]), levels=2)
+
+
 def test_a_decompression_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     _, failed = read(image(8), [JPEGS[0], PNGS[0]])

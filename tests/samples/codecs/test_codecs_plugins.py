@@ -63,7 +63,9 @@ def test_decompression_bombs(field, monkeypatch):
         decode_field(field, data, images="rgb8")
 
 
-@pytest.mark.parametrize("size", [(1, 1), (8, 8), (16, 24), (40, 30), (60, 40), (12, 10), (256, 9), (513, 600), (600, 2)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (8, 8), (16, 24), (40, 30), (60, 40), (12, 10), (256, 9), (513, 600), (600, 2)]
+)
 def test_the_size_of_a_jxl_is_known_before_it_is_decoded(size):
     for options in {"lossless": True}, {"use_container": True}:
         assert jxl_size(saved(Image.new("RGB", size), "JXL", **options)) == size

@@ -277,8 +277,9 @@ def image(
 ) -> Reader:
     """Images -> an array of shape (n, height, width, channels), or (n, channels, height, width) for ``layout="CHW"``.
 
-    Encoded images become RGB (the first frame, turned as EXIF asks with *exif_transpose*); raw uint8 pixels, of the *shape* given or
-    ``.npy``, keep their channels. With a *size* (height and width in pixels) a part of each is resized, antialiased:
+    Encoded images become RGB (the first frame, turned as EXIF asks with *exif_transpose*); raw uint8 pixels, of the
+    *shape* given or ``.npy``, keep their channels. With a *size* (height and width in pixels) a part of each is
+    resized, antialiased:
 
     - ``none``: the whole;
     - ``center``: the largest middle box of the aspect of *size*, its sides times *ratio* (1 unless given: 32 / 48 is
