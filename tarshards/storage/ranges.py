@@ -57,6 +57,16 @@ class Ranges:
         """Return whether opening the URL again would give the same bytes; False where nothing tells."""
         return False
 
+    @property
+    def version(self) -> Any:
+        """What identifies the bytes, in any process; None where nothing tells."""
+        return None
+
+    def expect(self, version: Any) -> None:
+        """Raise OpenError unless the bytes are of this *version*, or it cannot be told."""
+        if version is not None and self.version not in (None, version):
+            raise OpenError("has changed since it was first opened", url=self.name)
+
     def close(self) -> None:
         """Release the file."""
 
@@ -98,3 +108,7 @@ class LocalRanges(Ranges):
 
     def is_current(self) -> bool:
         return self.mapping.is_current()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.size, self._opened.st_mtime_ns

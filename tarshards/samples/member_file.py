@@ -1,0 +1,221 @@
+"""Members as files that seek: of a lazy field only the bytes that are asked for are read."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tarshards.errors import TarError
+from tarshards.storage.ranges import Ranges
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
+
+FIRST = 1 << 16  # bytes of the first request at a place of a remote member
+FACTOR, MOST = 4, 1 << 22  # each request that follows on another is larger by this factor, up to as many bytes
+HELD = 1 << 23  # bytes of a remote member that stay in memory
+GAP = 1 << 15  # bytes that are passed over between two reads that follow on one another
+PIECE = 1 << 20  # bytes that are copied at once
+
+
+class Head:
+    """The headers of a remote member, which are compared with the index before its first byte is delivered.
+
+    They begin at most *size* bytes before its data; *check* gets these bytes, and raises where they differ.
+    """
+
+    def __init__(self, size: int, check: Callable[[bytes], None]):
+        self.size, self.check = size, check
+
+
+class MemberFile(io.BufferedIOBase):
+    """The bytes of one member as a file that is read and seeks: what ``av.open``, ``zipfile`` and others take.
+
+    They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
+    are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
+    on from there; at most 8 MiB stay in memory, unless more is asked for at once. ``bytes(file)`` is the whole member.
+
+    The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
+    share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
+    that of the index, and TarError where the shard ends before it.
+    """
+
+    def __init__(
+        self, location: Location | None, ranges: Ranges, offset: int, size: int, *, name: str, head: Head | None = None
+    ):
+        self.name, self.size = name, size  #: the member's name in the archive, and its bytes
+        self.url = ranges.name  #: the shard, without credentials
+        self._location, self._offset = location, offset
+        self._ranges: Ranges | None = ranges
+        self._shard_size, self._version = ranges.size, None
+        self._head = head
+        self._position = 0
+        self._pieces: list[tuple[int, bytes]] = []  # of a remote member, the one used last at the end
+
+    @classmethod
+    def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
+        """Return the file of a member whose bytes are at hand."""
+        return cls(None, HeldBytes(data, url), 0, len(data), name=name)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to *offset* from the beginning, the position or the end; a place after the end has no bytes."""
+        self._check_open()
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
+        place = (0, self._position, self.size)[whence] + offset
+        if place < 0:
+            raise ValueError(f"negative seek position {place}")
+        self._position = place
+        return place
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
+        self._check_open()
+        left = max(0, self.size - self._position)
+        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return the next *size* bytes, 64 KiB for -1, fewer only at the end."""
+        return self.read(FIRST if size < 0 else size)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __bool__(self) -> bool:
+        return True  # also a file without bytes
+
+    def __bytes__(self) -> bytes:
+        """Return the whole member, wherever the file stands."""
+        self._check_open()
+        return self._read(0, self.size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Read the whole member some bytes at a time, wherever the file stands."""
+        self._check_open()
+        for position in range(0, self.size, PIECE):
+            yield self._read(position, min(PIECE, self.size - position))
+
+    def close(self) -> None:
+        """Let go of the shard and of what is held of it."""
+        self._pieces, self._ranges, self._head = [], None, None
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<MemberFile {self.name} of {self.url}, {self.size} bytes>"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on a closed file")
+
+    def _open(self) -> Ranges:
+        """Return what reads the shard; a copy that was pickled opens it, and raises OpenError if it has changed."""
+        if self._ranges is None:
+            assert self._location is not None
+            self._ranges = self._location.ranges(self._shard_size)
+            self._ranges.expect(self._version)
+        return self._ranges
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Return *size* bytes of the member, which has them."""
+        if not size:
+            return b""
+        if not self._open().remote:
+            return self._take(self._offset + position, size)
+        parts = []
+        while size:
+            begin, piece = self._find(position) or self._fetch(position, size)
+            part = piece[position - begin : position - begin + size]
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _find(self, position: int) -> tuple[int, bytes] | None:
+        """Return the piece that is held of what is at *position*."""
+        for number, (begin, piece) in enumerate(self._pieces):
+            if begin <= position < begin + len(piece):
+                self._pieces.append(self._pieces.pop(number))
+                return self._pieces[-1]
+        return None
+
+    def _fetch(self, position: int, size: int) -> tuple[int, bytes]:
+        """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
+        before = max((piece for piece in self._pieces if piece[0] <= position), default=None)
+        reached = 0 if before is None else before[0] + len(before[1])
+        begin, ahead = position, FIRST
+        if before is not None and position - reached <= GAP:
+            ahead = min(FACTOR * len(before[1]), MOST)
+        elif position + FIRST >= self.size:  # the end of a file is often read backwards
+            begin = max(reached, self.size - FIRST)
+        behind = min((piece[0] for piece in self._pieces if piece[0] > position), default=self.size)
+        end = min(position + max(size, ahead), behind)
+        if self._head is not None and begin <= FIRST:  # one request brings the headers, too
+            piece = 0, self._checked(end)
+        else:
+            self._checked()
+            piece = begin, self._take(self._offset + begin, end - begin)
+        if len(piece[1]) <= MOST:
+            self._pieces.append(piece)
+        held = sum(len(data) for _, data in self._pieces)
+        while held > HELD:
+            held -= len(self._pieces.pop(0)[1])
+        return piece
+
+    def _checked(self, size: int = 0) -> bytes:
+        """Fetch the headers, if they have not been compared with the index, and *size* bytes of the member."""
+        head = self._head
+        if head is None:
+            return b""
+        data = self._take(self._offset - head.size, head.size + size)
+        head.check(data[: head.size])
+        self._head = None
+        return data[head.size :]
+
+    def _take(self, offset: int, size: int) -> bytes:
+        """Read bytes of the shard; raise OpenError if it was written to since it was opened."""
+        ranges = self._open()
+        data = ranges.read(offset, size) if offset + size <= ranges.size else b""
+        ranges.verify()
+        if len(data) < size:
+            reason = f"the shard ends at {ranges.size} bytes, in the member {self.name}"
+            raise TarError(reason, url=self.url, offset=self._offset)
+        return data
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_open()
+        self._checked()  # the copy has no index to compare with
+        state = {name: value for name, value in vars(self).items() if name not in ("_pieces", "_ranges")}
+        if self._location is None:
+            return state | {"_ranges": self._ranges}
+        return state | {"_version": self._version if self._ranges is None else self._ranges.version}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._ranges = None
+        self.__dict__.update(state)
+        self._pieces = []
+
+
+class HeldBytes(Ranges):
+    """Bytes in memory; *name* is the shard that they come from."""
+
+    remote = False
+
+    def __init__(self, data: bytes, name: str):
+        self._data, self.name, self.size = data, name, len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
