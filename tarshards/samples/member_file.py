@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import TarError
 from tarshards.storage.ranges import Ranges
@@ -30,12 +30,25 @@ class Head:
         self.size, self.check = size, check
 
 
+class Piece(NamedTuple):
+    """Bytes of a remote member that are held, and how many are fetched if reading goes on after them."""
+
+    begin: int
+    data: bytes
+    ahead: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.data)
+
+
 class MemberFile(io.BufferedIOBase):
     """The bytes of one member as a file that is read and seeks: what ``av.open``, ``zipfile`` and others take.
 
     They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
     are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
-    on from there; at most 8 MiB stay in memory, unless more is asked for at once. ``bytes(file)`` is the whole member.
+    on from there; at most 8 MiB of these stay in memory. ``prefetch`` is for what is known to be read. ``bytes(file)``
+    is the whole member.
 
     The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
     share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
@@ -52,7 +65,7 @@ class MemberFile(io.BufferedIOBase):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._position = 0
-        self._pieces: list[tuple[int, bytes]] = []  # of a remote member, the one used last at the end
+        self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
 
     @classmethod
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
@@ -109,6 +122,21 @@ class MemberFile(io.BufferedIOBase):
         for position in range(0, self.size, PIECE):
             yield self._read(position, min(PIECE, self.size - position))
 
+    def prefetch(self, offset: int, size: int) -> None:
+        """Fetch the *size* bytes at *offset*, which will be read, with one request if the member is remote.
+
+        They are held until other bytes take their place, however many they are. Whoever knows where the packets of a
+        group of pictures lie reads no others.
+        """
+        self._check_open()
+        if offset < 0 or size < 0:
+            raise ValueError(f"{size} bytes at offset {offset}")
+        end = min(offset + size, self.size)
+        while self._open().remote and offset < end and (held := self._find(offset)) is not None:
+            offset = held.end
+        if self._open().remote and offset < end:
+            self._hold(offset, end, FIRST, most=self.size)
+
     def close(self) -> None:
         """Let go of the shard and of what is held of it."""
         self._pieces, self._ranges, self._head = [], None, None
@@ -137,42 +165,44 @@ class MemberFile(io.BufferedIOBase):
             return self._take(self._offset + position, size)
         parts = []
         while size:
-            begin, piece = self._find(position) or self._fetch(position, size)
-            part = piece[position - begin : position - begin + size]
+            piece = self._find(position) or self._fetch(position, size)
+            part = piece.data[position - piece.begin : position - piece.begin + size]
             parts.append(part)
             position += len(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _find(self, position: int) -> tuple[int, bytes] | None:
+    def _find(self, position: int) -> Piece | None:
         """Return the piece that is held of what is at *position*."""
-        for number, (begin, piece) in enumerate(self._pieces):
-            if begin <= position < begin + len(piece):
+        for number, piece in enumerate(self._pieces):
+            if piece.begin <= position < piece.end:
                 self._pieces.append(self._pieces.pop(number))
-                return self._pieces[-1]
+                return piece
         return None
 
-    def _fetch(self, position: int, size: int) -> tuple[int, bytes]:
+    def _fetch(self, position: int, size: int) -> Piece:
         """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
-        before = max((piece for piece in self._pieces if piece[0] <= position), default=None)
-        reached = 0 if before is None else before[0] + len(before[1])
+        before = max((piece for piece in self._pieces if piece.end <= position), key=lambda piece: piece.end, default=None)
         begin, ahead = position, FIRST
-        if before is not None and position - reached <= GAP:
-            ahead = min(FACTOR * len(before[1]), MOST)
+        if before is not None and position - before.end <= GAP:
+            ahead = before.ahead
         elif position + FIRST >= self.size:  # the end of a file is often read backwards
-            begin = max(reached, self.size - FIRST)
-        behind = min((piece[0] for piece in self._pieces if piece[0] > position), default=self.size)
-        end = min(position + max(size, ahead), behind)
+            begin = max(0 if before is None else before.end, self.size - FIRST)
+        behind = min((piece.begin for piece in self._pieces if piece.begin > position), default=self.size)
+        return self._hold(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
+
+    def _hold(self, begin: int, end: int, ahead: int, *, most: int = MOST) -> Piece:
+        """Fetch the bytes from *begin* to *end*, and hold them unless they are more than *most*."""
         if self._head is not None and begin <= FIRST:  # one request brings the headers, too
-            piece = 0, self._checked(end)
+            piece = Piece(0, self._checked(end), ahead)
         else:
             self._checked()
-            piece = begin, self._take(self._offset + begin, end - begin)
-        if len(piece[1]) <= MOST:
+            piece = Piece(begin, self._take(self._offset + begin, end - begin), ahead)
+        if len(piece.data) <= most:
             self._pieces.append(piece)
-        held = sum(len(data) for _, data in self._pieces)
-        while held > HELD:
-            held -= len(self._pieces.pop(0)[1])
+            held = sum(len(each.data) for each in self._pieces)
+            while held > HELD and len(self._pieces) > 1:
+                held -= len(self._pieces.pop(0).data)
         return piece
 
     def _checked(self, size: int = 0) -> bytes:
