@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import TarError
+from tarshards.errors import OpenError, TarError
+from tarshards.samples.fields import FieldNames
+from tarshards.samples.keys import KeyRule, Sample, is_reserved
+from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
+from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -182,7 +186,8 @@ class MemberFile(io.BufferedIOBase):
 
     def _fetch(self, position: int, size: int) -> Piece:
         """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
-        before = max((piece for piece in self._pieces if piece.end <= position), key=lambda piece: piece.end, default=None)
+        pieces = [piece for piece in self._pieces if piece.end <= position]
+        before = max(pieces, key=lambda piece: piece.end, default=None)
         begin, ahead = position, FIRST
         if before is not None and position - before.end <= GAP:
             ahead = before.ahead
@@ -237,6 +242,64 @@ class MemberFile(io.BufferedIOBase):
         self._ranges = None
         self.__dict__.update(state)
         self._pieces = []
+
+
+class LazyMembers:
+    """The fields that *names* has of a shard that is read as a stream, each as a ``MemberFile``."""
+
+    def __init__(self, location: Location, names: FieldNames, split: KeyRule):
+        self._location, self._names, self._split = location, names, split
+        self._known: set[str] = set()
+        self._is_complete = False  # all the lazy fields have been seen
+
+    def open(self) -> Any:
+        """Return a stream of the shard that passes over what is not read; raise OpenError for one that cannot."""
+        location = self._location
+        if location.is_stream:
+            raise self._refusal("a pipe")
+        if location.is_remote:
+            self._ranges = ranges = location.ranges()
+            stream: Any = MemberFile(location, ranges, 0, ranges.size, name=location.name)
+            stream = decompressed(stream, location.name, MAX_RATIO)
+        else:
+            stream = open_shard(location)
+        try:
+            if isinstance(stream, Decompressed):
+                raise self._refusal("a compressed shard")
+            if not stream.seekable():
+                raise self._refusal("a pipe")
+            if not location.is_remote:
+                self._ranges = location.ranges()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _refusal(self, what: str) -> OpenError:
+        return OpenError(f"lazy= reads members at any offset, which {what} does not allow", url=self._location.name)
+
+    def leave(self, name: str, offset: int, size: int) -> MemberFile | None:
+        """Return the file of a large member; None if its field is not lazy."""
+        found = self._split(name)
+        if found is None or found[1] not in self._names:
+            return None
+        return MemberFile(self._location, self._ranges, offset, size, name=name)
+
+    def over(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield *samples*, in which small members, which were read with their headers, become files, too."""
+        for sample in samples:
+            if not self._is_complete:
+                self._known.update(name for name in sample if not is_reserved(name))
+                self._is_complete = self._names.lacking(self._known) is None
+            for field, value in sample.items():
+                if field in self._names and isinstance(value, bytes):
+                    name = f"{sample['__key__']}.{field}"
+                    sample[field] = MemberFile.of(value, name=name, url=self._location.name)
+            yield sample
+
+    def check(self) -> None:
+        """Raise SampleError if the samples of the shard lack a lazy field altogether."""
+        self._names.check(self._known, self._location.name)
 
 
 class HeldBytes(Ranges):
