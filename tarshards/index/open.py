@@ -414,6 +414,15 @@ class OpenShards:
         return [key for index in indexes for key in index.keys]
 
     @cached_property
+    def fraction(self) -> float:
+        """How much of the shards is not of lazy fields, by the index of the first."""
+        if self.lazy is None:
+            return 1.0
+        index = self.index(0)
+        are_lazy = np.array([field in self.lazy for field in index.fields], np.bool_)[index.field]
+        return 1 - float(index.size[are_lazy].sum()) / index.shard_size
+
+    @cached_property
     def key_index(self) -> KeyIndex | None:
         """The file that has the places of all samples by key, if there is one of these shards."""
         shards = [Shard(*told) for told in zip(self.urls, self.counts.tolist(), self.sizes.tolist())]
