@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import io
-import itertools
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import tarfile
 import wave
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +187,23 @@ def test_other_fields_are_bytes_and_fields_may_leave_some_out(shard):
         assert sample["txt"] == b"0"
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_ops_get_files(shard, index):
+    heads = (
+        Stream.from_shards(shard, index=index, lazy="bin")
+        .decode()
+        .map_fields(bin=lambda file: file.read(3))
+        .to_tuple("bin", "txt")
+    )
+    assert list(heads) == [(DATA[:3], "0"), (b"sma", "1"), (b"", "2")]
+
+
+def test_conditions_see_their_size(shard, site):
+    dataset = Stream.from_shards(f"{site.url}/set-0.tar", lazy="bin")
+    assert [sample["txt"] for sample in dataset.select("len(bin) < 10")] == [b"1", b"2"]
+    assert site.bytes < 100_000
+
+
 def test_a_lazy_field_that_no_sample_has_is_an_error(shard, how):
     with pytest.raises(SampleError, match=r"set-0\.tar: no sample has a field bon; .*did you mean 'bin'\?"):
         IndexedShards(shard, lazy="bon")[0] if how == "indexed" else lazy_samples_of(shard, how, "bon")
@@ -281,29 +300,31 @@ def test_streams_without_an_index_pass_over_lazy_members(tmp_path, site):
 def test_a_frame_of_a_long_video_costs_few_requests(video, site, options):
     av = pytest.importorskip("av")
     groups, url = video(options), f"{site.url}/set-0.tar"
-    for seconds, is_known in itertools.product((24.5, 25.0, 25.9), (False, True)):
-        begin = max(time for time in groups if time <= seconds)
+    frame_at = shown_on_the_page("frame")["frame_at"]
+    for seconds in (24.5, 25.0, 25.9, 35.9):
+        file = IndexedShards(url, lazy="bin", fields="bin")[0]["bin"]
+        site.clear()
+        found = frame_at(file, seconds)
+        assert len(site.requests) <= 3
+        assert site.bytes <= 1.3 * groups[max(time for time in groups if time <= seconds)]
         file = IndexedShards(url, lazy="bin", fields="bin")[0]["bin"]
         site.clear()
         with av.open(file) as container:
             stream = container.streams.video[0]
-            wanted = int(seconds / stream.time_base)
-            if is_known:
-                entries = stream.index_entries
-                first = entries[entries.search_timestamp(wanted)]
-                after = entries[entries.search_timestamp(wanted + 1, backward=False)]
-                file.prefetch(first.pos, after.pos - first.pos)
-            container.seek(wanted, stream=stream)
-            times = []
-            for frame in container.decode(stream):
-                if frame.time >= seconds:
-                    break
-                times.append(frame.time)
-        assert times[0] == begin
-        assert seconds - times[-1] <= 0.04
+            container.seek(int(seconds / stream.time_base), stream=stream)
+            frame = next(frame for frame in container.decode(stream) if frame.time >= seconds)
         assert len(site.requests) <= 6
-        if is_known:
-            assert site.bytes <= 1.3 * groups[begin]
+        assert 0 <= found.time - seconds < 0.04
+        assert found.time == frame.time
+        assert (found.to_ndarray() == frame.to_ndarray()).all()
+
+
+def shown_on_the_page(program: str) -> dict[str, Any]:
+    """Return the names that a program of the page on media defines."""
+    page = Path(__file__).parents[2] / "docs/media.md"
+    names: dict[str, Any] = {}
+    exec(re.search(rf"```python\n# {program}\.py\n(.*?)```", page.read_text(), re.DOTALL)[1], names)
+    return names
 
 
 @pytest.fixture
@@ -353,7 +374,7 @@ def test_an_object_that_changes_is_an_error(shard, site):
 
 def test_a_local_shard_that_is_overwritten_is_an_error(shard):
     file = IndexedShards(shard, lazy="bin")[0]["bin"]
-    copy = pickle.loads(pickle.dumps(file))
+    other = pickle.loads(pickle.dumps(file))
     with open(shard, "r+b") as stream:
         stream.seek(2000)
         stream.write(b"x" * 2000)
@@ -361,7 +382,7 @@ def test_a_local_shard_that_is_overwritten_is_an_error(shard):
     with pytest.raises(OpenError, match=r"set-0\.tar: was written to while it was read"):
         file.read(10)
     with pytest.raises(OpenError, match=r"set-0\.tar: has changed since it was first opened"):
-        copy.read(10)
+        other.read(10)
 
 
 def read_at(file: MemberFile, place: int) -> bytes:
@@ -415,9 +436,9 @@ def test_a_copy_stands_where_the_file_stood(samples):
     for sample, data in zip(samples, (DATA, b"small", b"")):
         file = sample["bin"]
         file.seek(3)
-        copy = pickle.loads(pickle.dumps(file))
-        assert (copy.name, copy.size, copy.url) == (file.name, file.size, file.url)
-        assert copy.read() == data[3:]
+        for other in (pickle.loads(pickle.dumps(file)), copy.copy(file)):
+            assert (other.name, other.size, other.url) == (file.name, file.size, file.url)
+            assert other.read() == data[3:]
         assert file.tell() == 3
 
 
