@@ -192,7 +192,7 @@ def test_ops_get_files(shard, index):
     heads = (
         Stream.from_shards(shard, index=index, lazy="bin")
         .decode()
-        .map_fields(bin=lambda file: file.read(3))
+        .map_fields({"bin": lambda file: file.read(3)})
         .to_tuple("bin", "txt")
     )
     assert list(heads) == [(DATA[:3], "0"), (b"sma", "1"), (b"", "2")]
