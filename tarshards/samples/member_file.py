@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FIRST = 1 << 16  # bytes of the first request at a place of a remote member
 FACTOR, MOST = 4, 1 << 22  # each request that follows on another is larger by this factor, up to as many bytes
-HELD = 1 << 23  # bytes of a remote member that stay in memory
+HELD = 1 << 23  # bytes of a member that stay in memory
 GAP = 1 << 15  # bytes that are passed over between two reads that follow on one another
 PIECE = 1 << 20  # bytes that are copied at once
 
@@ -51,8 +51,8 @@ class MemberFile(io.BufferedIOBase):
 
     They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
     are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
-    on from there; at most 8 MiB of these stay in memory. ``prefetch`` is for what is known to be read. ``bytes(file)``
-    is the whole member.
+    on from there. At most 8 MiB stay in memory, unless ``prefetch`` brings more, which is for what is known to be read.
+    ``bytes(file)`` is the whole member.
 
     The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
     share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
@@ -68,7 +68,7 @@ class MemberFile(io.BufferedIOBase):
         self._ranges: Ranges | None = ranges
         self._shard_size, self._version = ranges.size, None
         self._head = head
-        self._position = 0
+        self._position = self._taken = 0
         self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
 
     @classmethod
@@ -165,8 +165,14 @@ class MemberFile(io.BufferedIOBase):
         """Return *size* bytes of the member, which has them."""
         if not size:
             return b""
-        if not self._open().remote:
-            return self._take(self._offset + position, size)
+        ranges = self._open()
+        if not ranges.remote:
+            data = self._take(self._offset + position, size)
+            self._taken += size
+            if self._taken >= HELD:
+                ranges.drop(self._offset, self.size)
+                self._taken = 0
+            return data
         parts = []
         while size:
             piece = self._find(position) or self._fetch(position, size)

@@ -48,7 +48,7 @@ class Ranges:
         return self.read(offset, size)
 
     def drop(self, offset: int, size: int) -> None:
-        """Say that what was held is not needed again soon, so that a cache need not keep it."""
+        """Say that what was held is not needed again soon, so that no cache, nor this process, need keep it."""
 
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""
@@ -96,6 +96,9 @@ class LocalRanges(Ranges):
             return self.mapping.read(offset, size)
         except (OSError, ValueError) as exc:
             raise failure(exc, self.name, offset) from exc
+
+    def drop(self, offset: int, size: int) -> None:
+        self.mapping.drop(offset, size)
 
     def verify(self) -> None:
         try:

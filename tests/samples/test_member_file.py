@@ -510,6 +510,9 @@ for file in files:
     for place in range(0, size, size // 64):
         file.seek(place)
         assert file.read(32768) == bytes(32768)
+    file.seek(0)
+    for _ in range(4096):
+        assert file.read(32768) == bytes(32768)
     file.seek(-(1 << 20), 2)
     assert file.read()[-6:] == b"\\0hello"
 print((memory() - before) / 1e6)
