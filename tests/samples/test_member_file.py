@@ -67,9 +67,11 @@ def place(request):
     return request.param
 
 
-@pytest.fixture
-def samples(shard, site, how, place):
-    url = shard if place == "local" else f"{site.url}/set-0.tar"
+@pytest.fixture(params=["local", "remote", "store"])
+def samples(request, shard, site, memory, how):
+    for name in ("set-0.tar", "set-0.tar.index"):
+        memory.pipe(f"/{name}", Path(shard).with_name(name).read_bytes())
+    url = {"local": shard, "remote": f"{site.url}/set-0.tar", "store": "memory://set-0.tar"}[request.param]
     return IndexedShards(url, lazy="bin") if how == "indexed" else lazy_samples(url, how)
 
 
@@ -89,6 +91,7 @@ def test_a_lazy_field_is_a_file_of_the_same_bytes_whatever_its_size(samples):
 STEPS = st.one_of(
     st.tuples(st.just("read"), st.integers(-1, 300_000)),
     st.tuples(st.just("read1"), st.integers(0, 300_000)),
+    st.tuples(st.just("readinto"), st.integers(0, 300_000)),
     st.tuples(st.just("start"), st.integers(0, 800_000)),
     st.tuples(st.just("move"), st.integers(0, 400_000)),
     st.tuples(st.just("end"), st.integers(-700_000, 10)),
@@ -99,6 +102,9 @@ STEPS = st.one_of(
 def take(file, step: str, number: int):
     if step in ("read", "read1"):
         return getattr(file, step)(number), file.tell()
+    if step == "readinto":
+        buffer = bytearray(number)
+        return file.readinto(buffer), buffer, file.tell()
     if step == "copy":
         return file.tell()
     return file.seek(number, {"start": 0, "move": 1, "end": 2}[step])
