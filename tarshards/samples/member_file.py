@@ -51,8 +51,7 @@ class MemberFile(io.BufferedIOBase):
 
     They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
     are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
-    on from there. At most 8 MiB stay in memory, unless ``prefetch`` brings more, which is for what is known to be read.
-    ``bytes(file)`` is the whole member.
+    on from there. At most 8 MiB stay in memory, and what ``prefetch`` has brought. ``bytes(file)`` is the whole member.
 
     The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
     share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
@@ -129,8 +128,8 @@ class MemberFile(io.BufferedIOBase):
     def prefetch(self, offset: int, size: int) -> None:
         """Fetch the *size* bytes at *offset*, which will be read, with one request if the member is remote.
 
-        They are held until other bytes take their place, however many they are. Whoever knows where the packets of a
-        group of pictures lie reads no others.
+        They are held, however many they are, at least until the next call. A program that knows where a group of
+        pictures lies fetches no other bytes.
         """
         self._check_open()
         if offset < 0 or size < 0:
@@ -210,10 +209,12 @@ class MemberFile(io.BufferedIOBase):
             self._checked()
             piece = Piece(begin, self._take(self._offset + begin, end - begin), ahead)
         if len(piece.data) <= most:
-            self._pieces.append(piece)
-            held = sum(len(each.data) for each in self._pieces)
-            while held > HELD and len(self._pieces) > 1:
-                held -= len(self._pieces.pop(0).data)
+            small = [each for each in self._pieces if len(each.data) <= MOST]
+            large = [each for each in self._pieces if len(each.data) > MOST]
+            (small if len(piece.data) <= MOST else large).append(piece)
+            while sum(len(each.data) for each in small) > HELD:
+                small.pop(0)
+            self._pieces = large[-1:] + small
         return piece
 
     def _checked(self, size: int = 0) -> bytes:

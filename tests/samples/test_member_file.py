@@ -295,6 +295,22 @@ def test_what_is_prefetched_is_one_request_and_what_is_held_none(shard, site):
         file.prefetch(-1, 5)
 
 
+def test_what_is_prefetched_stays_until_the_next(tmp_path, site):
+    data = random.Random(2).randbytes(32 << 20)
+    write_shard(tmp_path, data)
+    file = IndexedShards(f"{site.url}/set-0.tar", lazy="bin")[0]["bin"]
+    site.clear()
+    for begin in (1 << 20, 15 << 20):
+        file.prefetch(begin, 12 << 20)
+        fetched = site.bytes
+        for place in range(0, 12 << 20, 1 << 20):
+            for step in begin + place, (28 << 20) + place // 4:  # as where sound and pictures lie apart
+                file.seek(step)
+                assert file.read(1000) == data[step : step + 1000]
+        assert site.bytes - fetched < 1 << 20
+        assert sum(len(piece.data) for piece in file._pieces) < (12 << 20) + member_file.HELD
+
+
 def test_streams_without_an_index_pass_over_lazy_members(tmp_path, site):
     write_shard(tmp_path, *[DATA] * 4, index=False)
     found = list(Stream.from_shards(f"{site.url}/set-0.tar", lazy="bin", index=False))
