@@ -69,6 +69,7 @@ class MemberFile(io.BufferedIOBase):
         self._head = head
         self._position = self._taken = 0
         self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
+        self._prefetched: list[Piece] = []
 
     @classmethod
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
@@ -128,21 +129,25 @@ class MemberFile(io.BufferedIOBase):
     def prefetch(self, offset: int, size: int) -> None:
         """Fetch the *size* bytes at *offset*, which will be read, with one request if the member is remote.
 
-        They are held, however many they are, at least until the next call. A program that knows where a group of
-        pictures lies fetches no other bytes.
+        They are held, however many they are, until the next call. A program that knows where a group of pictures lies
+        fetches no other bytes.
         """
         self._check_open()
         if offset < 0 or size < 0:
             raise ValueError(f"{size} bytes at offset {offset}")
-        end = min(offset + size, self.size)
-        while self._open().remote and offset < end and (held := self._find(offset)) is not None:
-            offset = held.end
-        if self._open().remote and offset < end:
-            self._hold(offset, end, FIRST, most=self.size)
+        held, end = [], min(offset + size, self.size)
+        if not self._open().remote or offset >= end:
+            return
+        while offset < end and (piece := self._find(offset)) is not None:
+            held.append(piece)
+            offset = piece.end
+        if offset < end:
+            held.append(self._ask(offset, end, FIRST))
+        self._prefetched = held
 
     def close(self) -> None:
         """Let go of the shard and of what is held of it."""
-        self._pieces, self._ranges, self._head = [], None, None
+        self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
         super().close()
 
     def __repr__(self) -> str:
@@ -183,39 +188,36 @@ class MemberFile(io.BufferedIOBase):
 
     def _find(self, position: int) -> Piece | None:
         """Return the piece that is held of what is at *position*."""
-        for number, piece in enumerate(self._pieces):
-            if piece.begin <= position < piece.end:
-                self._pieces.append(self._pieces.pop(number))
-                return piece
+        for pieces in self._prefetched, self._pieces:
+            for number, piece in enumerate(pieces):
+                if piece.begin <= position < piece.end:
+                    pieces.append(pieces.pop(number))
+                    return piece
         return None
 
     def _fetch(self, position: int, size: int) -> Piece:
         """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
-        pieces = [piece for piece in self._pieces if piece.end <= position]
-        before = max(pieces, key=lambda piece: piece.end, default=None)
+        pieces = self._pieces + self._prefetched
+        before = max((each for each in pieces if each.end <= position), key=lambda each: each.end, default=None)
         begin, ahead = position, FIRST
         if before is not None and position - before.end <= GAP:
             ahead = before.ahead
         elif position + FIRST >= self.size:  # the end of a file is often read backwards
             begin = max(0 if before is None else before.end, self.size - FIRST)
-        behind = min((piece.begin for piece in self._pieces if piece.begin > position), default=self.size)
-        return self._hold(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
-
-    def _hold(self, begin: int, end: int, ahead: int, *, most: int = MOST) -> Piece:
-        """Fetch the bytes from *begin* to *end*, and hold them unless they are more than *most*."""
-        if self._head is not None and begin <= FIRST:  # one request brings the headers, too
-            piece = Piece(0, self._checked(end), ahead)
-        else:
-            self._checked()
-            piece = Piece(begin, self._take(self._offset + begin, end - begin), ahead)
-        if len(piece.data) <= most:
-            small = [each for each in self._pieces if len(each.data) <= MOST]
-            large = [each for each in self._pieces if len(each.data) > MOST]
-            (small if len(piece.data) <= MOST else large).append(piece)
-            while sum(len(each.data) for each in small) > HELD:
-                small.pop(0)
-            self._pieces = large[-1:] + small
+        behind = min((each.begin for each in pieces if each.begin > position), default=self.size)
+        piece = self._ask(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
+        if len(piece.data) <= MOST:
+            self._pieces.append(piece)
+        while sum(len(each.data) for each in self._pieces) > HELD:
+            self._pieces.pop(0)
         return piece
+
+    def _ask(self, begin: int, end: int, ahead: int) -> Piece:
+        """Fetch the bytes from *begin* to *end*."""
+        if self._head is not None and begin <= FIRST:  # one request brings the headers, too
+            return Piece(0, self._checked(end), ahead)
+        self._checked()
+        return Piece(begin, self._take(self._offset + begin, end - begin), ahead)
 
     def _checked(self, size: int = 0) -> bytes:
         """Fetch the headers, if they have not been compared with the index, and *size* bytes of the member."""
@@ -240,7 +242,7 @@ class MemberFile(io.BufferedIOBase):
     def __getstate__(self) -> dict[str, Any]:
         self._check_open()
         self._checked()  # the copy has no index to compare with
-        state = {name: value for name, value in vars(self).items() if name not in ("_pieces", "_ranges")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_pieces", "_prefetched", "_ranges")}
         if self._location is None:
             return state | {"_ranges": self._ranges}
         return state | {"_version": self._version if self._ranges is None else self._ranges.version}
@@ -248,7 +250,7 @@ class MemberFile(io.BufferedIOBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._ranges = None
         self.__dict__.update(state)
-        self._pieces = []
+        self._pieces, self._prefetched = [], []
 
 
 class LazyMembers:

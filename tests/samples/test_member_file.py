@@ -291,6 +291,10 @@ def test_what_is_prefetched_is_one_request_and_what_is_held_none(shard, site):
     assert file.read() == DATA[600_000:]
     assert len(site.requests) <= 3
     assert site.bytes < 600_000 + 4096
+    file.prefetch(400_000, 250_000)
+    file.seek(400_000)
+    assert file.read(250_000) == DATA[400_000:650_000]
+    assert len(site.requests) <= 3
     with pytest.raises(ValueError, match="offset -1"):
         file.prefetch(-1, 5)
 
