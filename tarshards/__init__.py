@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tarshards.loaders.torch.loader import ShardLoader
     from tarshards.samples.codecs.registry import decoder, encoder
     from tarshards.samples.ledger import Ledger
+    from tarshards.samples.member_file import MemberFile
     from tarshards.samples.read import group_members, read_samples
     from tarshards.storage.expressions import expand_urls
     from tarshards.storage.opening import open_shard, open_url
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         "IndexedShards",
         "Ledger",
         "Member",
+        "MemberFile",
         "Mixture",
         "OpError",
         "OpenError",
@@ -165,6 +167,7 @@ _MODULE_OF = {
     "decoder": "samples.codecs.registry",
     "encoder": "samples.codecs.registry",
     "Ledger": "samples.ledger",
+    "MemberFile": "samples.member_file",
     "group_members": "samples.read",
     "read_samples": "samples.read",
     "expand_urls": "storage.expressions",

@@ -17,7 +17,7 @@ from tarshards.errors import TarshardsError, shortened
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import Readahead
-from tarshards.samples.fields import FieldNames
+from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -115,7 +115,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     """The samples of indexed shards, one after the other, as a sequence: ``[i]``, ``["key"]``, slices, ``len``.
 
     A sample is read when it is asked for: only its bytes, and of these only *fields* (a list of names, or words in one
-    string) if given. Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
+    string) if given. Those that *lazy* names are each a ``MemberFile``, of which only what is asked for is read.
+    Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
     are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
     pickled, inherited by forked processes and shared by threads.
 
@@ -127,9 +128,16 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     which no sample has one of *fields* raises SampleError.
     """
 
-    def __init__(self, urls: Any, *, fields: str | Iterable[str] | None = None, remote: Remote | None = None):
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        fields: str | Iterable[str] | None = None,
+        lazy: str | Iterable[str] | None = None,
+        remote: Remote | None = None,
+    ):
         shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls, remote)
-        self.shards = OpenShards(shards, FieldNames.of(fields), remote)
+        self.shards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
         self.counts, self.sizes = self.shards.counts, self.shards.sizes
         self._ends: list[int] = np.cumsum(self.counts).tolist()

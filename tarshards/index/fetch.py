@@ -91,6 +91,7 @@ class BlockFetcher:
             block = None
         units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
         units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
+        mean = mean * shards.fraction
         self._drops = False
         if block is not None and block > 1:
             by_turns = int(reach * float(np.average(mean, weights=np.maximum(shards.counts, 1))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -20,6 +20,7 @@ from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_locati
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
+from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
@@ -37,20 +38,24 @@ class OpenShard:
     """One shard, open and verified to be the one that *index* describes.
 
     *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
-    Raises OpenError where the shard cannot be opened, ShardIndexError where the index is stale, and SampleError where
-    no sample has one of *fields*. Whatever takes a member has its header compared with the index first, and raises
-    ShardIndexError where it differs.
+    Those that *lazy* names are each a ``MemberFile``. Raises OpenError where the shard cannot be opened,
+    ShardIndexError where the index is stale, and SampleError where no sample has one of *fields* or *lazy*. Whatever
+    takes a member has its header compared with the index first, and raises ShardIndexError where it differs.
     """
 
-    def __init__(self, url: str | Location, index: Index, fields: FieldNames | None = None):
+    def __init__(
+        self, url: str | Location, index: Index, fields: FieldNames | None = None, lazy: FieldNames | None = None
+    ):
         self.location = location = Location.of(url)
         self.name, self.index, self.keys = location.name, index, index.keys
         self.ranges = location.ranges(index.shard_size)
         if location.is_local:
             index.check(self.ranges, url=index_location(location).name)
-        if fields is not None:
-            fields.check(index.fields, self.name)
-        self._fields = [field if fields is None or field in fields else None for field in index.fields]
+        self._fields = _named(index, fields, self.name)
+        self._lazy: list[str | None] = []
+        if lazy is not None:
+            self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
+            self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
         self._fill: Any = None
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         self._faults = index.faults
@@ -87,12 +92,15 @@ class OpenShard:
         try:
             if self._fill is None:  # a plain attribute because cached properties are slower to read
                 if self.members is None:
-                    return self._take(result, sample, self.fetch([sample]) if windows is None else windows)
+                    self._take(result, sample, self.fetch([sample]) if windows is None else windows)
+                    return self._with_files(result, sample) if self._lazy else result
                 self._fill = self.members.fill
             undecided = self._fill(result, self._fields, sample, 0)
             while undecided >= 0:
                 self._decide(undecided)
                 undecided = self._fill(result, self._fields, sample, undecided + 1)
+            if self._lazy:
+                self._with_files(result, sample)
         except OSError as error:
             offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
             reason = error.strerror or str(error)
@@ -132,6 +140,33 @@ class OpenShard:
         else:
             self.kept.pop(key, None)
         return stays
+
+    def _with_files(self, result: Sample, sample: int) -> Sample:
+        """Put the lazy fields of a sample into *result*, and return it."""
+        for member in range(self.index.first[sample], self.index.first[sample + 1]):
+            if (field := self._lazy[self.index.field[member]]) is not None:
+                result[field] = self.file(member)
+        return result
+
+    def file(self, member: int) -> MemberFile:
+        """Return a member as a file; the header of a remote one is compared when the file is first read."""
+        index, head = self.index, None
+        offset, size = int(index.offset[member]), int(index.size[member])
+        name = f"{self.keys[index.sample[member]]}.{index.fields[index.field[member]]}"
+        if self.members is None:
+            low = first_byte(index, member)
+            head = Head(offset - low, partial(self._check_head, member, low))
+        elif error := self.find_stale(np.array([member])).get(0):
+            raise error
+        return MemberFile(self.location, self.ranges, offset, size, name=name, head=head)
+
+    def _check_head(self, member: int, low: int, head: bytes) -> None:
+        """Raise ShardIndexError unless *head*, the bytes of a remote shard from *low* on, has a member's headers."""
+        self._check_size()
+        try:
+            check_header(lambda at, size: head[at - low : at - low + size], self.index, member, url=self.name, low=low)
+        except ShardIndexError:  # extended headers may begin before them
+            self._decide(member)
 
     def take(self, member: int) -> bytes:
         """Return the data of one member."""
@@ -232,6 +267,14 @@ class OpenShard:
             self.index.check_size(self.ranges.size, url=index_location(self.location).name)
 
 
+def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]:
+    """Return the fields of an index with None for those that *names* does not have; None has all."""
+    if names is None:
+        return list(index.fields)
+    names.check(index.fields, url)
+    return [field if field in names else None for field in index.fields]
+
+
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
@@ -244,10 +287,16 @@ class OpenShards:
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
     """
 
-    def __init__(self, shards: list[Shard], fields: FieldNames | None, remote: Remote | None = None):
+    def __init__(
+        self,
+        shards: list[Shard],
+        fields: FieldNames | None,
+        remote: Remote | None = None,
+        lazy: FieldNames | None = None,
+    ):
         self.urls = [shard.url for shard in shards]
         self.names = [Location.of(url).name for url in self.urls]
-        self.fields, self.remote = fields, remote or default()
+        self.fields, self.lazy, self.remote = fields, lazy, remote or default()
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -281,7 +330,7 @@ class OpenShards:
         return Location.of(self.urls[number], self.remote)
 
     def _load_and_open(self, location: Location) -> OpenShard:
-        return OpenShard(location, load_index(location), self.fields)
+        return OpenShard(location, load_index(location), self.fields, self.lazy)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
@@ -319,7 +368,7 @@ class OpenShards:
                         known.pop(number, None)
                         self._enter(self._open, number, shard)
                     return shard
-            shard = OpenShard(self.location(number), index, self.fields)
+            shard = OpenShard(self.location(number), index, self.fields, self.lazy)
             if number in self._indexes:  # another thread may have released it
                 self._enter(self._open, number, shard)
             return shard
@@ -363,6 +412,15 @@ class OpenShards:
         numbers = {location: number for number, location in enumerate(locations)}
         indexes = for_each_shard(lambda location: self.index(numbers[location]), locations)
         return [key for index in indexes for key in index.keys]
+
+    @cached_property
+    def fraction(self) -> float:
+        """How much of the shards is not of lazy fields, by the index of the first."""
+        if self.lazy is None:
+            return 1.0
+        index = self.index(0)
+        are_lazy = np.array([field in self.lazy for field in index.fields], np.bool_)[index.field]
+        return 1 - float(index.size[are_lazy].sum()) / index.shard_size
 
     @cached_property
     def key_index(self) -> KeyIndex | None:
@@ -424,7 +482,7 @@ class OpenShards:
                 self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("urls", "names", "fields", "remote", "counts", "sizes")}
+        return {name: self.__dict__[name] for name in ("urls", "names", "fields", "lazy", "remote", "counts", "sizes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

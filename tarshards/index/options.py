@@ -32,6 +32,9 @@ class Opening:
       needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
     - *fields*: the names of the fields to read (``FieldNames.of`` makes them of what users give); None reads all. A
       name that no sample of a shard has is an error: with an index when the shard is opened, else at the shard's end
+    - *lazy*: the names of the fields whose bytes are not read: each is a ``MemberFile``, which seeks. They are among
+      *fields*, and a name that no sample of a shard has is an error as there. Without an index the shards must be plain
+      files, local or remote: neither pipes nor compressed
     - *on_error*: a function of the error, such as a ``Ledger``, which is called for a sample or a shard that cannot be
       read, and that is then left out; "skip" logs a warning of each, "raise" or None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
@@ -61,6 +64,7 @@ class Opening:
     end: ArchiveEnd = "required"
     concatenated: bool = False
     remote: Remote | None = None
+    lazy: FieldNames | None = None
 
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
@@ -71,7 +75,7 @@ class Opening:
             raise ValueError("split= requires index=False: indexes are made with split_name")
         if self.remote is not None and not isinstance(self.remote, Remote):
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
-        check_reading(self.on_error, self.on_damage, self.end, self.split)
+        check_reading(self.on_error, self.on_damage, self.end, self.split, self.lazy)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
         """Return whether *shards* are read through their indexes.
@@ -110,7 +114,11 @@ class Opening:
         shard a number, which its samples have as ``__draw__``.
         """
         return read_in_turn(
-            shards, partial(self._read, ledger, None if draws is None else iter(draws)), self.remote, processes
+            shards,
+            partial(self._read, ledger, None if draws is None else iter(draws)),
+            self.remote,
+            processes,
+            ahead=self.lazy is None,
         )
 
     def _read(self, ledger: Ledger, draws: Iterator[int] | None, shard: Shard, location: Location) -> Iterator[Sample]:
@@ -123,6 +131,7 @@ class Opening:
             end=self.end,
             concatenated=self.concatenated,
             location=location,
+            lazy=self.lazy,
         )
         if self.fields is not None:
             samples = self.fields.take(samples, location.name, ledger)

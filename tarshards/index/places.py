@@ -21,6 +21,7 @@ from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
 from tarshards.samples.fields import Term, find_field, no_field, pick_field
+from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import most_open
 from tarshards.tar.read import BLOCK
 
@@ -305,7 +306,10 @@ class MappedPlaces:
 
 
 def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
-    """Find the fields of samples that were read; *results* has an error in place of one that could not be."""
+    """Find the fields of samples that were read; *results* has an error in place of one that could not be.
+
+    Lazy fields are read here.
+    """
     failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
     columns: list[list[bytes]] = [[b""] * len(results) for _ in terms]
     keys = np.full(len(results), "", object)
@@ -314,7 +318,8 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
             keys[i] = sample["__key__"]
             try:
                 for column, term in zip(columns, terms):
-                    column[i] = sample[pick_field(sample, term.alternatives)]
-            except SampleError as error:
+                    value = sample[pick_field(sample, term.alternatives)]
+                    column[i] = bytes(value) if type(value) is MemberFile else value
+            except TarshardsError as error:
                 failures[i] = error
     return Places(BatchKeys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)

@@ -3,6 +3,7 @@
 Read in this order:
 
 - ``keys``: how the name of a member splits into key and field
+- ``member_file``: members as files that seek, in place of their bytes
 - ``read``: members grouped into samples, and samples split into members
 - ``batch``: many samples at once, by field
 - ``fields``: selections of fields; ``conditions``: expressions over samples, and templates

@@ -97,6 +97,24 @@ class FieldNames:
             on_error(error)
 
 
+def lazy_fields(
+    lazy: str | Iterable[str] | None, fields: FieldNames | str | Iterable[str] | None = None
+) -> FieldNames | None:
+    """Return the names of *lazy* fields; raise ValueError for one that is not among the *fields* to read.
+
+    >>> lazy_fields("mp4;webm wav")
+    FieldNames(alternatives=(('mp4', 'webm'), ('wav',)))
+    """
+    if isinstance(lazy, str) and not lazy.split():
+        raise ValueError("lazy= names no field; None reads all into memory")
+    names, read = FieldNames.of(lazy), FieldNames.of(fields)
+    if names is not None and read is not None:
+        for each in names.alternatives:
+            if read.names.isdisjoint(each):
+                raise ValueError(f"lazy= names {' or '.join(each)}, which fields= leaves out")
+    return names
+
+
 def split_fields(fields: tuple[str, ...]) -> list[list[str]]:
     """Split words into alternatives; raise ValueError where there is none.
 

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, UrlError, flag, shortened
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
     DUPLICATE_FIELD,
     NOT_ADJACENT,
@@ -24,6 +25,7 @@ from tarshards.samples.keys import (
     split_name,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
+from tarshards.samples.member_file import LazyMembers, MemberFile
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.extent import Extent
@@ -31,7 +33,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
-from tarshards.tar.read import ArchiveEnd, Grouper, Member, Reached, read_archive
+from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import Event
@@ -51,6 +53,7 @@ def read_samples(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
+    lazy: str | Iterable[str] | None = None,
     remote: Remote | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
@@ -59,7 +62,8 @@ def read_samples(
     *on_error* is "skip"), reading continues: with the next sample where the error concerns one sample, else with the
     next shard, or after the damage if *on_damage* is "resync".
     """
-    check_reading(on_error, on_damage, end, split)
+    names = lazy_fields(lazy)
+    check_reading(on_error, on_damage, end, split, names)
     flag("allow_pipe", allow_pipe)
     flag("concatenated", concatenated)
     read = partial(
@@ -70,12 +74,15 @@ def read_samples(
         split=split,
         end=end,
         concatenated=concatenated,
+        lazy=names,
     )
-    return closed_at_exit(_read_all(urls, read, remote))
+    return closed_at_exit(_read_all(urls, read, remote, ahead=names is None))
 
 
-def _read_all(urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None) -> Generator[Sample, None, None]:
-    yield from read_in_turn(expand_shards(urls, remote), read, remote)
+def _read_all(
+    urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None, *, ahead: bool
+) -> Generator[Sample, None, None]:
+    yield from read_in_turn(expand_shards(urls, remote), read, remote, ahead=ahead)
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -99,13 +106,15 @@ def read_in_turn(
     read: Callable[..., Iterator[Sample]],
     remote: Remote | None = None,
     processes: int = 1,
+    *,
+    ahead: bool = True,
 ) -> Iterator[Sample]:
-    """Yield the samples of each shard, as ``read(shard, location=...)`` does; remote ones are fetched ahead.
+    """Yield the samples of each shard, as ``read(shard, location=...)`` does; remote ones are fetched *ahead*.
 
     The memory for that is shared with as many *processes* on this host.
     """
     locations: Iterable[Location] = [Location.of(shard.url, remote) for shard in shards]
-    if any(map(_is_remote, locations)):
+    if ahead and any(map(_is_remote, locations)):
         from tarshards.storage.ahead import opened_ahead
 
         locations = opened_ahead(list(locations), processes)
@@ -129,12 +138,19 @@ def _is_remote(location: Location) -> bool:
         return False
 
 
-def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule) -> None:
-    """Raise ValueError for "resync" without *on_error* and for words that are unknown, TypeError for no function."""
+def check_reading(
+    on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule, lazy: FieldNames | None = None
+) -> None:
+    """Raise ValueError for "resync" without *on_error*, or with *lazy* fields, and for words that are unknown.
+
+    Raises TypeError for what is no function.
+    """
     if on_damage not in get_args(OnDamage):
         raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
     if error_handler(on_error) is None and on_damage == "resync":
         raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
+    if on_damage == "resync" and lazy is not None:
+        raise ValueError('on_damage="resync" reads whole fields: pass it without lazy=')
     if end not in get_args(ArchiveEnd):
         raise ValueError(f'end is "required" or "optional", not {end!r}')
     if not callable(split):
@@ -152,13 +168,15 @@ def read_shard(
     concatenated: bool = False,
     location: Location | None = None,
     extents: bool = False,
+    lazy: FieldNames | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
-    each is an ``Extent``, which lasts until the next sample is taken. The other options are those of ``Opening``. What
-    a manifest says of *shard* applies: it may be concatenated, and another number of samples is an error (if *split*
-    is the default).
+    each is an ``Extent``, which lasts until the next sample is taken. Each field that *lazy* names is a ``MemberFile``;
+    a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. The
+    other options are those of ``Opening``. What a manifest says of *shard* applies: it may be concatenated, and another
+    number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or Location.of(shard.url)
@@ -178,6 +196,7 @@ def read_shard(
         )
         return
     name = location.name
+    files = None if lazy is None else LazyMembers(location, lazy, split)
     refused = False  # a sample was, and the ledger has raised: no error of the shard
 
     def quarantine(error: SampleError) -> None:
@@ -188,15 +207,18 @@ def read_shard(
 
     try:
         with (
-            open_shard(location, allow_pipe=allow_pipe) as stream,
+            open_shard(location, allow_pipe=allow_pipe) if files is None else files.open() as stream,
             _Grouping(name, ledger, split, quarantine, expected) as grouping,
         ):
-            leave = _leave(stream, name) if extents else None
-            yield from read_archive(
+            leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
+            samples = read_archive(
                 stream, grouping, url=name, end=end, concatenated=concatenated, ledger=ledger, leave=leave
             )
-            yield from grouping.end()
+            yield from samples if files is None else files.over(samples)
+            yield from grouping.end() if files is None else files.over(grouping.end())
         ledger.count(shards=1)
+        if files is not None:
+            files.check()
     except (TarshardsError, OSError) as error:
         if refused:
             raise
@@ -207,12 +229,12 @@ def read_shard(
         ledger.report()
 
 
-def _leave(stream: Any, url: str) -> Callable[[int, int], Extent] | None:
-    """Return a function from offset and size to that part of the archive in *stream*, None if it is no plain file."""
+def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
+    """Return what gives parts of the archive in *stream* by name, offset and size; None if it is no plain file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
-    return lambda offset, size: Extent(descriptor, url, begin + offset, size)
+    return lambda _, offset, size: Extent(descriptor, url, begin + offset, size)
 
 
 def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
@@ -350,10 +372,10 @@ def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) ->
     on_error(error)
 
 
-def encode_sample(sample: Sample) -> tuple[tuple[str, ...], list[bytes]]:
+def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str, ...], list[bytes]]:
     """Return the fields of a sample, sorted, and the bytes of each; names like ``__url__`` are not fields.
 
-    An ``Extent`` stands for its bytes.
+    An ``Extent`` stands for its bytes, and so does a large ``MemberFile`` that is written *in_pieces*; others are read.
 
     Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
     a value that does not encode.
@@ -377,7 +399,12 @@ def encode_sample(sample: Sample) -> tuple[tuple[str, ...], list[bytes]]:
     values = []
     for field in fields:
         value = sample[field]
-        if type(value) is not bytes and type(value) is not Extent:
+        if type(value) is MemberFile:
+            if value.closed:
+                raise EncodeError("a MemberFile that is closed cannot be written", key=key, field=field)
+            if not in_pieces or value.size < LARGE:
+                value = bytes(value)
+        elif type(value) is not bytes and type(value) is not Extent:
             try:
                 value = encode_field(field, value)
             except EncodeError as error:

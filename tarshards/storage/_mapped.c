@@ -151,6 +151,18 @@ static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_
     return read_bytes((Mapping *)object, offset, size);
 }
 
+static PyObject *mapping_drop(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "drop takes an offset and a size");
+    Mapping *self = (Mapping *)object;
+    Py_ssize_t offset = PyLong_AsSsize_t(args[0]), size = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (offset < 0 || size < 0 || offset > self->size || size > self->size - offset)
+        return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
+    Py_ssize_t extra = offset % (Py_ssize_t)sysconf(_SC_PAGESIZE);
+    if (size) madvise(self->address + offset - extra, (size_t)(size + extra), MADV_DONTNEED); /* only advice */
+    Py_RETURN_NONE;
+}
+
 static PyObject *mapping_is_current(PyObject *object, PyObject *unused) {
     (void)unused;
     const Mapping *self = (Mapping *)object;
@@ -172,6 +184,8 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
+    {"drop", (PyCFunction)(void (*)(void))mapping_drop, METH_FASTCALL,
+     "Let *size* bytes at *offset* leave this process's memory until they are read again."},
     {"is_current", mapping_is_current, METH_NOARGS,
      "Return whether its path is that of the same file, not written to since."},
     {NULL, NULL, 0, NULL},

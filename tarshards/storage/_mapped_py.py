@@ -32,6 +32,11 @@ class Mapping:
             data += more
         return data
 
+    def drop(self, offset: int, size: int) -> None:
+        """Let *size* bytes at *offset* leave this process's memory, where they are not."""
+        if offset < 0 or size < 0 or offset + size > self._size:
+            raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
+
     def is_current(self) -> bool:
         """Return whether its path is that of the same file, not written to since."""
         try:

@@ -400,3 +400,7 @@ class StoreRanges(Ranges):
         if len(data) != size:
             raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
         return bytes(data)
+
+    @property
+    def version(self) -> tuple[Any, ...] | None:
+        return self._version

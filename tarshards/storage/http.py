@@ -116,6 +116,14 @@ class RemoteRanges(Ranges):
             elif version != self._version:
                 raise OpenError(CHANGED, url=self.name)
 
+    @property
+    def version(self) -> Version | None:
+        return self._version
+
+    def expect(self, version: Version | None) -> None:
+        if version is not None:
+            self._keep(version)
+
     def is_current(self) -> bool:
         return self._version is None or self._version.validator is not None  # each answer is compared with it
 

@@ -48,7 +48,7 @@ class Ranges:
         return self.read(offset, size)
 
     def drop(self, offset: int, size: int) -> None:
-        """Say that what was held is not needed again soon, so that a cache need not keep it."""
+        """Say that what was held is not needed again soon, so that no cache, nor this process, need keep it."""
 
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""
@@ -56,6 +56,16 @@ class Ranges:
     def is_current(self) -> bool:
         """Return whether opening the URL again would give the same bytes; False where nothing tells."""
         return False
+
+    @property
+    def version(self) -> Any:
+        """What identifies the bytes, in any process; None where nothing tells."""
+        return None
+
+    def expect(self, version: Any) -> None:
+        """Raise OpenError unless the bytes are of this *version*, or it cannot be told."""
+        if version is not None and self.version not in (None, version):
+            raise OpenError("has changed since it was first opened", url=self.name)
 
     def close(self) -> None:
         """Release the file."""
@@ -87,6 +97,9 @@ class LocalRanges(Ranges):
         except (OSError, ValueError) as exc:
             raise failure(exc, self.name, offset) from exc
 
+    def drop(self, offset: int, size: int) -> None:
+        self.mapping.drop(offset, size)
+
     def verify(self) -> None:
         try:
             now = os.stat(self._path)
@@ -98,3 +111,7 @@ class LocalRanges(Ranges):
 
     def is_current(self) -> bool:
         return self.mapping.is_current()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.size, self._opened.st_mtime_ns

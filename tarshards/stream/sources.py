@@ -360,7 +360,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if opening.uses_index(shards):
         from tarshards.index.access import IndexedShards
 
-        indexed = IndexedShards(shards, fields=opening.fields, remote=opening.remote)
+        indexed = IndexedShards(shards, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)
     if options.needs_index:

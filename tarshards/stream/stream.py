@@ -13,7 +13,7 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.index.options import Opening
-from tarshards.samples.fields import FieldNames
+from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage, closed_at_exit
@@ -120,6 +120,7 @@ class Stream:
         block: int | None = None,
         resample: bool | Sequence[float] = False,
         fields: str | Iterable[str] | None = None,
+        lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
         split: KeyRule = split_name,
@@ -131,9 +132,10 @@ class Stream:
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.
 
-        ``Opening`` documents how shards are opened: *index*, *fields*, *on_error*, which is also for the ops that take
-        it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through indexes the epoch is
-        planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*, *block* and *resample*.
+        ``Opening`` documents how shards are opened: *index*, *fields*, *lazy*, *on_error*, which is also for the ops
+        that take it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through indexes the epoch
+        is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*, *block* and
+        *resample*.
         Without, shards are read one after the other. *world* picks the part of one rank and worker. Without it the
         stream is whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
 
@@ -142,7 +144,8 @@ class Stream:
         """
         stream = Stream(())
         names = FieldNames.of(fields)
-        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
+        files = lazy_fields(lazy, names)
+        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files)
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
         stream._world = World.of(world)
         return stream
@@ -404,6 +407,7 @@ class Stream:
         keys: str | os.PathLike[str] | Iterable[str] | None = None,
         drop: str | os.PathLike[str] | Iterable[str] | None = None,
         fields: str | Iterable[str] | None = None,
+        lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         executor: Executor | None = None,
     ) -> Self:

@@ -156,12 +156,12 @@ def read_archive(
     concatenated: bool = False,
     limit: int = MEMBER_LIMIT,
     ledger: MemberCounter | None = None,
-    leave: Callable[[int, int], Any] | None = None,
+    leave: Callable[[str, int, int], Any] | None = None,
 ) -> Iterator[Item]:
     """Yield what *taker* makes of the members of an archive, whose options and errors are those of ``read_members``.
 
     With *leave*, which needs a stream that can seek, the data of large members are not read: they get what it returns
-    for their offset and size.
+    for their name, offset and size, unless that is None.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
@@ -179,10 +179,11 @@ def read_archive(
             name, header, start, stop, kind = last
             if not kind and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
-                data: Any
+                data: Any = None
                 if missing >= LARGE and leave is not None:
+                    data = leave(name, base + start, stop - start)
+                if data is not None:
                     _pass_over(stream, stop - available, url, base + header)
-                    data = leave(base + start, stop - start)
                 else:
                     if missing >= LARGE:
                         keep_memory()

@@ -214,7 +214,7 @@ def write_shard(
         for sample in _one_by_one(samples, writer, index):
             key, before = sample["__key__"], writer.size - len(END)
             try:
-                fields, values = encode_sample(sample)
+                fields, values = encode_sample(sample, in_pieces=True)
                 packed = pack_members(key, fields, values)
                 writer.write_members(key, packed, sample.get("__url__"))
             except (SampleError, EncodeError) as error:

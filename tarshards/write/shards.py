@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
 from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
+from tarshards.samples.member_file import MemberFile
 from tarshards.samples.read import encode_sample, fields_of
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
@@ -97,7 +98,7 @@ class TarWriter(_Writer):
         Raises SampleError for a duplicate key or one that would not read back, and EncodeError for a value that does
         not encode; no part of such a sample is written.
         """
-        encoded = encode_sample(sample)
+        encoded = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
         self.write_members(key, pack_members(key, *encoded), sample.get("__url__"))
 
@@ -156,16 +157,18 @@ class TarWriter(_Writer):
             self._stream.close()
             self.sha256 = None if self._digest is None else self._digest.hexdigest()
 
-    def _send(self, parts: Iterable[bytes | Extent]) -> None:
+    def _send(self, parts: Iterable[bytes | Extent | MemberFile]) -> None:
         try:
             for part in parts:
                 if type(part) is Extent:
                     self._stream.copy(part)
-                else:
-                    self._stream.write(part)
-                if self._digest is not None:
-                    for piece in part.pieces() if type(part) is Extent else (part,):
+                    for piece in () if self._digest is None else part.pieces():
                         self._digest.update(piece)
+                    continue
+                for data in part.pieces() if type(part) is MemberFile else (part,):
+                    self._stream.write(data)
+                    if self._digest is not None:
+                        self._digest.update(data)
         except BaseException:
             self.abort()  # part of a sample may have been written
             raise
@@ -246,7 +249,7 @@ class ShardWriter(_Writer):
 
     def write(self, sample: Sample) -> None:
         """Append one sample; raises as ``TarWriter.write`` does."""
-        fields, values = encode_sample(sample)
+        fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
         packed = pack_members(key, fields, values)
         if self._writer is not None and self._is_full(self._writer, packed):

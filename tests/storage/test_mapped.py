@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,22 @@ def test_reads_what_is_in_the_file(mapping_type, path):
     assert len(mapping) == SIZE
     for offset, size in ((0, 0), (0, 1), (5, 100), (7, 70_000), (0, SIZE), (SIZE - 1, 1), (SIZE, 0)):
         assert mapping.read(offset, size) == data[offset : offset + size]
+
+
+def test_what_is_dropped_leaves_memory_and_reads_as_before(mapping_type, path):
+    mapping = mapping_type(path)
+    with open(path, "rb") as file:
+        data = file.read()
+    assert mapping.read(0, SIZE) == data
+    mapping.drop(5000, SIZE - 5000)
+    with open("/proc/self/smaps") as file:
+        resident = re.findall(rf"{path}\n(?:.*\n)*?Rss: +(\d+) kB", file.read())
+    assert [int(size) <= 8 for size in resident] in ([], [True])  # the twin in Python maps nothing
+    assert mapping.read(0, SIZE) == data
+    mapping.drop(SIZE, 0)
+    for place in ((-1, 1), (0, -1), (0, SIZE + 1), (SIZE, 1)):
+        with pytest.raises(ValueError, match="bytes at offset"):
+            mapping.drop(*place)
 
 
 def test_is_current_until_its_path_is_of_another_file_or_written_to(mapping_type, path, tmp_path):

@@ -18,7 +18,7 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
 from tarshards.index.options import Opening
-from tarshards.samples.fields import FieldNames
+from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy
 from tarshards.samples.read import OnDamage
@@ -92,9 +92,9 @@ class ShardDataset(TorchStream):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *on_error*,
-    *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*, *seed*, *tail*,
-    *pool*, *block* and *resample*.
+    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *lazy*,
+    *on_error*, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*,
+    *seed*, *tail*, *pool*, *block* and *resample*.
     Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
     Without, whole shards are shared out.
 
@@ -119,6 +119,7 @@ class ShardDataset(TorchStream):
         block: int | None = None,
         resample: bool | Sequence[float] = False,
         fields: str | Iterable[str] | None = None,
+        lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
         split: KeyRule = split_name,
@@ -129,7 +130,8 @@ class ShardDataset(TorchStream):
         world: World | None = None,
     ):
         names = FieldNames.of(fields)
-        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote)
+        files = lazy_fields(lazy, names)
+        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files)
         self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
         self.source.ledger.share()
         self.ops = ()

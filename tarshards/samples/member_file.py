@@ -1,0 +1,323 @@
+"""Members as files that seek: of a lazy field only the bytes that are asked for are read."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarshards.errors import OpenError, TarError
+from tarshards.samples.fields import FieldNames
+from tarshards.samples.keys import KeyRule, Sample, is_reserved
+from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
+from tarshards.storage.opening import open_shard
+from tarshards.storage.ranges import Ranges
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
+
+FIRST = 1 << 16  # bytes of the first request at a place of a remote member
+FACTOR, MOST = 4, 1 << 22  # each request that follows on another is larger by this factor, up to as many bytes
+HELD = 1 << 23  # bytes of a member that stay in memory
+GAP = 1 << 15  # bytes that are passed over between two reads that follow on one another
+PIECE = 1 << 20  # bytes that are copied at once
+
+
+class Head:
+    """The headers of a remote member, which are compared with the index before its first byte is delivered.
+
+    They begin at most *size* bytes before its data; *check* gets these bytes, and raises where they differ.
+    """
+
+    def __init__(self, size: int, check: Callable[[bytes], None]):
+        self.size, self.check = size, check
+
+
+class Piece(NamedTuple):
+    """Bytes of a remote member that are held, and how many are fetched if reading goes on after them."""
+
+    begin: int
+    data: bytes
+    ahead: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.data)
+
+
+class MemberFile(io.BufferedIOBase):
+    """The bytes of one member as a file that is read and seeks: what ``av.open``, ``zipfile`` and others take.
+
+    They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
+    are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
+    on from there. At most 8 MiB stay in memory, and what ``prefetch`` has brought. ``bytes(file)`` is the whole member.
+
+    The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
+    share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
+    that of the index, and TarError where the shard ends before it.
+    """
+
+    def __init__(
+        self, location: Location | None, ranges: Ranges, offset: int, size: int, *, name: str, head: Head | None = None
+    ):
+        self.name, self.size = name, size  #: the member's name in the archive, and its bytes
+        self.url = ranges.name  #: the shard, without credentials
+        self._location, self._offset = location, offset
+        self._ranges: Ranges | None = ranges
+        self._shard_size, self._version = ranges.size, None
+        self._head = head
+        self._position = self._taken = 0
+        self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
+        self._prefetched: list[Piece] = []
+
+    @classmethod
+    def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
+        """Return the file of a member whose bytes are at hand."""
+        return cls(None, HeldBytes(data, url), 0, len(data), name=name)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to *offset* from the beginning, the position or the end; a place after the end has no bytes."""
+        self._check_open()
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
+        place = (0, self._position, self.size)[whence] + offset
+        if place < 0:
+            raise ValueError(f"negative seek position {place}")
+        self._position = place
+        return place
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
+        self._check_open()
+        left = max(0, self.size - self._position)
+        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return the next *size* bytes, 64 KiB for -1, fewer only at the end."""
+        return self.read(FIRST if size < 0 else size)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __bool__(self) -> bool:
+        return True  # also a file without bytes
+
+    def __bytes__(self) -> bytes:
+        """Return the whole member, wherever the file stands."""
+        self._check_open()
+        return self._read(0, self.size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Read the whole member some bytes at a time, wherever the file stands."""
+        self._check_open()
+        for position in range(0, self.size, PIECE):
+            yield self._read(position, min(PIECE, self.size - position))
+
+    def prefetch(self, offset: int, size: int) -> None:
+        """Fetch the *size* bytes at *offset*, which will be read, with one request if the member is remote.
+
+        They are held, however many they are, until the next call. A program that knows where a group of pictures lies
+        fetches no other bytes.
+        """
+        self._check_open()
+        if offset < 0 or size < 0:
+            raise ValueError(f"{size} bytes at offset {offset}")
+        held, end = [], min(offset + size, self.size)
+        if not self._open().remote or offset >= end:
+            return
+        while offset < end and (piece := self._find(offset)) is not None:
+            held.append(piece)
+            offset = piece.end
+        if offset < end:
+            held.append(self._ask(offset, end, FIRST))
+        self._prefetched = held
+
+    def close(self) -> None:
+        """Let go of the shard and of what is held of it."""
+        self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<MemberFile {self.name} of {self.url}, {self.size} bytes>"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on a closed file")
+
+    def _open(self) -> Ranges:
+        """Return what reads the shard; a copy that was pickled opens it, and raises OpenError if it has changed."""
+        if self._ranges is None:
+            assert self._location is not None
+            self._ranges = self._location.ranges(self._shard_size)
+            self._ranges.expect(self._version)
+        return self._ranges
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Return *size* bytes of the member, which has them."""
+        if not size:
+            return b""
+        ranges = self._open()
+        if not ranges.remote:
+            data = self._take(self._offset + position, size)
+            self._taken += size
+            if self._taken >= HELD:
+                ranges.drop(self._offset, self.size)
+                self._taken = 0
+            return data
+        parts = []
+        while size:
+            piece = self._find(position) or self._fetch(position, size)
+            part = piece.data[position - piece.begin : position - piece.begin + size]
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _find(self, position: int) -> Piece | None:
+        """Return the piece that is held of what is at *position*."""
+        for pieces in self._prefetched, self._pieces:
+            for number, piece in enumerate(pieces):
+                if piece.begin <= position < piece.end:
+                    pieces.append(pieces.pop(number))
+                    return piece
+        return None
+
+    def _fetch(self, position: int, size: int) -> Piece:
+        """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
+        pieces = self._pieces + self._prefetched
+        before = max((each for each in pieces if each.end <= position), key=lambda each: each.end, default=None)
+        begin, ahead = position, FIRST
+        if before is not None and position - before.end <= GAP:
+            ahead = before.ahead
+        elif position + FIRST >= self.size:  # the end of a file is often read backwards
+            begin = max(0 if before is None else before.end, self.size - FIRST)
+        behind = min((each.begin for each in pieces if each.begin > position), default=self.size)
+        piece = self._ask(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
+        if len(piece.data) <= MOST:
+            self._pieces.append(piece)
+        while sum(len(each.data) for each in self._pieces) > HELD:
+            self._pieces.pop(0)
+        return piece
+
+    def _ask(self, begin: int, end: int, ahead: int) -> Piece:
+        """Fetch the bytes from *begin* to *end*."""
+        if self._head is not None and begin <= FIRST:  # one request brings the headers, too
+            return Piece(0, self._checked(end), ahead)
+        self._checked()
+        return Piece(begin, self._take(self._offset + begin, end - begin), ahead)
+
+    def _checked(self, size: int = 0) -> bytes:
+        """Fetch the headers, if they have not been compared with the index, and *size* bytes of the member."""
+        head = self._head
+        if head is None:
+            return b""
+        data = self._take(self._offset - head.size, head.size + size)
+        head.check(data[: head.size])
+        self._head = None
+        return data[head.size :]
+
+    def _take(self, offset: int, size: int) -> bytes:
+        """Read bytes of the shard; raise OpenError if it was written to since it was opened."""
+        ranges = self._open()
+        data = ranges.read(offset, size) if offset + size <= ranges.size else b""
+        ranges.verify()
+        if len(data) < size:
+            reason = f"the shard ends at {ranges.size} bytes, in the member {self.name}"
+            raise TarError(reason, url=self.url, offset=self._offset)
+        return data
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_open()
+        self._checked()  # the copy has no index to compare with
+        state = {name: value for name, value in vars(self).items() if name not in ("_pieces", "_prefetched", "_ranges")}
+        if self._location is None:
+            return state | {"_ranges": self._ranges}
+        return state | {"_version": self._version if self._ranges is None else self._ranges.version}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._ranges = None
+        self.__dict__.update(state)
+        self._pieces, self._prefetched = [], []
+
+
+class LazyMembers:
+    """The fields that *names* has of a shard that is read as a stream, each as a ``MemberFile``."""
+
+    def __init__(self, location: Location, names: FieldNames, split: KeyRule):
+        self._location, self._names, self._split = location, names, split
+        self._known: set[str] = set()
+        self._is_complete = False  # all the lazy fields have been seen
+
+    def open(self) -> Any:
+        """Return a stream of the shard that passes over what is not read; raise OpenError for one that cannot."""
+        location = self._location
+        if location.is_stream:
+            raise self._refusal("a pipe")
+        if location.is_remote:
+            self._ranges = ranges = location.ranges()
+            stream: Any = MemberFile(location, ranges, 0, ranges.size, name=location.name)
+            stream = decompressed(stream, location.name, MAX_RATIO)
+        else:
+            stream = open_shard(location)
+        try:
+            if isinstance(stream, Decompressed):
+                raise self._refusal("a compressed shard")
+            if not stream.seekable():
+                raise self._refusal("a pipe")
+            if not location.is_remote:
+                self._ranges = location.ranges()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _refusal(self, what: str) -> OpenError:
+        return OpenError(f"lazy= reads members at any offset, which {what} does not allow", url=self._location.name)
+
+    def leave(self, name: str, offset: int, size: int) -> MemberFile | None:
+        """Return the file of a large member; None if its field is not lazy."""
+        found = self._split(name)
+        if found is None or found[1] not in self._names:
+            return None
+        return MemberFile(self._location, self._ranges, offset, size, name=name)
+
+    def over(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield *samples*, in which small members, which were read with their headers, become files, too."""
+        for sample in samples:
+            if not self._is_complete:
+                self._known.update(name for name in sample if not is_reserved(name))
+                self._is_complete = self._names.lacking(self._known) is None
+            for field, value in sample.items():
+                if field in self._names and isinstance(value, bytes):
+                    name = f"{sample['__key__']}.{field}"
+                    sample[field] = MemberFile.of(value, name=name, url=self._location.name)
+            yield sample
+
+    def check(self) -> None:
+        """Raise SampleError if the samples of the shard lack a lazy field altogether."""
+        self._names.check(self._known, self._location.name)
+
+
+class HeldBytes(Ranges):
+    """Bytes in memory; *name* is the shard that they come from."""
+
+    remote = False
+
+    def __init__(self, data: bytes, name: str):
+        self._data, self.name, self.size = data, name, len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
