@@ -155,10 +155,11 @@ class EncodedImages(Reader):
     ) -> None:
         direct = out if self.view.keeps((*size, 3)) and not flips[0] and orientation == 1 else None
         target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
-        height, width = _least(size, boxes[0], target)
-        pixels = _decode(payload, (width, height) if orientation >= 5 else (height, width), direct)
-        if orientation != 1:
-            pixels = np.ascontiguousarray(oriented(pixels, orientation))
+        if orientation == 1:
+            pixels = _decode(payload, _least(size, boxes[0], target), direct)
+        else:  # in full: a part of a scaled pixel would be at the wrong end
+            stored = size[::-1] if orientation >= 5 else size
+            pixels = np.ascontiguousarray(oriented(_decode(payload, stored, None), orientation))
         if direct is not None and np.may_share_memory(pixels, out):
             return
         if pixels.shape[:2] != size:
