@@ -1,9 +1,9 @@
 """Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
 
 - ``registry``: the decorators ``decoder`` and ``encoder``
-- ``basic``, ``array``, ``image``, ``audio``: the built-in codecs
+- ``basic``, ``array``, ``image``, ``audio``, ``video``: the built-in codecs
 - ``decoding``: what else may decode a field: functions and handlers of a pipeline
-- ``npy``, ``image_headers``, ``audio_headers``: headers read without decoding
+- ``npy``, ``image_headers``, ``audio_headers``, ``video_headers``: headers read without decoding
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
 from tarshards.samples.codecs import audio as sound
+from tarshards.samples.codecs import video as moving
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
@@ -27,16 +28,17 @@ def decode_field(
     *,
     images: str | None = None,
     audio: str | None = None,
+    video: str | None = None,
     exif_transpose: bool = False,
     allow_unsafe: bool = False,
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
     Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), and
-    sounds unless *audio* is an audiospec (`audio torchaudio`). Images are turned as their EXIF orientation asks with
-    *exif_transpose*. The extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises
-    DecodeError with the field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a zip
-    (npz, pth).
+    sounds unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is "video". Images are turned
+    as their EXIF orientation asks with *exif_transpose*. The extension ``gz`` is decompressed first, and the part
+    before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
+    *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -45,6 +47,8 @@ def decode_field(
         image.check_imagespec(images)
     if audio is not None and audio not in sound.AUDIOSPECS:
         sound.check_audiospec(audio)
+    if video is not None and video not in moving.VIDEOSPECS:
+        moving.check_videospec(video)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]
@@ -56,6 +60,8 @@ def decode_field(
         decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
     elif audio is not None and extension in sound.EXTENSIONS:
         decode = partial(sound.decode_audio, audiospec=audio)
+    elif video is not None and extension in moving.EXTENSIONS:
+        decode = moving.decode_video
     else:
         return data
 

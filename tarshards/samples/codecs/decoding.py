@@ -10,6 +10,7 @@ from tarshards.errors import DecodeError, check_function, did_you_mean, shortene
 from tarshards.samples.codecs import decode_field, reason_of
 from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
+from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
 
@@ -47,6 +48,7 @@ class Decoding:
         only: tuple[tuple[str, ...], ...] | None,
         images: str | None,
         audio: str | None,
+        video: str | None,
         exif_transpose: bool,
         allow_unsafe: bool,
     ):
@@ -54,7 +56,12 @@ class Decoding:
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
         self.by_extension = partial(
-            decode_field, images=images, audio=audio, exif_transpose=exif_transpose, allow_unsafe=allow_unsafe
+            decode_field,
+            images=images,
+            audio=audio,
+            video=video,
+            exif_transpose=exif_transpose,
+            allow_unsafe=allow_unsafe,
         )
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
@@ -125,7 +132,7 @@ def decoding_of(
 
     Raises TypeError or ValueError for an argument that says nothing.
     """
-    images, audio, handlers, named = None, None, [], []
+    images, audio, video, handlers, named = None, None, None, [], []
     for decoder in decoders:
         if isinstance(decoder, Mapping):
             named += [(tuple(check_name(names).lower().split(";")), value) for names, value in decoder.items()]
@@ -136,13 +143,15 @@ def decoding_of(
             if audio is not None:
                 raise ValueError(f"decode takes one audiospec for all sounds, not {audio!r} and {decoder!r}")
             audio = decoder
+        elif isinstance(decoder, str) and decoder in VIDEOSPECS:
+            video = decoder
         elif decoder is not None:
             if images is not None:
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
             images = check_imagespec(decoder)
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose)) for names, value in named)
-    rest = images, audio, exif_transpose, allow_unsafe
+    rest = images, audio, video, exif_transpose, allow_unsafe
     if not functions and not handlers and only is None:
         return Decoding((), (), None, *rest).by_extension
     arguments = functions, tuple(handlers), None if only is None else _names(only), *rest
@@ -169,6 +178,8 @@ def _function(field: str, value: Any, exif_transpose: bool) -> Function:
     """Return the function that decodes a *field*, of an imagespec or audiospec too."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
+    if isinstance(value, str) and value in VIDEOSPECS:
+        return decode_video
     if isinstance(value, str):
         return _image_decoder(str(check_imagespec(value)), exif_transpose)
     if callable(value):
