@@ -1,9 +1,9 @@
 """Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
 
 - ``registry``: the decorators ``decoder`` and ``encoder``
-- ``basic``, ``array``, ``image``, ``audio``: the built-in codecs
+- ``basic``, ``array``, ``image``, ``audio``, ``video``: the built-in codecs
 - ``decoding``: what else may decode a field: functions and handlers of a pipeline
-- ``npy``, ``image_headers``, ``audio_headers``: headers read without decoding
+- ``npy``, ``image_headers``, ``audio_headers``, ``video_headers``: headers read without decoding
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
 from tarshards.samples.codecs import audio as sound
+from tarshards.samples.codecs import video as film
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
@@ -22,12 +23,18 @@ __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
 
 def decode_field(
-    field: str, data: bytes, *, images: str | None = None, audio: str | None = None, allow_unsafe: bool = False
+    field: str,
+    data: bytes,
+    *,
+    images: str | None = None,
+    audio: str | None = None,
+    video: str | None = None,
+    allow_unsafe: bool = False,
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`), and
-    sounds unless *audio* is an audiospec (`audio torchaudio`). The extension ``gz`` is decompressed first, and the part
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`), sounds
+    unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`). The extension ``gz`` is decompressed first, and the part
     before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
     *data* would come out of gzip or a zip (npz, pth).
 
@@ -38,6 +45,8 @@ def decode_field(
         image.check_imagespec(images)
     if audio is not None and audio not in sound.AUDIOSPECS:
         sound.check_audiospec(audio)
+    if video is not None and video not in film.VIDEOSPECS:
+        film.check_videospec(video)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]
@@ -49,6 +58,8 @@ def decode_field(
         decode = partial(image.decode_image, imagespec=images)
     elif audio is not None and extension in sound.EXTENSIONS:
         decode = partial(sound.decode_audio, audiospec=audio)
+    elif video is not None and extension in film.EXTENSIONS:
+        decode = partial(film.decode_video, videospec=video)
     else:
         return data
 

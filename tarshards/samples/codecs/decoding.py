@@ -10,6 +10,7 @@ from tarshards.errors import DecodeError, check_function, did_you_mean, shortene
 from tarshards.samples.codecs import decode_field, reason_of
 from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
+from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
 
@@ -47,12 +48,13 @@ class Decoding:
         only: tuple[tuple[str, ...], ...] | None,
         images: str | None,
         audio: str | None,
+        video: str | None,
         allow_unsafe: bool,
     ):
         self.functions = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
+        self.by_extension = partial(decode_field, images=images, audio=audio, video=video, allow_unsafe=allow_unsafe)
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
         self._choices: dict[str, Choice] = {}
@@ -122,7 +124,7 @@ def decoding_of(
 
     Raises TypeError or ValueError for an argument that says nothing.
     """
-    images, audio, handlers, named = None, None, [], []
+    images, audio, video, handlers, named = None, None, None, [], []
     for decoder in decoders:
         if isinstance(decoder, Mapping):
             named += [(tuple(check_name(names).lower().split(";")), value) for names, value in decoder.items()]
@@ -133,6 +135,10 @@ def decoding_of(
             if audio is not None:
                 raise ValueError(f"decode takes one audiospec for all sounds, not {audio!r} and {decoder!r}")
             audio = decoder
+        elif isinstance(decoder, str) and decoder in VIDEOSPECS:
+            if video is not None:
+                raise ValueError(f"decode takes one videospec for all videos, not {video!r} and {decoder!r}")
+            video = decoder
         elif decoder is not None:
             if images is not None:
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
@@ -140,8 +146,9 @@ def decoding_of(
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value)) for names, value in named)
     if not functions and not handlers and only is None:
-        return partial(decode_field, images=images, audio=audio, allow_unsafe=allow_unsafe)
-    arguments = functions, tuple(handlers), None if only is None else _names(only), images, audio, allow_unsafe
+        return partial(decode_field, images=images, audio=audio, video=video, allow_unsafe=allow_unsafe)
+    wanted = None if only is None else _names(only)
+    arguments = functions, tuple(handlers), wanted, images, audio, video, allow_unsafe
     try:
         hash(arguments)
     except TypeError:  # of a function that is an object of its own
@@ -162,9 +169,11 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _function(field: str, value: Any) -> Function:
-    """Return the function that decodes a *field*, of an imagespec or audiospec too."""
+    """Return the function that decodes a *field*, of an imagespec, audiospec or videospec too."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
+    if isinstance(value, str) and value in VIDEOSPECS:
+        return _video_decoder(value)
     if isinstance(value, str):
         return _image_decoder(str(check_imagespec(value)))
     if callable(value):
@@ -177,6 +186,11 @@ def _function(field: str, value: Any) -> Function:
 @lru_cache
 def _audio_decoder(audiospec: str) -> Function:
     return partial(decode_audio, audiospec=audiospec)
+
+
+@lru_cache
+def _video_decoder(videospec: str) -> Function:
+    return partial(decode_video, videospec=videospec)
 
 
 @lru_cache

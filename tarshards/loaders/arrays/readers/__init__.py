@@ -2,7 +2,7 @@
 
 - ``base``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers
-- ``sounds``: decoded, resampled, mixed, cropped and padded
+- ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
 from tarshards.loaders.arrays.readers.sounds import audio
+from tarshards.loaders.arrays.readers.videos import video
 
 __all__ = [
     "Reader",
@@ -31,6 +32,7 @@ __all__ = [
     "reader_of",
     "text",
     "using",
+    "video",
 ]
 
 

@@ -1,0 +1,187 @@
+"""Decode videos by PyAV, which is FFmpeg (``pip install 'tarshards[media]'``): MP4, MOV, Matroska, WebM, AVI and Ogg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from tarshards.errors import DecodeError, did_you_mean
+from tarshards.samples.codecs import video_headers
+from tarshards.samples.codecs.registry import require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+EXTENSIONS = frozenset(["mp4", "m4v", "mov", "mkv", "webm", "avi", "ogv"])
+VIDEOSPECS = "video", "torchvideo"
+MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames a second
+MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
+CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
+SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
+ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
+
+
+def check_videospec(video: Any) -> str:
+    """Return *video*; raise ValueError unless it is a videospec."""
+    if video not in VIDEOSPECS:
+        raise ValueError(f"unknown videospec {video!r}; known: {' '.join(VIDEOSPECS)}{did_you_mean(video, VIDEOSPECS)}")
+    return video
+
+
+class Video(NamedTuple):
+    """Frames, uint8 RGB of shape (frames, height, width, 3), the time of each in seconds, and their mean rate."""
+
+    frames: np.ndarray
+    times: np.ndarray
+    fps: float
+
+
+class Clip(NamedTuple):
+    """Which frames of a video are wanted: *frames* of them, *fps* a second or each that comes, from *start* on.
+
+    *start* is in seconds; with *is_place* it is the place in [0, 1] among all clips of this length.
+    """
+
+    frames: int
+    fps: float | None
+    start: float
+    is_place: bool
+
+
+def decode_video(data: Any, videospec: str = "video") -> Any:
+    """Decode the frames of a video: ``video`` gives (frames, times, fps), ``torchvideo`` frames and times as tensors.
+
+    *data* are bytes or a seekable file. Sound is left out, and rotation not applied. Raises an error for damaged and
+    truncated videos, as far as their format shows it, and for what would take more than 4 GiB. One thread decodes.
+    """
+    import numpy as np
+
+    with _opened(data) as (container, stream):
+        frames, times, packets, size = [], [], 0, 0
+        for packet in container.demux(stream):
+            packets += packet.size > 0
+            for frame in packet.decode():
+                pixels = _checked(frame, stream).to_ndarray(format="rgb24")
+                size += pixels.nbytes
+                if size > MAX_BYTES:
+                    raise ValueError(f"decompression bomb? more than {len(frames)} frames of {pixels.nbytes} bytes")
+                frames.append(pixels)
+                times.append(frame.time)
+        name, fps = stream.codec_context.codec.canonical_name, _rate(stream)
+        claimed = len(stream.index_entries) if container.format.name != "ogg" else 0
+    if not frames:
+        raise ValueError("damaged or truncated: no frame")
+    if packets < claimed or (name in ONE_FRAME and len(frames) < packets):
+        raise ValueError(f"damaged or truncated: {len(frames)} of {max(packets, claimed)} frames")
+    video = Video(np.stack(frames), np.array(times, np.float64), fps)
+    if videospec == "video":
+        return video
+    torch = require("torch", extra="torch")
+    return torch.from_numpy(video.frames), torch.from_numpy(video.times), fps
+
+
+def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+    """Decode the frames of a clip alone, from the keyframe before it on, each by *convert*."""
+    with _opened(data) as (container, stream):
+        fps = clip.fps or _rate(stream)
+        if not clip.is_place:
+            start = clip.start
+        else:
+            if not fps:
+                raise DecodeError("a video without a rate: give fps=")
+            duration = _duration(container, stream)
+            start = clip.start * max(0.0, duration - clip.frames / fps)
+        found = _from(container, stream, start, clip, convert)
+        if len(found) < clip.frames and clip.is_place:  # frames whose intervals differ end earlier
+            times = sorted(_times(container, stream))
+            if clip.fps:
+                last = times[-1] - (clip.frames - 1) / clip.fps if times else -1.0
+            else:
+                last = times[-clip.frames] if len(times) >= clip.frames else -1.0
+            if last >= (times[0] if times else 0.0):
+                found = _from(container, stream, min(start, last), clip, convert)
+    if len(found) < clip.frames:
+        raise DecodeError(f"{len(found)} frames from {start:.3f} s on, fewer than {clip.frames}")
+    return found
+
+
+def _from(container: Any, stream: Any, start: float, clip: Clip, convert: Callable[[Any], Any]) -> list[np.ndarray]:
+    """Return the converted frames of *clip* from *start* on, fewer where the video ends before."""
+    back, first = 0.0, float((stream.start_time or 0) * stream.time_base)
+    start = start + first
+    wanted = [start + i / clip.fps for i in range(clip.frames)] if clip.fps else [start]
+    while True:
+        container.seek(int(max(first, start - back) // stream.time_base), stream=stream)
+        found, held = [], None  # held: the frame shown at the next time that is wanted, unless another comes before
+        for frame in container.decode(stream):
+            if held is None and frame.time > start + SLACK and start - back > first:
+                break  # the keyframe that was found is shown after the start
+            while held is not None and len(found) < clip.frames and frame.time > wanted[len(found)] + SLACK:
+                found.append(convert(_checked(held, stream)))
+                if not clip.fps:
+                    wanted.append(frame.time)
+            held = frame
+            if len(found) == clip.frames:
+                return found
+        else:
+            if held is None:
+                return found
+            interval = 1 / rate if (rate := _rate(stream)) else 2 * SLACK
+            while len(found) < clip.frames and held.time + interval > wanted[len(found)] + SLACK:
+                found.append(convert(_checked(held, stream)))
+                if not clip.fps:
+                    break
+            return found
+        back = max(1.0, 2 * back)
+
+
+def _times(container: Any, stream: Any) -> list[float]:
+    """Return the times of all frames, in the order of their packets."""
+    container.seek(0, stream=stream)
+    return [float(packet.pts * packet.time_base) for packet in container.demux(stream) if packet.pts is not None]
+
+
+def _rate(stream: Any) -> float:
+    return float(stream.average_rate or stream.guessed_rate or 0)
+
+
+def _duration(container: Any, stream: Any) -> float:
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    if container.duration:
+        return container.duration / 1e6
+    times = _times(container, stream)
+    return max(times, default=0.0) - min(times, default=0.0)
+
+
+@contextmanager
+def _opened(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Open a video with one thread; FFmpeg is told its container, so that no playlist is read as one."""
+    av = require("av", extra="media")
+    is_file = hasattr(data, "seek")
+    file: IO[bytes] = data if is_file else BytesIO(data)
+    name = video_headers.read_format(file, is_memory=not is_file)
+    file.seek(0)
+    with av.open(file, format=name, container_options={"err_detect": "crccheck+explode"}) as container:
+        if not container.streams.video:
+            raise ValueError("no video in the file")
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        context.thread_count, context.options = 1, CHECKS
+        _check_size(context.width, context.height)
+        yield container, stream
+
+
+def _checked(frame: Any, stream: Any) -> Any:
+    """Return *frame*; raise ValueError for a corrupt one, or one of another size than the first."""
+    if frame.is_corrupt:
+        raise ValueError(f"damaged: the frame at {frame.time} s is corrupt")
+    _check_size(frame.width, frame.height)
+    return frame
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"decompression bomb? {width} x {height} pixels are more than {MAX_PIXELS}")
