@@ -34,9 +34,9 @@ def decode_field(
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
     Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba torchl8 ... pilrgba pil`), sounds
-    unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`). The extension ``gz`` is decompressed first, and the part
-    before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
-    *data* would come out of gzip or a zip (npz, pth).
+    unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`).
+    The extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises DecodeError with the
+    field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')

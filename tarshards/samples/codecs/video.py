@@ -1,10 +1,11 @@
-"""Decode videos by PyAV, which is FFmpeg (``pip install 'tarshards[media]'``): MP4, MOV, Matroska, WebM, AVI and Ogg."""
+"""Decode videos by PyAV, FFmpeg's bindings (``pip install 'tarshards[media]'``): MP4, MOV, Matroska, WebM, AVI, Ogg."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import DecodeError, did_you_mean
@@ -59,7 +60,10 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
     import numpy as np
 
     with _opened(data) as (container, stream):
-        frames, times, packets, size = [], [], 0, 0
+        is_unordered, fps = _is_unordered(container, stream), _rate(stream)
+        frames: list[np.ndarray] = []
+        times: list[float] = []
+        packets = size = 0
         for packet in container.demux(stream):
             packets += packet.size > 0
             for frame in packet.decode():
@@ -68,8 +72,8 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
                 if size > MAX_BYTES:
                     raise ValueError(f"decompression bomb? more than {len(frames)} frames of {pixels.nbytes} bytes")
                 frames.append(pixels)
-                times.append(frame.time)
-        name, fps = stream.codec_context.codec.canonical_name, _rate(stream)
+                times.append(len(times) / fps if is_unordered and fps else frame.time)
+        name = stream.codec_context.codec.canonical_name
         claimed = len(stream.index_entries) if container.format.name != "ogg" else 0
     if not frames:
         raise ValueError("damaged or truncated: no frame")
@@ -95,12 +99,10 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
             start = clip.start * max(0.0, duration - clip.frames / fps)
         found = _from(container, stream, start, clip, convert)
         if len(found) < clip.frames and clip.is_place:  # frames whose intervals differ end earlier
-            times = sorted(_times(container, stream))
-            if clip.fps:
-                last = times[-1] - (clip.frames - 1) / clip.fps if times else -1.0
-            else:
-                last = times[-clip.frames] if len(times) >= clip.frames else -1.0
-            if last >= (times[0] if times else 0.0):
+            times = _times(container, stream)
+            last = times[-clip.frames] if clip.frames <= len(times) else -1.0
+            last = times[-1] - (clip.frames - 1) / clip.fps if clip.fps and times else last
+            if last >= 0:
                 found = _from(container, stream, min(start, last), clip, convert)
     if len(found) < clip.frames:
         raise DecodeError(f"{len(found)} frames from {start:.3f} s on, fewer than {clip.frames}")
@@ -109,38 +111,57 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
 
 def _from(container: Any, stream: Any, start: float, clip: Clip, convert: Callable[[Any], Any]) -> list[np.ndarray]:
     """Return the converted frames of *clip* from *start* on, fewer where the video ends before."""
-    back, first = 0.0, float((stream.start_time or 0) * stream.time_base)
-    start = start + first
-    wanted = [start + i / clip.fps for i in range(clip.frames)] if clip.fps else [start]
+    first, back = float((stream.start_time or 0) * stream.time_base), 0.0
+    start += first
     while True:
-        container.seek(int(max(first, start - back) // stream.time_base), stream=stream)
-        found, held = [], None  # held: the frame shown at the next time that is wanted, unless another comes before
-        for frame in container.decode(stream):
-            if held is None and frame.time > start + SLACK and start - back > first:
-                break  # the keyframe that was found is shown after the start
-            while held is not None and len(found) < clip.frames and frame.time > wanted[len(found)] + SLACK:
-                found.append(convert(_checked(held, stream)))
-                if not clip.fps:
-                    wanted.append(frame.time)
-            held = frame
+        at = first if _is_unordered(container, stream) else max(first, start - back)
+        container.seek(int(at // stream.time_base), stream=stream)
+        frames = _timed(container, stream)
+        head = next(frames, None)
+        if head is None:
+            return []
+        if head[0] <= start + SLACK or start - back <= first:
+            return _taken(chain([head], frames), start, stream, clip, convert)
+        back = max(1.0, 2 * back)  # the keyframe that was found is shown after the start
+
+
+def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
+    """Yield frames with their times."""
+    rate = _rate(stream) if _is_unordered(container, stream) else 0.0
+    for number, frame in enumerate(container.decode(stream)):
+        yield (number / rate if rate else frame.time), frame
+
+
+def _taken(
+    frames: Iterable[tuple[float, Any]], start: float, stream: Any, clip: Clip, convert: Callable[[Any], Any]
+) -> list[np.ndarray]:
+    """Return the converted frames of *clip* from *start* on, which is a time as those of *frames* are."""
+    found: list[np.ndarray] = []
+    held, shown, wanted = None, start, start  # held: what is shown at the time wanted, unless the next frame is
+    for time, frame in frames:
+        while held is not None and time > wanted + SLACK:
+            found.append(convert(_checked(held, stream)))
             if len(found) == clip.frames:
                 return found
-        else:
-            if held is None:
-                return found
-            interval = 1 / rate if (rate := _rate(stream)) else 2 * SLACK
-            while len(found) < clip.frames and held.time + interval > wanted[len(found)] + SLACK:
-                found.append(convert(_checked(held, stream)))
-                if not clip.fps:
-                    break
-            return found
-        back = max(1.0, 2 * back)
+            wanted = start + len(found) / clip.fps if clip.fps else time
+        held, shown = frame, time
+    end = shown + (1 / _rate(stream) if _rate(stream) else 2 * SLACK)
+    while held is not None and len(found) < clip.frames and end > wanted + SLACK:
+        found.append(convert(_checked(held, stream)))
+        wanted = start + len(found) / clip.fps if clip.fps else end
+    return found
+
+
+def _is_unordered(container: Any, stream: Any) -> bool:
+    """Whether the times of frames are not known: AVI counts packets, and FFmpeg guesses the order of H.264's."""
+    return container.format.name == "avi" and stream.codec_context.has_b_frames
 
 
 def _times(container: Any, stream: Any) -> list[float]:
-    """Return the times of all frames, in the order of their packets."""
+    """Return the times of all frames, in seconds after the first."""
     container.seek(0, stream=stream)
-    return [float(packet.pts * packet.time_base) for packet in container.demux(stream) if packet.pts is not None]
+    times = sorted(packet.pts for packet in container.demux(stream) if packet.pts is not None)
+    return [float((time - times[0]) * stream.time_base) for time in times]
 
 
 def _rate(stream: Any) -> float:
@@ -152,8 +173,8 @@ def _duration(container: Any, stream: Any) -> float:
         return float(stream.duration * stream.time_base)
     if container.duration:
         return container.duration / 1e6
-    times = _times(container, stream)
-    return max(times, default=0.0) - min(times, default=0.0)
+    times, rate = _times(container, stream), _rate(stream)
+    return times[-1] + (1 / rate if rate else 0.0) if times else 0.0
 
 
 @contextmanager

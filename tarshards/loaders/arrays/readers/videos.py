@@ -73,7 +73,7 @@ class OneSize(Videos):
         if (frame.height, frame.width) != self.size:
             height, width = self.size or (0, 0)
             raise DecodeError(
-                f"frames of {frame.height} x {frame.width} pixels, where the first has {height} x {width}"
+                f"{frame.height} x {frame.width} pixels, where the first video has {height} x {width}"
             )
         return _to_rgb(frame)
 

@@ -1,0 +1,64 @@
+"""Videos that PyAV writes, and what it reads of them."""
+
+import io
+from fractions import Fraction
+
+import numpy as np
+
+RATE = 10
+
+# The videos of the tests: container, encoder, options of the encoder and of the container.
+KINDS = {
+    "mp4 h264": ("mp4", "libx264", {"bf": "2"}, {}),
+    "mp4 mpeg4": ("mp4", "mpeg4", {"bf": "2"}, {}),
+    "mov h264": ("mov", "libx264", {"x264-params": "open-gop=1", "bf": "3"}, {}),
+    "fragmented mp4": ("mp4", "libx264", {}, {"movflags": "frag_keyframe+empty_moov"}),
+    "mkv h264": ("matroska", "libx264", {"bf": "2"}, {}),
+    "mkv ffv1": ("matroska", "ffv1", {}, {}),
+    "webm vp9": ("webm", "libvpx-vp9", {"auto-alt-ref": "1", "lag-in-frames": "8"}, {}),
+    "webm vp8": ("webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "8"}, {}),
+    "live webm": ("webm", "libvpx-vp9", {}, {"live": "1"}),
+    "avi h264": ("avi", "libx264", {"bf": "2"}, {}),
+    "avi mpeg4": ("avi", "mpeg4", {"bf": "2"}, {}),
+    "avi mjpeg": ("avi", "mjpeg", {}, {}),
+    "ogv vp8": ("ogg", "libvpx", {}, {}),
+}
+
+
+def pictures(count, height=32, width=48):
+    """A square that moves over noise."""
+    noise = np.random.default_rng(0).integers(0, 200, (height, width, 3), dtype=np.uint8)
+    frames = np.stack([np.roll(noise, i, 1) for i in range(count)])
+    for i, frame in enumerate(frames):
+        frame[i % height : i % height + 8, i : i + 8] = 255
+    return frames
+
+
+def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6):
+    """A video of *count* frames with a keyframe in each *group*; *times* are in milliseconds."""
+    import av
+
+    format, codec, options, container_options = KINDS[kind]
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=format, options=container_options) as container:
+        video = container.add_stream(codec, rate=RATE, options={"g": str(group), **options})
+        video.height, video.width = size
+        video.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        video.codec_context.thread_count = 1
+        for i, pixels in enumerate(pictures(count, *size)):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[i], Fraction(1, 1000)
+                video.codec_context.time_base = frame.time_base
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+    return stream.getvalue()
+
+
+def peer(data, **options):
+    """The frames that PyAV reads, and their times."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        frames = [(frame.to_ndarray(format="rgb24", **options), frame.time) for frame in container.decode(video=0)]
+    return np.stack([pixels for pixels, _ in frames]), np.array([time for _, time in frames])
