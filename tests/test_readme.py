@@ -84,24 +84,24 @@ def test_the_table_of_extensions_is_the_registry():
     """Of a new interpreter, since other tests register extensions."""
     program = """if True:
         import json
-        from tarshards.samples.codecs import audio, image, registry
+        from tarshards.samples.codecs import audio, image, registry, video
 
         def names(functions):
             return {extension: function.__name__ for extension, function in functions.items()}
 
         tables = map(names, (registry.DECODERS, registry.UNSAFE_DECODERS, registry.ENCODERS))
-        print(json.dumps([*tables, sorted(image.EXTENSIONS), sorted(audio.EXTENSIONS)]))
+        print(json.dumps([*tables, *(sorted(module.EXTENSIONS) for module in (image, audio, video))]))
     """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    safe, unsafe, encoders, images, sounds = json.loads(done.stdout)
+    safe, unsafe, encoders, images, sounds, videos = json.loads(done.stdout)
     rows = {frozenset(row[0].strip("`").split()): row[1] for row in tables("extensions")}
     assert sorted(extension for row in rows for extension in row) == sorted(
-        {*safe, *unsafe, *encoders, *images, *sounds}
+        {*safe, *unsafe, *encoders, *images, *sounds, *videos}
     )
-    spoken = {frozenset(images), frozenset(sounds)}  # decoded where a spec asks
+    spoken = {frozenset(images), frozenset(sounds), frozenset(videos)}  # decoded where a spec asks
     assert spoken <= {*rows}
     for row, given in rows.items():
-        assert row <= {*encoders}
+        assert row <= {*encoders} or row == frozenset(videos)
         assert ("allow_unsafe" in given) == bool(row & {*unsafe})
         assert ("imagespec" in given) == (row == frozenset(images))
         for functions in (safe, unsafe, encoders) if row not in spoken else ():

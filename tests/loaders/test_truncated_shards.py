@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from programs import load_kernel
+from videos import written
 
 from tarshards import ShardWriter, Stream, readers
 from tarshards.loaders.arrays.loader import ArrayLoader
@@ -33,6 +34,7 @@ WAYS = {
     "json": [("json", "json()")],
     "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')")],
     "text": [("text.txt", "text()")],
+    "video": [("mp4", "video(2, 8)"), ("mp4", "video(2, start='random')")],
     "using": [("raw", "using(len)"), ("raw", "using(lambda data: data[-1])")],
 }
 
@@ -101,7 +103,7 @@ for number, way in enumerate(ways):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    rng = np.random.default_rng(0)
+    rng, video = np.random.default_rng(0), written(count=4)
     with ShardWriter(str(folder / "set-%d.tar"), max_samples=PER_SHARD, index=True) as writer:
         for number in range(SAMPLES):
             pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
@@ -112,6 +114,7 @@ def folder(tmp_path_factory):
                 images[kind] = stream.getvalue()
             fields = {"x.npy": rng.normal(size=(3, 4)), "pixels.npy": pixels, "raw": rng.bytes(1200), "cls": number}
             fields |= {"json": {"boxes": [number]}, "msg": [number], "loss": b"0.25", "text.txt": "t" * 500, **images}
+            fields["mp4"] = video
             fields["wav"] = rng.uniform(-1, 1, (300, 1)).astype("f4"), 8000
             writer.write({"__key__": f"{number:03d}", **fields})
     return folder

@@ -15,6 +15,9 @@ from tarshards.samples.codecs import audio_headers
 
 BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"])  # those that begin a file
 EBML, SEGMENT, CRC_32 = 0x1A45DFA3, 0x18538067, 0xBF
+# In a segment: SeekHead, Info, Tracks, Cluster, Cues, Attachments, Chapters, Tags, Void, CRC-32.
+PARTS = frozenset([0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1F43B675, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367])
+PARTS |= {0xEC, CRC_32}
 
 
 def read_format(file: IO[bytes], *, is_memory: bool) -> str:
@@ -96,7 +99,9 @@ def _check_matroska(file: IO[bytes], end: int, is_memory: bool) -> None:
 def _check_segment(file: IO[bytes], place: int, end: int) -> None:
     """Compare the checksums of the elements in a segment."""
     while place < end:
-        _, size, place = _element(file, place)
+        name, size, place = _element(file, place)
+        if name not in PARTS:
+            raise DecodeError(f"damaged: no known element before {place}")
         if size is None:
             return
         if place + size > end:

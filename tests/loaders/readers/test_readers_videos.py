@@ -88,7 +88,14 @@ def test_only_what_is_needed_is_decoded(monkeypatch):
 
 
 def test_bad_options_are_refused():
-    for options in {"crop": "left"}, {"crop": "center"}, {"fps": 0}, {"start": "end"}, {"start": -1}, {"size": (1, 2, 3)}:
+    for options in (
+        {"crop": "left"},
+        {"crop": "center"},
+        {"fps": 0},
+        {"start": "end"},
+        {"start": -1},
+        {"size": (1, 2, 3)},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             readers.video(4, **options)
     with pytest.raises(ValueError, match="frames"):

@@ -57,8 +57,7 @@ def is_same(data, right):
     """Whether the frames are the *right* ones; None for an error."""
     try:
         frames = video.decode_video(data).frames
-    except Exception as error:
-        assert "\n" not in str(error)
+    except Exception:
         return None
     return frames.shape == right.shape and bool((frames == right).all())
 
@@ -81,9 +80,11 @@ def test_the_page_lists_what_is_seen_of_damage():
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             changed |= is_same(bytes(flipped), right) is False
-        found[kind] = tuple("unseen" if unseen else "an error" for unseen in (cut, changed))
+        found[kind] = ["unseen" if unseen else "an error" for unseen in (cut, changed)]
     rows = re.findall(r"^\| ([a-z0-9, `]+) \| (an error|unseen) \| (an error|unseen) \|$", PAGE.read_text(), re.M)
-    assert found == {name: (cut, bit) for names, cut, bit in rows for name in re.findall("`([a-z0-9 ]+)`", names)}
+    assert found == {
+        name: (cut, bit) for names, cut, bit in rows for name in re.findall("`([a-z0-9]+ [a-z0-9]+)`", names)
+    }
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\0" * 99, b"#EXTM3U\nfile:///etc/passwd\n", b"ffconcat version 1.0\n"])
@@ -98,7 +99,7 @@ def test_bombs_are_errors(monkeypatch):
     with pytest.raises(DecodeError, match="decompression bomb"):
         decode_field("mp4", data, video="video")
     monkeypatch.setattr(video, "MAX_PIXELS", 32 * 48 - 1)
-    with pytest.raises(DecodeError, match="decompression bomb. 48 x 32 pixels"):
+    with pytest.raises(DecodeError, match=r"decompression bomb. 48 x 32 pixels"):
         decode_field("mp4", data, video="video")
 
 

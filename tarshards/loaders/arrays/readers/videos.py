@@ -72,9 +72,7 @@ class OneSize(Videos):
         """Check the size of a frame."""
         if (frame.height, frame.width) != self.size:
             height, width = self.size or (0, 0)
-            raise DecodeError(
-                f"{frame.height} x {frame.width} pixels, where the first video has {height} x {width}"
-            )
+            raise DecodeError(f"{frame.height} x {frame.width} pixels, where the first video has {height} x {width}")
         return _to_rgb(frame)
 
 
