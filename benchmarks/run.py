@@ -38,6 +38,7 @@ PROGRAMS = (
     "columns",
     "keys",
     "audio",
+    "video",
     "remote",
     "start",
     "stages",
