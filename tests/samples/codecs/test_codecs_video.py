@@ -80,7 +80,7 @@ def test_the_page_lists_what_is_seen_of_damage():
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             changed |= is_same(bytes(flipped), right) is False
-        found[kind] = ["unseen" if unseen else "an error" for unseen in (cut, changed)]
+        found[kind] = tuple("unseen" if unseen else "an error" for unseen in (cut, changed))
     rows = re.findall(r"^\| ([a-z0-9, `]+) \| (an error|unseen) \| (an error|unseen) \|$", PAGE.read_text(), re.M)
     assert found == {
         name: (cut, bit) for names, cut, bit in rows for name in re.findall("`([a-z0-9]+ [a-z0-9]+)`", names)
