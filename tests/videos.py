@@ -1,50 +1,64 @@
-"""Small videos, made by PyAV: a white square moves to the right over a gradient."""
+"""Videos that PyAV writes, and what it reads of them."""
 
-from __future__ import annotations
-
-import tempfile
-from pathlib import Path
+import io
+from fractions import Fraction
 
 import numpy as np
 
-#: By extension: the container's name, and codecs that this program's libraries encode.
-CODECS = {
-    "mp4": ("mp4", ("libx264", "libsvtav1", "libx265")),
-    "m4v": ("mp4", ("mpeg4",)),
-    "mov": ("mov", ("mpeg4",)),
-    "mkv": ("matroska", ("libx264", "ffv1")),
-    "webm": ("webm", ("libvpx-vp9", "libvpx")),
-    "avi": ("avi", ("mpeg4", "mjpeg")),
-    "ogv": ("ogg", ("libvpx",)),
+RATE = 10
+
+# The videos of the tests: container, encoder, options of the encoder and of the container.
+KINDS = {
+    "mp4 h264": ("mp4", "libx264", {"bf": "2"}, {}),
+    "mp4 mpeg4": ("mp4", "mpeg4", {"bf": "2"}, {}),
+    "mov h264": ("mov", "libx264", {"x264-params": "open-gop=1", "bf": "3"}, {}),
+    "fragmented mp4": ("mp4", "libx264", {}, {"movflags": "frag_keyframe+empty_moov"}),
+    "mkv h264": ("matroska", "libx264", {"bf": "2"}, {}),
+    "mkv ffv1": ("matroska", "ffv1", {}, {}),
+    "webm vp9": ("webm", "libvpx-vp9", {"auto-alt-ref": "1", "lag-in-frames": "8"}, {}),
+    "webm vp8": ("webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "8"}, {}),
+    "live webm": ("webm", "libvpx-vp9", {}, {"live": "1"}),
+    "avi h264": ("avi", "libx264", {"bf": "2"}, {}),
+    "avi mpeg4": ("avi", "mpeg4", {"bf": "2"}, {}),
+    "avi mjpeg": ("avi", "mjpeg", {}, {}),
+    "ogv vp8": ("ogg", "libvpx", {}, {}),
 }
 
 
-def moving(frames: int = 12, height: int = 48, width: int = 64) -> np.ndarray:
-    pixels = np.zeros((frames, height, width, 3), np.uint8)
-    pixels[..., 0] = np.linspace(0, 200, width, dtype=np.uint8)
-    for i, frame in enumerate(pixels):
-        frame[10:22, 3 * i % (width - 12) : 3 * i % (width - 12) + 12, 1] = 255
-    return pixels
+def pictures(count, height=32, width=48):
+    """A square that moves over noise."""
+    noise = np.random.default_rng(0).integers(0, 200, (height, width, 3), dtype=np.uint8)
+    frames = np.stack([np.roll(noise, i, 1) for i in range(count)])
+    for i, frame in enumerate(frames):
+        frame[i % height : i % height + 8, i : i + 8] = 255
+    return frames
 
 
-def made(
-    extension: str, pixels: np.ndarray, codec: str | None = None, *, rate: int = 10, gop: int = 5, **container: str
-) -> bytes:
-    """Return *pixels* as a video of an extension, with a key frame every *gop* frames."""
+def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6):
+    """A video of *count* frames with a keyframe in each *group*; *times* are in milliseconds."""
     import av
 
-    av.logging.set_level(av.logging.PANIC)
-    name, codecs = CODECS[extension]
-    codec = codec or codecs[0]
-    with tempfile.TemporaryDirectory() as folder:  # some options write to a file twice
-        path = Path(folder, f"video.{extension}")
-        with av.open(str(path), "w", format=name, options=container) as output:
-            stream = output.add_stream(codec, rate=rate)
-            stream.height, stream.width = pixels.shape[1:3]
-            stream.pix_fmt, stream.gop_size = "yuvj420p" if codec == "mjpeg" else "yuv420p", gop
-            quiet = {"libx265": {"x265-params": "log-level=none"}, "libsvtav1": {"svtav1-params": "lp=1"}}
-            stream.options = quiet.get(codec, {})
-            for frame in pixels:
-                output.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-            output.mux(stream.encode(None))
-        return path.read_bytes()
+    format, codec, options, container_options = KINDS[kind]
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=format, options=container_options) as container:
+        video = container.add_stream(codec, rate=RATE, options={"g": str(group), **options})
+        video.height, video.width = size
+        video.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        video.codec_context.thread_count = 1
+        for i, pixels in enumerate(pictures(count, *size)):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[i], Fraction(1, 1000)
+                video.codec_context.time_base = frame.time_base
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+    return stream.getvalue()
+
+
+def peer(data, **options):
+    """The frames that PyAV reads, and their times."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        frames = [(frame.to_ndarray(format="rgb24", **options), frame.time) for frame in container.decode(video=0)]
+    return np.stack([pixels for pixels, _ in frames]), np.array([time for _, time in frames])

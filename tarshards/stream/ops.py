@@ -305,6 +305,8 @@ def decode(
 ) -> Iterator[Sample]:
     """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
 
+    ``decode("rgb8", "audio", "video")`` decodes sounds and videos too, which otherwise stay bytes.
+
     ``decode(jpg=f)`` decodes by ``f(data)`` the fields jpg and all that end in .jpg; a dict does the same for names
     with dots and for alternatives, ``{"seg.png": f, "jpg;jpeg": g}``, and the longest of the names that a field ends in
     holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields

@@ -71,10 +71,15 @@ def is_image(field: str) -> bool:
 
 
 def _image_size(data: bytes) -> str:
+    from PIL import UnidentifiedImageError
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about large images, but only the header is read
-        with image.open_image(data) as header:
-            return f"{header.width}x{header.height} {header.mode}"
+        try:
+            with image.open_image(data) as header:
+                return f"{header.width}x{header.height} {header.mode}"
+        except UnidentifiedImageError as error:
+            raise ValueError("not an image") from error
 
 
 def _describe(value: Any, limit: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from programs import load_kernel
-from videos import made, moving
+from videos import written
 
 from tarshards import ShardWriter, Stream, readers
 from tarshards.loaders.arrays.loader import ArrayLoader
@@ -36,7 +36,7 @@ WAYS = {
     "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')")],
     "text": [("text.txt", "text()")],
     "using": [("raw", "using(len)"), ("raw", "using(lambda data: data[-1])")],
-    "video": [("mp4", "video(2)"), ("mp4", "video(2, 9)")],
+    "video": [("mp4", "video(2, 8)"), ("mp4", "video(2, start='random')")],
 }
 HAS_PYAV = find_spec("av") is not None
 
@@ -106,7 +106,7 @@ for number, way in enumerate(ways):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     rng = np.random.default_rng(0)
-    mp4 = made("mp4", moving(4, 32, 32)) if HAS_PYAV else b""
+    mp4 = written(count=4) if HAS_PYAV else b""
     with ShardWriter(str(folder / "set-%d.tar"), max_samples=PER_SHARD, index=True) as writer:
         for number in range(SAMPLES):
             pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
 from tarshards.samples.codecs import audio as sound
-from tarshards.samples.codecs import video as moving
+from tarshards.samples.codecs import video as film
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
@@ -34,11 +34,11 @@ def decode_field(
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), and
-    sounds unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is "video". Images are turned
-    as their EXIF orientation asks with *exif_transpose*. The extension ``gz`` is decompressed first, and the part
-    before it selects the decoder. Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of
-    *data* would come out of gzip or a zip (npz, pth).
+    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`),
+    sounds unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
+    torchvideo`). Images are turned as their EXIF orientation asks with *exif_transpose*. The extension ``gz`` is
+    decompressed first, and the part before it selects the decoder. Raises DecodeError with the field, also where more
+    than 1 MiB + 200 x the size of *data* would come out of gzip or a zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -47,8 +47,8 @@ def decode_field(
         image.check_imagespec(images)
     if audio is not None and audio not in sound.AUDIOSPECS:
         sound.check_audiospec(audio)
-    if video is not None and video not in moving.VIDEOSPECS:
-        moving.check_videospec(video)
+    if video is not None and video not in film.VIDEOSPECS:
+        film.check_videospec(video)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]
@@ -60,8 +60,8 @@ def decode_field(
         decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
     elif audio is not None and extension in sound.EXTENSIONS:
         decode = partial(sound.decode_audio, audiospec=audio)
-    elif video is not None and extension in moving.EXTENSIONS:
-        decode = moving.decode_video
+    elif video is not None and extension in film.EXTENSIONS:
+        decode = partial(film.decode_video, videospec=video)
     else:
         return data
 

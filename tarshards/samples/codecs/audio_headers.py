@@ -56,8 +56,7 @@ def read_header(data: bytes) -> SoundHeader:
     if data[:4] == b"fLaC":
         return _read_flac(data)
     if data[:4] == b"OggS":
-        check_ogg(data)
-        return SoundHeader("Ogg")
+        return _read_ogg(data)
     if data[:3] == b"ID3" or (len(data) > 4 and _mp3_frame(_word(data, 0))):
         return _read_mp3(data)
     raise DecodeError(f"not a sound in any of {' '.join(KINDS)}")
@@ -147,8 +146,7 @@ def _read_flac(data: bytes) -> SoundHeader:
     return SoundHeader("FLAC", frames or None, bits, md5 if any(md5) else b"")
 
 
-def check_ogg(data: bytes) -> None:
-    """Raise DecodeError where a page of an Ogg is damaged, or missing."""
+def _read_ogg(data: bytes) -> SoundHeader:
     expected: dict[bytes, int] = {}  # the number of the next page, by the stream's serial number
     for begin, end in ogg_pages(data):
         flags, serial, number = data[begin + 5], data[begin + 14 : begin + 18], _little(data, begin + 18)
@@ -161,6 +159,7 @@ def check_ogg(data: bytes) -> None:
             del expected[serial]
     if expected:
         raise DecodeError("a truncated Ogg: no last page")
+    return SoundHeader("Ogg")
 
 
 def ogg_pages(data: bytes) -> Iterator[tuple[int, int]]:

@@ -144,6 +144,8 @@ def decoding_of(
                 raise ValueError(f"decode takes one audiospec for all sounds, not {audio!r} and {decoder!r}")
             audio = decoder
         elif isinstance(decoder, str) and decoder in VIDEOSPECS:
+            if video is not None:
+                raise ValueError(f"decode takes one videospec for all videos, not {video!r} and {decoder!r}")
             video = decoder
         elif decoder is not None:
             if images is not None:
@@ -175,11 +177,11 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _function(field: str, value: Any, exif_transpose: bool) -> Function:
-    """Return the function that decodes a *field*, of an imagespec or audiospec too."""
+    """Return the function that decodes a *field*, of an imagespec, audiospec or videospec too."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
     if isinstance(value, str) and value in VIDEOSPECS:
-        return decode_video
+        return _video_decoder(value)
     if isinstance(value, str):
         return _image_decoder(str(check_imagespec(value)), exif_transpose)
     if callable(value):
@@ -192,6 +194,11 @@ def _function(field: str, value: Any, exif_transpose: bool) -> Function:
 @lru_cache
 def _audio_decoder(audiospec: str) -> Function:
     return partial(decode_audio, audiospec=audiospec)
+
+
+@lru_cache
+def _video_decoder(videospec: str) -> Function:
+    return partial(decode_video, videospec=videospec)
 
 
 @lru_cache

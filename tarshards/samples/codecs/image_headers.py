@@ -104,7 +104,7 @@ def check_jpeg2000(data: bytes) -> None:
     """Raise DecodeError where the end of a JPEG 2000 is missing."""
     end = len(data)
     if data[:4] != JPEG2000_CODESTREAM:
-        end = max((stop for name, _, stop in boxes(data) if name == b"jp2c"), default=0)
+        end = max((stop for name, _, stop in _boxes(data) if name == b"jp2c"), default=0)
     if data[end - 2 : end] != END_OF_IMAGE:
         raise DecodeError(f"a truncated JPEG 2000: no end of the codestream in {len(data)} bytes")
 
@@ -114,7 +114,7 @@ def jxl_size(data: bytes) -> tuple[int, int]:
     begin = 0
     if data[:2] != JXL_CODESTREAM:
         starts = {b"jxlc": 0, b"jxlp": 4}  # a part begins with its number
-        begin = next((place + starts[name] for name, place, _ in boxes(data) if name in starts), len(data))
+        begin = next((place + starts[name] for name, place, _ in _boxes(data) if name in starts), len(data))
     if data[begin : begin + 2] != JXL_CODESTREAM or len(data) < begin + 12:
         raise DecodeError("a JPEG XL truncated in its header")
     bits = int.from_bytes(data[begin + 2 : begin + 12], "little")
@@ -135,7 +135,7 @@ def jxl_size(data: bytes) -> tuple[int, int]:
     return height * across // down, height
 
 
-def boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, begin and end of the boxes of a file; raise DecodeError for one that goes beyond its end."""
     place = 0
     while place + 8 <= len(data):

@@ -1,31 +1,27 @@
-"""Codec for videos by FFmpeg's libraries (``pip install 'tarshards[media]'``): MP4, MOV, MKV, WebM, AVI and Ogg."""
+"""Decode videos by PyAV, FFmpeg's bindings (``pip install 'tarshards[media]'``): MP4, MOV, Matroska, WebM, AVI, Ogg."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import did_you_mean
+from tarshards.errors import DecodeError, did_you_mean
+from tarshards.samples.codecs import video_headers
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.codecs.video_headers import check_video
 
 if TYPE_CHECKING:
     import numpy as np
 
 EXTENSIONS = frozenset(["mp4", "m4v", "mov", "mkv", "webm", "avi", "ogv"])
-VIDEOSPECS = ("video",)
-MAX_BYTES = 1 << 32  # of decoded frames
-STRICT = {"err_detect": "crccheck+bitstream+buffer+explode"}  # else FFmpeg conceals what it cannot decode
-
-
-class Video(NamedTuple):
-    """Frames, uint8 of shape (frames, height, width, 3), and when each is shown, float64 seconds of shape (frames,)."""
-
-    frames: np.ndarray
-    times: np.ndarray
+VIDEOSPECS = "video", "torchvideo"
+MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames a second
+MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
+CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
+SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
+ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
 
 
 def check_videospec(video: Any) -> str:
@@ -35,131 +31,178 @@ def check_videospec(video: Any) -> str:
     return video
 
 
-def decode_video(data: bytes, videospec: str = "video") -> Video:
-    """Decode the first video stream of a file to RGB; its rotation is not applied, and sound is left out.
+class Video(NamedTuple):
+    """Frames, uint8 RGB of shape (frames, height, width, 3), the time of each in seconds, and their mean rate."""
 
-    Raises an error for damaged and truncated files, as far as their format shows it, and for what would take more than
-    4 GiB.
+    frames: np.ndarray
+    times: np.ndarray
+    fps: float
+
+
+class Clip(NamedTuple):
+    """Which frames of a video are wanted: *frames* of them, *fps* a second or each that comes, from *start* on.
+
+    *start* is in seconds; with *is_place* it is the place in [0, 1] among all clips of this length.
+    """
+
+    frames: int
+    fps: float | None
+    start: float
+    is_place: bool
+
+
+def decode_video(data: Any, videospec: str = "video") -> Any:
+    """Decode the frames of a video: ``video`` gives (frames, times, fps), ``torchvideo`` frames and times as tensors.
+
+    *data* are bytes or a seekable file. Sound is left out, and rotation not applied. Raises an error for damaged and
+    truncated videos, as far as their format shows it, and for what would take more than 4 GiB. One thread decodes.
     """
     import numpy as np
 
-    frames, times, packets, held = [], [], 0, 0
-    with opened(data) as (container, stream):
+    with _opened(data) as (container, stream):
+        is_unordered, fps = _is_unordered(container, stream), _rate(stream)
+        frames: list[np.ndarray] = []
+        times: list[float] = []
+        packets = size = 0
         for packet in container.demux(stream):
-            packets += packet.size > 0 and not packet.is_discard
+            packets += packet.size > 0
             for frame in packet.decode():
-                frames.append(pixels_of(frame))
-                times.append(time_of(frame))
-                held += frames[-1].nbytes
-                if held > MAX_BYTES:
-                    raise ValueError(
-                        f"decompression bomb? more than {len(frames)} frames of {frame.width} x {frame.height}"
-                    )
-    if len(frames) < packets:
-        raise ValueError(f"damaged: {len(frames)} of {packets} frames")
+                pixels = _checked(frame, stream).to_ndarray(format="rgb24")
+                size += pixels.nbytes
+                if size > MAX_BYTES:
+                    raise ValueError(f"decompression bomb? more than {len(frames)} frames of {pixels.nbytes} bytes")
+                frames.append(pixels)
+                times.append(len(times) / fps if is_unordered and fps else frame.time)
+        name = stream.codec_context.codec.canonical_name
+        claimed = len(stream.index_entries) if container.format.name != "ogg" else 0
     if not frames:
-        raise ValueError("a video without frames")
-    return Video(np.stack(frames), np.array(times))
+        raise ValueError("damaged or truncated: no frame")
+    if packets < claimed or (name in ONE_FRAME and len(frames) < packets):
+        raise ValueError(f"damaged or truncated: {len(frames)} of {max(packets, claimed)} frames")
+    video = Video(np.stack(frames), np.array(times, np.float64), fps)
+    if videospec == "video":
+        return video
+    torch = require("torch", extra="torch")
+    return torch.from_numpy(video.frames), torch.from_numpy(video.times), fps
+
+
+def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+    """Decode the frames of a clip alone, from the keyframe before it on, each by *convert*."""
+    with _opened(data) as (container, stream):
+        fps = clip.fps or _rate(stream)
+        if not clip.is_place:
+            start = clip.start
+        else:
+            if not fps:
+                raise DecodeError("a video without a rate: give fps=")
+            duration = _duration(container, stream)
+            start = clip.start * max(0.0, duration - clip.frames / fps)
+        found = _from(container, stream, start, clip, convert)
+        if len(found) < clip.frames and clip.is_place:  # frames whose intervals differ end earlier
+            times = _times(container, stream)
+            last = times[-clip.frames] if clip.frames <= len(times) else -1.0
+            last = times[-1] - (clip.frames - 1) / clip.fps if clip.fps and times else last
+            if last >= 0:
+                found = _from(container, stream, min(start, last), clip, convert)
+    if len(found) < clip.frames:
+        raise DecodeError(f"{len(found)} frames from {start:.3f} s on, fewer than {clip.frames}")
+    return found
+
+
+def _from(container: Any, stream: Any, start: float, clip: Clip, convert: Callable[[Any], Any]) -> list[np.ndarray]:
+    """Return the converted frames of *clip* from *start* on, fewer where the video ends before."""
+    first, back = float((stream.start_time or 0) * stream.time_base), 0.0
+    start += first
+    while True:
+        at = first if _is_unordered(container, stream) else max(first, start - back)
+        container.seek(int(at // stream.time_base), stream=stream)
+        frames = _timed(container, stream)
+        head = next(frames, None)
+        if head is None:
+            return []
+        if head[0] <= start + SLACK or start - back <= first:
+            return _taken(chain([head], frames), start, stream, clip, convert)
+        back = max(1.0, 2 * back)  # the keyframe that was found is shown after the start
+
+
+def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
+    """Yield frames with their times."""
+    rate = _rate(stream) if _is_unordered(container, stream) else 0.0
+    for number, frame in enumerate(container.decode(stream)):
+        yield (number / rate if rate else frame.time), frame
+
+
+def _taken(
+    frames: Iterable[tuple[float, Any]], start: float, stream: Any, clip: Clip, convert: Callable[[Any], Any]
+) -> list[np.ndarray]:
+    """Return the converted frames of *clip* from *start* on, which is a time as those of *frames* are."""
+    found: list[np.ndarray] = []
+    held, shown, wanted = None, start, start  # held: what is shown at the time wanted, unless the next frame is
+    for time, frame in frames:
+        while held is not None and time > wanted + SLACK:
+            found.append(convert(_checked(held, stream)))
+            if len(found) == clip.frames:
+                return found
+            wanted = start + len(found) / clip.fps if clip.fps else time
+        held, shown = frame, time
+    end = shown + (1 / _rate(stream) if _rate(stream) else 2 * SLACK)
+    while held is not None and len(found) < clip.frames and end > wanted + SLACK:
+        found.append(convert(_checked(held, stream)))
+        wanted = start + len(found) / clip.fps if clip.fps else end
+    return found
+
+
+def _is_unordered(container: Any, stream: Any) -> bool:
+    """Whether the times of frames are not known: AVI counts packets, and FFmpeg guesses the order of H.264's."""
+    return container.format.name == "avi" and stream.codec_context.has_b_frames
+
+
+def _times(container: Any, stream: Any) -> list[float]:
+    """Return the times of all frames, in seconds after the first."""
+    container.seek(0, stream=stream)
+    times = sorted(packet.pts for packet in container.demux(stream) if packet.pts is not None)
+    return [float((time - times[0]) * stream.time_base) for time in times]
+
+
+def _rate(stream: Any) -> float:
+    return float(stream.average_rate or stream.guessed_rate or 0)
+
+
+def _duration(container: Any, stream: Any) -> float:
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    if container.duration:
+        return container.duration / 1e6
+    times, rate = _times(container, stream), _rate(stream)
+    return times[-1] + (1 / rate if rate else 0.0) if times else 0.0
 
 
 @contextmanager
-def opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    """Give the container and its first video stream, for a decoder of one thread that reports all damage it finds."""
-    check_video(data)
+def _opened(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Open a video with one thread; FFmpeg is told its container, so that no playlist is read as one."""
     av = require("av", extra="media")
-    try:
-        with av.open(BytesIO(data), options=STRICT) as container:
-            if not container.streams.video:
-                raise ValueError("no video stream")
-            stream = container.streams.video[0]
-            context = stream.codec_context
-            context.thread_count, context.options = 1, STRICT
-            _check_size(context.width, context.height)
-            yield container, stream
-    except av.error.FFmpegError as error:
-        raise ValueError(f"damaged: {error.strerror or type(error).__name__}") from error
+    is_file = hasattr(data, "seek")
+    file: IO[bytes] = data if is_file else BytesIO(data)
+    name = video_headers.read_format(file, is_memory=not is_file)
+    file.seek(0)
+    with av.open(file, format=name, container_options={"err_detect": "crccheck+explode"}) as container:
+        if not container.streams.video:
+            raise ValueError("no video in the file")
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        context.thread_count, context.options = 1, CHECKS
+        _check_size(context.width, context.height)
+        yield container, stream
 
 
-def pixels_of(frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return RGB pixels of a frame, resized to *size* (height and width); raise ValueError for a damaged one."""
+def _checked(frame: Any, stream: Any) -> Any:
+    """Return *frame*; raise ValueError for a corrupt one, or one of another size than the first."""
     if frame.is_corrupt:
-        raise ValueError(f"damaged: the frame at {time_of(frame):.3f} s")
+        raise ValueError(f"damaged: the frame at {frame.time} s is corrupt")
     _check_size(frame.width, frame.height)
-    if size is None:
-        return frame.to_ndarray(format="rgb24")
-    return frame.to_ndarray(format="rgb24", height=size[0], width=size[1], interpolation="BILINEAR")
-
-
-def time_of(frame: Any) -> float:
-    """Return the seconds at which a frame is shown; 0 where the file does not say."""
-    return 0.0 if frame.time is None else float(frame.time)
+    return frame
 
 
 def _check_size(width: int, height: int) -> None:
-    from PIL import Image
-
-    limit = Image.MAX_IMAGE_PIXELS  # one limit for all pictures
-    if limit is not None and width * height > limit:
-        raise ValueError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
-
-
-def decode_clip(
-    data: bytes,
-    count: int,
-    *,
-    start: Callable[[float], float],
-    fps: float | None = None,
-    size: tuple[int, int] | None = None,
-) -> list[np.ndarray]:
-    """Decode at most *count* frames, each of *size* (height and width): consecutive ones, or *fps* a second.
-
-    They begin at ``start(left)`` seconds, where *left* is how much longer the video is than they. Decoding begins at
-    the key frame before.
-    """
-    try:
-        return _decode_clip(data, count, start, fps, size, seeks=True)
-    except ValueError:  # frames after a key frame may need some before it; a damaged file fails again
-        return _decode_clip(data, count, start, fps, size, seeks=False)
-
-
-def _decode_clip(
-    data: bytes,
-    count: int,
-    start: Callable[[float], float],
-    fps: float | None,
-    size: tuple[int, int] | None,
-    *,
-    seeks: bool,
-) -> list[np.ndarray]:
-    with opened(data) as (container, stream):
-        rate = float(stream.average_rate or stream.guessed_rate or 25)
-        first = float((stream.start_time or 0) * stream.time_base)
-        if stream.duration is not None:
-            seconds = float(stream.duration * stream.time_base)
-        else:
-            seconds = (container.duration or 0) / 1e6
-        begin = first + start(max(0.0, seconds - count / (fps or rate)))
-        if seeks and begin > first:
-            container.seek(int(begin / stream.time_base), stream=stream)
-        frames = container.decode(stream)
-        near = 0.5 / rate
-        if fps is None:
-            clip = (frame for frame in frames if time_of(frame) > begin - near)
-        else:
-            clip = _sampled(frames, [begin + i / fps for i in range(count)], near)
-        return [pixels_of(frame, size) for frame in islice(clip, count)]
-
-
-def _sampled(frames: Iterable[Any], times: list[float], near: float) -> Generator[Any, None, None]:
-    """Yield the frame that is shown at each of *times*, up to the last frame's."""
-    shown, i = None, 0
-    for frame in frames:
-        while i < len(times) and shown is not None and time_of(frame) > times[i] + 1e-6:
-            yield shown
-            i += 1
-        if i == len(times):
-            return
-        shown = frame
-    while shown is not None and i < len(times) and times[i] < time_of(shown) + 2 * near:
-        yield shown
-        i += 1
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"decompression bomb? {width} x {height} pixels are more than {MAX_PIXELS}")

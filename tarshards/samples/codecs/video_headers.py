@@ -1,67 +1,125 @@
-"""Find out whether video files are whole, without decoding them: demuxers read truncated ones to their end.
+"""Read the structure of videos: their container, and whether they are truncated, without decoding them.
 
-Formats: ISO 14496-12 (MP4, MOV), section 4.2; Matroska and WebM (RFC 8794, RFC 9559); RIFF/AVI (Microsoft, 1992);
-Ogg (RFC 3533).
+Formats: ISO/IEC 14496-12 (MP4, MOV), RFC 9559 (Matroska, WebM), Microsoft's AVI RIFF reference with OpenDML, and
+RFC 3533 (Ogg).
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
+from typing import IO
+
 from tarshards.errors import DecodeError
-from tarshards.samples.codecs.audio_headers import check_ogg
-from tarshards.samples.codecs.image_headers import boxes
+from tarshards.samples.codecs import audio_headers
 
-KINDS = "MP4", "Matroska", "AVI", "Ogg"
-EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
-STREAMED = "a streamed Matroska, whose header does not give its size; ffmpeg -i in.webm -c copy out.webm writes it"
-MP4_FIRST = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"])  # old MOVs have no ftyp
-
-
-def check_video(data: bytes) -> None:
-    """Raise DecodeError where *data* are no video file, or a truncated one."""
-    if data[4:8] in MP4_FIRST:
-        if b"moov" not in {name for name, _, _ in boxes(data)}:
-            raise DecodeError("a truncated MP4: no moov box")
-    elif data[:4] == EBML:
-        _check_matroska(data)
-    elif data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        _check_avi(data)
-    elif data[:4] == b"OggS":
-        check_ogg(data)
-    else:
-        raise DecodeError(f"not a video in any of {' '.join(KINDS)}")
+BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"])  # those that begin a file
+EBML, SEGMENT, CRC_32 = 0x1A45DFA3, 0x18538067, 0xBF
+# In a segment: SeekHead, Info, Tracks, Cluster, Cues, Attachments, Chapters, Tags, Void, CRC-32.
+PARTS = frozenset([0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1F43B675, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367])
+PARTS |= {0xEC, CRC_32}
 
 
-def _check_matroska(data: bytes) -> None:
-    place = 4
-    size, place = _ebml_size(data, place)
-    place += size
-    if data[place : place + 4] != SEGMENT:
-        raise DecodeError("a Matroska truncated in its header")
-    size, place = _ebml_size(data, place + 4)
-    if size < 0:
-        raise DecodeError(STREAMED)
-    if place + size > len(data):
-        raise DecodeError(f"a truncated Matroska: {len(data)} of {place + size} bytes")
+def read_format(file: IO[bytes], *, is_memory: bool) -> str:
+    """Return FFmpeg's name of the container; raise DecodeError for a truncated one, and for any other bytes.
+
+    *is_memory* says that reading costs nothing: then checksums are compared, where the container has them. Of Ogg
+    they are compared always.
+
+    >>> from io import BytesIO
+    >>> read_format(BytesIO(b"RIFF\\4\\0\\0\\0AVI "), is_memory=True)
+    'avi'
+    """
+    end = file.seek(0, 2)
+    head = _read(file, 0, 16)
+    if head[4:8] in BOXES:
+        _check_boxes(file, end)
+        return "mov"
+    if head[:4] == EBML.to_bytes(4, "big"):
+        _check_matroska(file, end, is_memory)
+        return "matroska"
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        _check_avi(file, end)
+        return "avi"
+    if head[:4] == b"OggS":
+        audio_headers.read_header(_read(file, 0, end))
+        return "ogg"
+    raise DecodeError("not a video in any of: MP4 MOV Matroska WebM AVI Ogg")
 
 
-def _ebml_size(data: bytes, place: int) -> tuple[int, int]:
-    """Return the size of an element, -1 for an unknown one, and where its content begins."""
-    first = data[place] if place < len(data) else 0
-    length = 9 - first.bit_length()  # as many bytes as zeros lead the first one, and one
-    if length > 8 or place + length > len(data):
-        raise DecodeError("a Matroska truncated in its header")
-    bits = 7 * length
-    value = int.from_bytes(data[place : place + length], "big") & (1 << bits) - 1
-    return -1 if value == (1 << bits) - 1 else value, place + length
+def _read(file: IO[bytes], place: int, size: int) -> bytes:
+    file.seek(place)
+    return file.read(size)
 
 
-def _check_avi(data: bytes) -> None:
-    """Compare the sizes of the RIFF chunks, of which large files have several, with the file's."""
+def _check_boxes(file: IO[bytes], end: int) -> None:
+    place, kinds = 0, set()
+    while place < end:
+        head = _read(file, place, 16)
+        size, kind, large = struct.unpack(">I4sQ", head.ljust(16, b"\0"))
+        size = end - place if size == 0 else large if size == 1 else size
+        if size < 8 or place + size > end:
+            raise DecodeError(f"truncated: the box at {place} does not end in {end} bytes")
+        kinds.add(kind)
+        place += size
+    if b"moov" not in kinds or kinds.isdisjoint((b"mdat", b"moof")):
+        raise DecodeError("truncated: no moov box, or no mdat box")
+
+
+def _check_avi(file: IO[bytes], end: int) -> None:
     place = 0
-    while place < len(data):
-        size = int.from_bytes(data[place + 4 : place + 8], "little")
-        if data[place : place + 4] != b"RIFF" or size < 4:
-            raise DecodeError(f"an AVI with {len(data) - place} bytes at {place} that are no RIFF chunk")
-        place += 8 + size + (size & 1 and place + 8 + size < len(data))
-    if place > len(data):
-        raise DecodeError(f"a truncated AVI: {len(data)} of {place} bytes")
+    while (head := _read(file, place, 8))[:4] == b"RIFF" and len(head) == 8:
+        size = int.from_bytes(head[4:], "little")
+        if place + 8 + size > end or not size:
+            raise DecodeError(f"truncated: the RIFF chunk at {place} does not end in {end} bytes")
+        place += 8 + size + size % 2
+    if place < end:
+        raise DecodeError(f"{end - place} bytes that are no RIFF chunk at the end")
+
+
+def _check_matroska(file: IO[bytes], end: int, is_memory: bool) -> None:
+    place, found = 0, False
+    while place < end:
+        name, size, place = _element(file, place)
+        if name == SEGMENT:
+            found = True
+            if size is None:
+                return  # as live streams are; nothing says where it ends
+            if place + size > end:
+                raise DecodeError(f"truncated: a segment of {size} bytes in {end - place}")
+            if is_memory:
+                _check_segment(file, place, place + size)
+        elif size is None or place + size > end:
+            raise DecodeError(f"damaged or truncated: the element before {place} does not end")
+        place += size
+    if not found:
+        raise DecodeError("truncated: no segment")
+
+
+def _check_segment(file: IO[bytes], place: int, end: int) -> None:
+    """Compare the checksums of the elements in a segment."""
+    while place < end:
+        name, size, place = _element(file, place)
+        if name not in PARTS:
+            raise DecodeError(f"damaged: no known element before {place}")
+        if size is None:
+            return
+        if place + size > end:
+            raise DecodeError(f"damaged: the element before {place} is longer than its segment")
+        data = _read(file, place, size)
+        if data[:2] == bytes([CRC_32, 0x84]) and zlib.crc32(data[6:]) != int.from_bytes(data[2:6], "little"):
+            raise DecodeError(f"damaged: wrong checksum of the element before {place}")
+        place += size
+
+
+def _element(file: IO[bytes], place: int) -> tuple[int, int | None, int]:
+    """Return the name of the element at *place*, its size (None for an unknown one), and where its data begin."""
+    head = _read(file, place, 12)
+    width = 9 - head[0].bit_length() if head else 9
+    name, rest = int.from_bytes(head[:width], "big"), head[width:]
+    length = 9 - rest[0].bit_length() if rest else 9
+    if width > 4 or length > 8 or len(rest) < length:
+        raise DecodeError(f"damaged or truncated: no element at {place}")
+    mask = (1 << 7 * length) - 1
+    size = int.from_bytes(rest[:length], "big") & mask
+    return name, None if size == mask else size, place + width + length

@@ -2,117 +2,116 @@
 
 import numpy as np
 import pytest
-from readers_data import whole
-from videos import made, moving
+from readers_data import read, whole
+from videos import KINDS, RATE, peer, written
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index.build import build_index
-from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.draws import draws_of
-from tarshards.samples.codecs.video import decode_video
-
-pytestmark = pytest.mark.usefixtures("av")
+from tarshards.samples.codecs import video
 
 
-@pytest.fixture
-def av():
-    return pytest.importorskip("av", reason="needs PyAV")
+@pytest.mark.parametrize("kind", KINDS)
+def test_clips_are_parts_of_what_pyav_reads(kind):
+    data = written(kind, 24)
+    frames, _ = peer(data)
+    for first in range(0, 21, 3):
+        clips = whole(readers.video(4, start=first / RATE), [data])
+        np.testing.assert_array_equal(clips[0], frames[first : first + 4])
+    with_fps = whole(readers.video(4, fps=RATE / 2, start=0.5), [data])
+    np.testing.assert_array_equal(with_fps[0], frames[[5, 7, 9, 11]])
+    faster = whole(readers.video(4, fps=RATE * 2, start=0.5), [data])
+    np.testing.assert_array_equal(faster[0], frames[[5, 5, 6, 6]])
+    middle = whole(readers.video(4, start="middle"), [data])
+    np.testing.assert_array_equal(middle[0], frames[10:14])
 
 
-def failures(reader, datas):
-    """What fails of *datas*, by place."""
-    return reader.read(reader.make(len(datas)), 0, Payloads.of(datas), draws_of(0, 0, np.arange(len(datas))))
+def place_of(clip, frames):
+    (place,) = [i for i in range(len(frames)) if np.array_equal(frames[i : i + len(clip)], clip)]
+    return place
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_clips_lie_where_start_says(parts):
-    datas = [made("mp4", moving(frames)) for frames in (20, 30, 40)]
-    frames = [decode_video(data).frames for data in datas]
-    for start, begins in ("start", (0, 0, 0)), ("middle", (8, 13, 18)), (0.5, (5, 5, 5)):
-        batch = whole(readers.video(4, start=start), datas, parts=parts)
-        assert batch.shape == (3, 4, 48, 64, 3)
-        assert all(np.array_equal(clip, each[begin : begin + 4]) for clip, each, begin in zip(batch, frames, begins))
+@pytest.mark.parametrize("kind", ["mp4 h264", "mkv h264", "live webm", "ogv vp8", "avi mpeg4"])
+def test_random_clips_lie_all_over_the_video(kind):
+    data = written(kind, 24)
+    frames, _ = peer(data)
+    many = [data] * 40
+    clips = whole(readers.video(4, start="random"), many)
+    places = [place_of(clip, frames) for clip in clips]
+    assert len({*places}) >= 8
+    np.testing.assert_array_equal(whole(readers.video(4, start="random"), many, parts=7), clips)
+    assert (whole(readers.video(4, start="random"), many, epoch=1) != clips).any()
 
 
-def test_random_clips_are_drawn_for_each_sample():
-    data = made("mp4", moving(60))
-    frames = decode_video(data).frames
-    reader = readers.video(2, start="random")
-    batch = whole(reader, [data] * 40)
-    begins = [next(i for i in range(59) if np.array_equal(frames[i : i + 2], clip)) for clip in batch]
-    assert len(set(begins)) > 15
-    assert min(begins) < 12
-    assert max(begins) > 45
-    assert np.array_equal(batch, whole(reader, [data] * 40, parts=3))
+@pytest.mark.parametrize("kind", ["mp4 h264", "mkv h264"])
+def test_frames_at_changing_intervals(kind):
+    times = np.cumsum([100, 40, 300, 20] * 6).tolist()
+    data = written(kind, 24, times=times)
+    frames, shown = peer(data)
+    shown -= shown[0]
+    for start in np.arange(0, 2.2, 0.31):
+        clips = whole(readers.video(3, fps=8, start=float(start)), [data])
+        wanted = [int(np.searchsorted(shown, start + i / 8 + 2e-3)) - 1 for i in range(3)]
+        np.testing.assert_array_equal(clips[0], frames[wanted])
+    clips = whole(readers.video(20, start="random"), [data] * 30)
+    assert {place_of(clip, frames) for clip in clips} <= {*range(5)}
 
 
-def test_frames_are_resized_as_ffmpeg_does(av):
-    data = made("mkv", moving(6))
-    batch = whole(readers.video(6, (20, 30)), [data])
-    assert (batch.shape, batch.dtype) == ((1, 6, 20, 30, 3), np.uint8)
-    import io
-
-    with av.open(io.BytesIO(data)) as container:
-        for frame, got in zip(container.decode(video=0), batch[0]):
-            small = frame.reformat(30, 20, "rgb24", interpolation="BILINEAR")
-            assert np.array_equal(small.to_ndarray(), got)
+def test_frames_are_resized_as_pyav_does_and_cropped():
+    data = written(size=(32, 48))
+    resized, _ = peer(data, width=20, height=10, interpolation="AREA")
+    np.testing.assert_array_equal(whole(readers.video(2, (10, 20)), [data])[0], resized[:2])
+    covering, _ = peer(data, width=24, height=16, interpolation="AREA")
+    np.testing.assert_array_equal(whole(readers.video(2, 16, crop="center"), [data])[0], covering[:2, :, 4:20])
 
 
-def test_short_videos_fail_or_repeat_their_last_frame():
-    datas = [made("mp4", moving(5)), made("mp4", moving(9))]
-    failed = failures(readers.video(7), datas)
-    assert [(i, str(error)) for i, error in failed.items()] == [
-        (0, "5 frames, fewer than 7; pad=True repeats the last one")
-    ]
-    padded = whole(readers.video(7, pad=True), datas)
-    assert np.array_equal(padded[0, 4:], padded[0, [4, 4, 4]])
-    assert np.array_equal(padded[0, :5], decode_video(datas[0]).frames)
+def test_what_fails_is_named_and_the_rest_is_read():
+    datas = [written(), written(count=2), written(size=(48, 32)), written()[:-9], written()]
+    clips, failed = read(readers.video(4), datas)
+    assert {place: str(error) for place, error in failed.items()} == {
+        1: "2 frames from 0.000 s on, fewer than 4",
+        2: "48 x 32 pixels, where the first video has 32 x 48",
+        3: str(failed[3]),
+    }
+    assert "truncated" in str(failed[3])
+    np.testing.assert_array_equal(clips[[0, 4]], np.stack([peer(datas[0])[0][:4]] * 2))
+    for start in 1.2, 99.0:
+        _, failed = read(readers.video(1, 8, start=start), datas[:1])
+        assert "0 frames from" in str(failed[0])
 
 
-def test_videos_of_several_sizes_without_a_size_are_a_list():
-    batch = whole(readers.video(2), [made("mp4", moving(4)), made("mp4", moving(4, 32, 32))])
-    assert [clip.shape for clip in batch] == [(2, 48, 64, 3), (2, 32, 32, 3)]
+def test_only_what_is_needed_is_decoded(monkeypatch):
+    decoded = []
+    checked = video._checked
+    monkeypatch.setattr(video, "_checked", lambda frame, stream: decoded.append(frame.time) or checked(frame, stream))
+    whole(readers.video(3, 8, start=4.0), [written(count=60)])
+    assert decoded == pytest.approx([4.0, 4.1, 4.2])
 
 
-def test_what_does_not_decode_fails_alone():
-    data = made("mp4", moving(8))
-    failed = failures(readers.video(4, 16), [data, data[:-50], b"x", data])
-    assert sorted(failed) == [1, 2]
-    assert "truncated" in str(failed[1])
-    assert "not a video" in str(failed[2])
+def test_bad_options_are_refused():
+    for options in (
+        {"crop": "left"},
+        {"crop": "center"},
+        {"fps": 0},
+        {"start": "end"},
+        {"start": -1},
+        {"size": (1, 2, 3)},
+    ):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            readers.video(4, **options)
+    with pytest.raises(ValueError, match="frames"):
+        readers.video(0)
 
 
-def test_a_loader_delivers_the_same_whatever_the_threads(tmp_path):
-    name = str(tmp_path / "a.tar")
-    with ShardWriter(str(tmp_path / "a-%d.tar")) as writer:
-        for i in range(12):
-            writer.write({"__key__": str(i), "mp4": made("mp4", moving(10 + i)), "cls": i})
-    name = str(tmp_path / "a-0.tar")
-    build_index(name)
-    fields = {"mp4": readers.video(4, 24, fps=5, start="random"), "cls": readers.integer()}
-
-    def epoch(threads):
-        stream = Stream.from_shards(name, shuffle=True)
-        return [(b["mp4"].copy(), b["cls"].copy()) for b in ArrayLoader(stream, 5, fields=fields, threads=threads)]
-
-    one, two = epoch(1), epoch(2)
-    assert sorted(np.concatenate([labels for _, labels in one]).tolist()) == list(range(12))
-    for (clips, labels), (others, other_labels) in zip(one, two):
-        assert np.array_equal(clips, others)
-        assert np.array_equal(labels, other_labels)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "reason"),
-    [
-        ((0,), {}, "frames must be"),
-        ((2, (3,)), {}, "one number or a pair"),
-        ((2, 0), {}, "size must be"),
-        ((2,), {"fps": 0}, "fps=0 must be above 0"),
-        ((2,), {"start": "end"}, "start='end' is neither"),
-        ((2,), {"start": -1.0}, "start=-1.0 is neither"),
-    ],
-)
-def test_arguments_out_of_range(arguments, options, reason):
-    with pytest.raises(ValueError, match=reason):
-        readers.video(*arguments, **options)
+def test_a_loader_gives_batches_of_clips(tmp_path):
+    datas = [written(count=8 + i) for i in range(4)]
+    with ShardWriter(str(tmp_path / "v-%d.tar")) as writer:
+        for i, data in enumerate(datas):
+            writer.write({"__key__": str(i), "mp4": data})
+    build_index(tmp_path / "v-0.tar")
+    stream = Stream.from_shards(str(tmp_path / "v-0.tar"))
+    (batch,) = ArrayLoader(stream, 4, fields={"mp4": readers.video(4, 16, start="middle")})
+    assert (batch["mp4"].shape, batch["mp4"].dtype) == ((4, 4, 16, 16, 3), np.uint8)
+    for key, clip in zip(batch["__key__"], batch["mp4"]):
+        frames, _ = peer(datas[int(key)], width=16, height=16, interpolation="AREA")
+        begin = (len(frames) - 4) // 2
+        np.testing.assert_array_equal(clip, frames[begin : begin + 4])

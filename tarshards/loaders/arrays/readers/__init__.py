@@ -2,7 +2,7 @@
 
 - ``base``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers
-- ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: some frames, decoded and resized
+- ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized
 """
 
 from __future__ import annotations

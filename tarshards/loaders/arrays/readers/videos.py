@@ -1,4 +1,4 @@
-"""Reader of videos: some frames of each, decoded from the key frame before them, and resized."""
+"""Reader of videos: some frames of each, resized on the way into the batch; only what is needed is decoded."""
 
 from __future__ import annotations
 
@@ -8,54 +8,78 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, stack
+from tarshards.loaders.arrays.readers.base import Batch, Reader, failure
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.samples.codecs.video import decode_clip
+from tarshards.samples.codecs.video import Clip, decode_clip
 
-PLACES = {"start": 0.0, "middle": 0.5}  # parts of the time by which a video is longer than its clip
+VideoCrop = Literal["none", "center"]
 
 
 class Videos(Reader):
-    """Clips of as many frames; see video()."""
+    """Clips of one number of frames and one size, which the first video determines if it is None; see video()."""
 
-    def __init__(self, frames: int, size: tuple[int, int] | None, fps: float | None, start: float | str, pad: bool):
-        self.frames, self.size, self.fps, self.start, self.pad = frames, size, fps, start, pad
+    def __init__(
+        self, frames: int, size: tuple[int, int] | None, fps: float | None, start: float | str, crop: VideoCrop
+    ):
+        self.frames, self.size, self.fps, self.start, self.crop = frames, size, fps, start, crop
 
-    def make(self, count: int) -> Batch:
-        """An array of clips, or a list where each keeps its size."""
-        if self.size is None:
-            return [None] * count
-        return np.empty((count, self.frames, *self.size, 3), np.uint8)
+    def open(self, field: str, payload: bytes) -> Videos:
+        """Learn the size of the frames, if it was not given."""
+        if self.size is not None:
+            return self
+        try:
+            height, width, _ = decode_clip(payload, Clip(1, None, 0.0, False), _to_rgb)[0].shape
+        except Exception as exc:
+            raise failure(exc) from exc
+        return OneSize(self.frames, (height, width), self.fps, self.start, self.crop)
+
+    def make(self, count: int) -> np.ndarray:
+        """An array of shape (count, frames, height, width, 3)."""
+        return np.empty((count, self.frames, *(self.size or (0, 0)), 3), np.uint8)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode a clip of each video into its place."""
+        """Decode a clip of each video."""
         failed = {}
-        places = uniform(draws, 0) if self.start == "random" else np.zeros(len(payloads))
+        is_place = isinstance(self.start, str)
+        starts = (
+            uniform(draws, 0) if self.start == "random" else np.full(len(payloads), 0.5 if is_place else self.start)
+        )
         for i, payload in enumerate(payloads):
             try:
-                clip = self._read_one(payload, float(places[i]))
-                if self.size is None:
-                    batch[first + i] = np.stack(clip)
-                else:
-                    np.stack(clip, out=batch[first + i])
+                clip = decode_clip(payload, Clip(self.frames, self.fps, float(starts[i]), is_place), self.convert)
+                for row, pixels in zip(batch[first + i], clip):
+                    row[:] = pixels
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
 
-    def _read_one(self, payload: bytes, draw: float) -> list[np.ndarray]:
-        def start(left: float) -> float:
-            if isinstance(self.start, str):
-                return PLACES.get(self.start, draw) * left
-            return self.start
+    def convert(self, frame: Any) -> np.ndarray:
+        """Resize a frame, and crop what is beyond the size."""
+        assert self.size is not None
+        height, width = self.size
+        if self.crop == "none":
+            return _to_rgb(frame, height, width)
+        scale = max(height / frame.height, width / frame.width)
+        covering = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
+        top, left = (covering[0] - height) // 2, (covering[1] - width) // 2
+        return _to_rgb(frame, *covering)[top : top + height, left : left + width]
 
-        clip = decode_clip(payload, self.frames, start=start, fps=self.fps, size=self.size)
-        if not clip or (len(clip) < self.frames and not self.pad):
-            raise DecodeError(f"{len(clip)} frames, fewer than {self.frames}; pad=True repeats the last one")
-        return clip + clip[-1:] * (self.frames - len(clip))
 
-    def join(self, batch: Batch) -> Any:
-        """Stack clips that kept their size, where it is one."""
-        return stack(batch) if self.size is None else batch
+class OneSize(Videos):
+    """Clips of videos that all have the size of the first."""
+
+    def convert(self, frame: Any) -> np.ndarray:
+        """Check the size of a frame."""
+        if (frame.height, frame.width) != self.size:
+            height, width = self.size or (0, 0)
+            raise DecodeError(f"{frame.height} x {frame.width} pixels, where the first video has {height} x {width}")
+        return _to_rgb(frame)
+
+
+def _to_rgb(frame: Any, height: int | None = None, width: int | None = None) -> np.ndarray:
+    return frame.to_ndarray(
+        format="rgb24", height=height, width=width, interpolation=None if height is None else "AREA"
+    )
 
 
 def video(
@@ -63,23 +87,29 @@ def video(
     size: int | tuple[int, int] | None = None,
     *,
     fps: float | None = None,
-    start: float | Literal["start", "middle", "random"] = "middle",
-    pad: bool = False,
+    start: float | Literal["random", "middle"] = 0.0,
+    crop: VideoCrop = "none",
 ) -> Reader:
-    """MP4, MOV, MKV, WebM, AVI or Ogg -> uint8 of shape (n, frames, height, width, 3), RGB.
+    """MP4, MOV, Matroska, WebM, AVI or Ogg -> uint8 RGB of shape (n, frames, height, width, 3).
 
-    The frames are consecutive, or with *fps* those shown that often a second. They begin at *start*: seconds, or such
-    that they are the first, in the middle, or at a random place. Each is resized to *size* (height and width) as a
-    whole; without a size they keep theirs, and make a list where it differs. A video with fewer frames is an error, or
-    with *pad* the last one is repeated. Decoding begins at the key frame before: damage elsewhere is not seen, except
-    truncation. Needs ``pip install 'tarshards[media]'``.
+    A clip of so many *frames* is taken of each video: consecutive ones, or with *fps* those that are shown at so many
+    times a second. It begins at *start* seconds after the first frame, at a random time, or where it lies in the middle
+    of the video. A video that ends before is an error. Only frames from the keyframe before the clip on are decoded, by
+    one thread a video; nothing after the clip is looked at. With a *size* (height and width in pixels) all of the frame
+    is resized, or for ``crop="center"`` the largest middle part of that aspect. Without, all videos must have the size
+    of the first. Rotation is not applied. Needs ``pip install 'tarshards[media]'``.
     """
-    frames = whole_number("frames", frames, least=1)
-    sides = (size, size) if isinstance(size, int) else size
-    if sides is not None and (len(sides) != 2 or min(whole_number("size", side, least=1) for side in sides) < 1):
-        raise ValueError(f"size={size} must be one number or a pair, height and width")
-    if fps is not None and not fps > 0:
-        raise ValueError(f"fps={fps} must be above 0")
-    if start not in (*PLACES, "random") and (isinstance(start, str | bool) or not start >= 0):
-        raise ValueError(f'start={start!r} is neither seconds nor one of "start", "middle", "random"')
-    return Videos(frames, None if sides is None else (sides[0], sides[1]), fps, start, pad)
+    if crop not in ("none", "center"):
+        raise ValueError(f'crop={crop!r} is none of "none", "center"')
+    if crop != "none" and size is None:
+        raise ValueError(f"crop={crop!r} needs a size")
+    if fps is not None and not 0 < fps < float("inf"):
+        raise ValueError(f"fps={fps} must be a number of frames a second")
+    if start not in ("random", "middle") and (isinstance(start, str) or not 0 <= start < float("inf")):
+        raise ValueError(f'start={start!r} is none of "random", "middle", a time in seconds')
+    sides = None if size is None else size if isinstance(size, tuple | list) else (size, size)
+    if sides is not None:
+        if len(sides) != 2:
+            raise ValueError(f"size={size} must be one number or a pair, height and width")
+        sides = whole_number("size", sides[0], 1), whole_number("size", sides[1], 1)
+    return Videos(whole_number("frames", frames, least=1), sides, fps, start, crop)
