@@ -6,7 +6,6 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
 from itertools import accumulate
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -164,6 +163,8 @@ def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
     if not names or not (min(ratios.values()) > 0 and abs(sum(ratios.values()) - 1) < 1e-9):
         raise ValueError("ratios must be positive and their sum must be 1")
     bounds = list(accumulate(ratios.values()))[:-1]
+
+    from hashlib import blake2b
 
     def route(sample: Sample) -> str:
         digest = blake2b(f"{seed}/{sample['__key__']}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
