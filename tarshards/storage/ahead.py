@@ -156,9 +156,6 @@ class ReadAhead:
                 self.drop(file)
                 raise
         else:
-            if number == 0 and len(self._files) > 1:  # the pieces that are asked for when this answer has come
-                for _ in range(self._window // PIECE):
-                    self._threads.submit(address.prepare)
             found = begin_transfer(address, min(FIRST, self._most))
             if isinstance(found, RangeTransfer):
                 file.version, file.asked = found.version, found.end

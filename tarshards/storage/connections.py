@@ -97,25 +97,23 @@ class Response:
         """Wait until *size* bytes are there, so that a thread is not woken for every packet."""
         connection: Any = self._connection
         sock, timeout = connection.sock, connection.timeout
-        if sock is None:  # the server closes it after this
+        is_plain = type(sock) is socket.socket
+        if is_plain:
+            self._wake_at(size)
+        elif sock is None or not self.leaves_stalled or sock.pending():  # None where the server closes it after this
             return
-        is_encrypted = hasattr(sock, "pending")
-        if is_encrypted and sock.pending():
-            return
-        self._wake_at(size)  # encrypted they are more
         pause = max(STALL, ANSWERS * _pool(os.getpid()).soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
         waited, before = 0.0, traffic.so_far().bytes
         while not _is_readable(sock, min(pause, timeout - waited)):
-            self._wake_at(1)  # for a server so slow that its few bytes are progress
-            if _is_readable(sock):
-                return
+            if is_plain:
+                self._wake_at(1)  # for a server so slow that its few bytes are progress
+                if _is_readable(sock):
+                    return
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
             if traffic.so_far().bytes - before >= ELSEWHERE:
                 raise StalledError("nothing came for a while")
-        if is_encrypted:
-            self._wake_at(1)  # what follows the awaited bytes in their record may be less
 
     def _wake_at(self, size: int) -> None:
         if size != self._awaited and self._connection.sock is not None:
@@ -198,19 +196,6 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         except BaseException:
             connection.close()
             raise
-
-
-def prepare(url: str, timeout: float) -> None:
-    """Connect to the server of *url* for a request that will follow soon, which says why where that fails."""
-    origin = Origin.of(url)
-    key = origin, (proxy := _proxy_of(origin))
-    connection = _connect(origin, proxy, timeout)
-    try:
-        connection.connect()
-    except (OSError, http.client.HTTPException):
-        connection.close()
-    else:
-        _pool(os.getpid()).put(key, connection)
 
 
 def soonest(url: str) -> float:

@@ -12,7 +12,7 @@ import ssl
 import string
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
 from itertools import pairwise
@@ -108,11 +108,6 @@ class Address:
     def renew(self) -> bool:
         """Get new credentials for those that were refused; return whether there may be some."""
         return False
-
-    def prepare(self) -> None:
-        """Connect for a request that will follow soon."""
-        with suppress(ValueError):  # raised again by that request
-            connections.prepare(self.target[0], self.location.remote.timeout)
 
     def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
         """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
