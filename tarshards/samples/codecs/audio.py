@@ -70,7 +70,8 @@ def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) ->
             raise ValueError(f"{claimed} frames, where the header says {header.frames}")
         if size > MAX_BYTES:
             raise ValueError(f"decompression bomb? {claimed} frames of {file.channels} channels")
-        whole = file.read(dtype="int32" if header.kind == "FLAC" else "float32", always_2d=True)
+        integers = "int16" if header.bits <= 16 else "int32"
+        whole = file.read(dtype=integers if header.kind == "FLAC" else "float32", always_2d=True)
     if len(whole) != claimed:
         raise ValueError(f"damaged or truncated: {len(whole)} of {claimed} frames")
     if header.md5:
@@ -110,12 +111,11 @@ def _check_md5(whole: np.ndarray, header: audio_headers.SoundHeader) -> None:
 
     import numpy as np
 
-    width = -(-header.bits // 8)
-    lowest = whole >> (32 - header.bits)
-    if width == 2:
-        packed = lowest.astype("<i2").tobytes()
-    else:
-        packed = lowest.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+    width, size = -(-header.bits // 8), whole.itemsize
+    lowest = whole >> (8 * size - header.bits)
+    packed = lowest.astype(f"<i{size}", copy=False)
+    if width < size:
+        packed = np.ascontiguousarray(packed.view(np.uint8).reshape(-1, size)[:, :width])
     if hashlib.md5(packed, usedforsecurity=False).digest() != header.md5:
         raise ValueError("a damaged FLAC: its samples do not match their MD5")
 
