@@ -21,7 +21,9 @@ from tarshards.webdataset import handlers
 #: What decodes a field by its name, with a dot before it, and its bytes; None leaves it to the next.
 Function = Callable[[str, bytes], Any]
 
-imagespecs, IMAGE_EXTENSIONS = IMAGESPECS, sorted(EXTENSIONS)
+#: Those of webdataset: what goes over them expects uint8 or float32.
+imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
+IMAGE_EXTENSIONS = sorted(EXTENSIONS)
 decode_buffer, encode_buffer = decode_tenbin, encode_tenbin
 DecodingError = DecodeError
 #: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
