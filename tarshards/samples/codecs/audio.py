@@ -113,9 +113,9 @@ def _check_md5(whole: np.ndarray, header: audio_headers.SoundHeader) -> None:
 
     width, size = -(-header.bits // 8), whole.itemsize
     lowest = whole >> (8 * size - header.bits)
-    packed = lowest.astype(f"<i{size}", copy=False)
+    packed: Any = lowest.astype(f"<i{size}", copy=False)
     if width < size:
-        packed = np.ascontiguousarray(packed.view(np.uint8).reshape(-1, size)[:, :width])
+        packed = packed.view(np.uint8).reshape(-1, size)[:, :width].tobytes()
     if hashlib.md5(packed, usedforsecurity=False).digest() != header.md5:
         raise ValueError("a damaged FLAC: its samples do not match their MD5")
 

@@ -1,5 +1,7 @@
 """Videos, read into batches of clips."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from readers_data import read, whole
@@ -8,6 +10,8 @@ from videos import KINDS, RATE, peer, written
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index.build import build_index
 from tarshards.samples.codecs import video
+
+pytestmark = pytest.mark.skipif(find_spec("av") is None, reason="needs PyAV")
 
 
 @pytest.mark.parametrize("kind", KINDS)

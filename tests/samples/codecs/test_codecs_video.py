@@ -2,6 +2,7 @@
 
 import io
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tarshards.errors import DecodeError
 from tarshards.samples.codecs import decode_field, video
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "audio-text-ragged.md"
+pytestmark = pytest.mark.skipif(find_spec("av") is None, reason="needs PyAV")
 FIELDS = {"matroska": "mkv", "ogg": "ogv"}
 
 
