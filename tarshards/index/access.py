@@ -115,7 +115,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     """The samples of indexed shards, one after the other, as a sequence: ``[i]``, ``["key"]``, slices, ``len``.
 
     A sample is read when it is asked for: only its bytes, and of these only *fields* (a list of names, or words in one
-    string) if given. Those that *lazy* names are each a ``MemberFile``, of which only what is asked for is read.
+    string) if given. Those that *lazy* names are each a ``MemberFile``, which reads only what is asked for.
     Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
     are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
     pickled, inherited by forked processes and shared by threads.

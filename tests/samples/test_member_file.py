@@ -1,4 +1,4 @@
-"""Members as files: what any reader of files takes, of which only what is asked for is read."""
+"""Members as files: any reader of files takes them, and only what is asked for is read."""
 
 from __future__ import annotations
 
