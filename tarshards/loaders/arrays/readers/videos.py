@@ -92,8 +92,8 @@ def video(
 ) -> Reader:
     """MP4, MOV, Matroska, WebM, AVI or Ogg -> uint8 RGB of shape (n, frames, height, width, 3).
 
-    Of each video a clip of *frames* frames is taken: consecutive ones, or with *fps* those that are shown at that many
-    moments a second. It begins at *start* seconds after the first frame, at a random time, or where it lies in the middle
+    Of each video a clip of *frames* frames is taken: consecutive ones, or with *fps* those that are shown that many
+    times a second. It begins at *start* seconds after the first frame, at a random time, or where it lies in the middle
     of the video. A video that ends before is an error. Only frames from the keyframe before the clip on are decoded, by
     one thread a video; nothing after the clip is looked at. With a *size* (height and width in pixels) all of the frame
     is resized, or for ``crop="center"`` the largest middle part of that aspect. Without, all videos must have the size
