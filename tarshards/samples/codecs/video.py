@@ -196,7 +196,7 @@ def _opened(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _checked(frame: Any, stream: Any) -> Any:
-    """Return *frame*; raise ValueError for a corrupt one, or one of another size than the first."""
+    """Return *frame*; raise ValueError for a corrupt one, or one of too many pixels."""
     if frame.is_corrupt:
         raise ValueError(f"damaged: the frame at {frame.time} s is corrupt")
     _check_size(frame.width, frame.height)
