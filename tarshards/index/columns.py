@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -445,8 +446,7 @@ def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | No
     if first is None or not {*names} & {*first.sources}:
         return None
 
-    def wanted(location: Location, packed: tuple[bytes, Head] | None) -> pa.Table:
-        columns = None if packed is None else ShardColumns.parse(location, *packed)
+    def wanted(location: Location, columns: ShardColumns | None) -> pa.Table:
         missing = [name for name in names if columns is None or name not in {KEY, *columns.sources}]
         if columns is None or missing:
             known = "" if columns is None else f"; there are {', '.join(columns.sources)}"
@@ -455,5 +455,7 @@ def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | No
         return columns.table.select([*names])  # type: ignore[union-attr]
 
     # Threads only read: one in a library in C++ when the process ends would abort it.
-    tables = list(map(wanted, locations, for_each_shard(_read_columns, locations)))
+    packed = for_each_shard(_read_columns, locations[1:])
+    others = (each and ShardColumns.parse(location, *each) for location, each in zip(locations[1:], packed))
+    tables = list(map(wanted, locations, chain([first], others)))
     return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")

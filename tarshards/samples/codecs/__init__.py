@@ -16,7 +16,7 @@ from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
 from tarshards.samples.codecs import audio as sound
 from tarshards.samples.codecs import video as film
-from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, decoder, encoder
+from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, check_spec, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
@@ -45,10 +45,10 @@ def decode_field(
     """
     if images is not None and images not in image.IMAGESPECS:
         image.check_imagespec(images)
-    if audio is not None and audio not in sound.AUDIOSPECS:
-        sound.check_audiospec(audio)
-    if video is not None and video not in film.VIDEOSPECS:
-        film.check_videospec(video)
+    if audio is not None:
+        check_spec("audiospec", audio, sound.AUDIOSPECS)
+    if video is not None:
+        check_spec("videospec", video, film.VIDEOSPECS)
     extension, gzipped = _extension(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]

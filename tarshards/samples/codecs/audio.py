@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import did_you_mean
 from tarshards.samples.codecs import audio_headers
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import encoder, require
@@ -22,13 +21,6 @@ AUDIOSPECS = "audio", "torchaudio"
 MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
 SERIAL = bytes(4)  # of an Ogg stream; libsndfile takes a random one, so that no two files are the same
-
-
-def check_audiospec(audio: Any) -> str:
-    """Return *audio*; raise ValueError unless it is an audiospec."""
-    if audio not in AUDIOSPECS:
-        raise ValueError(f"unknown audiospec {audio!r}; known: {' '.join(AUDIOSPECS)}{did_you_mean(audio, AUDIOSPECS)}")
-    return audio
 
 
 class Sound(NamedTuple):

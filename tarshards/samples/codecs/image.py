@@ -71,15 +71,15 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and truncated images.
     """
     container, element, mode = IMAGESPECS[imagespec]
+    orientation = read_orientation(data) if exif_transpose else 1
+    if (container, orientation) == ("pil", 1):
+        return _decode_pillow(data, mode)
     import numpy as np
 
-    orientation = read_orientation(data) if exif_transpose else 1
     if container == "pil":
-        image = _decode_pillow(data, mode)
-        if orientation == 1:
-            return image
         from PIL import Image
 
+        image = _decode_pillow(data, mode)
         return Image.fromarray(np.ascontiguousarray(oriented(np.asarray(image), orientation)))
     pixels = _decode_jpeg(data, mode) if data.startswith(b"\xff\xd8\xff") else None
     if pixels is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
+
+from tarshards.errors import did_you_mean
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {}
 UNSAFE_DECODERS: dict[str, Callable[[bytes], Any]] = {}
@@ -47,6 +49,12 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def check_spec(kind: str, spec: Any, known: Sequence[str]) -> None:
+    """Raise ValueError unless *spec* is one of the *known* ones of its *kind*."""
+    if spec not in known:
+        raise ValueError(f"unknown {kind} {spec!r}; known: {' '.join(known)}{did_you_mean(spec, known)}")
 
 
 def require(module: str, *, extra: str) -> Any:

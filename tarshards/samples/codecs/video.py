@@ -8,7 +8,7 @@ from io import BytesIO
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import DecodeError, did_you_mean
+from tarshards.errors import DecodeError
 from tarshards.samples.codecs import video_headers
 from tarshards.samples.codecs.registry import require
 
@@ -22,13 +22,6 @@ MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
 SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
 ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
-
-
-def check_videospec(video: Any) -> str:
-    """Return *video*; raise ValueError unless it is a videospec."""
-    if video not in VIDEOSPECS:
-        raise ValueError(f"unknown videospec {video!r}; known: {' '.join(VIDEOSPECS)}{did_you_mean(video, VIDEOSPECS)}")
-    return video
 
 
 class Video(NamedTuple):
@@ -67,7 +60,7 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
         for packet in container.demux(stream):
             packets += packet.size > 0
             for frame in packet.decode():
-                pixels = _checked(frame, stream).to_ndarray(format="rgb24")
+                pixels = _checked(frame).to_ndarray(format="rgb24")
                 size += pixels.nbytes
                 if size > MAX_BYTES:
                     raise ValueError(f"decompression bomb? more than {len(frames)} frames of {pixels.nbytes} bytes")
@@ -140,14 +133,14 @@ def _taken(
     held, shown, wanted = None, start, start  # held: what is shown at the time wanted, unless the next frame is
     for time, frame in frames:
         while held is not None and time > wanted + SLACK:
-            found.append(convert(_checked(held, stream)))
+            found.append(convert(_checked(held)))
             if len(found) == clip.frames:
                 return found
             wanted = start + len(found) / clip.fps if clip.fps else time
         held, shown = frame, time
     end = shown + (1 / _rate(stream) if _rate(stream) else 2 * SLACK)
     while held is not None and len(found) < clip.frames and end > wanted + SLACK:
-        found.append(convert(_checked(held, stream)))
+        found.append(convert(_checked(held)))
         wanted = start + len(found) / clip.fps if clip.fps else end
     return found
 
@@ -195,7 +188,7 @@ def _opened(data: Any) -> Iterator[tuple[Any, Any]]:
         yield container, stream
 
 
-def _checked(frame: Any, stream: Any) -> Any:
+def _checked(frame: Any) -> Any:
     """Return *frame*; raise ValueError for a corrupt one, or one of too many pixels."""
     if frame.is_corrupt:
         raise ValueError(f"damaged: the frame at {frame.time} s is corrupt")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.errors import DecodeError
+from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
 
 Batch = Any  # an array with a row a sample, or a list with an element a sample
@@ -55,6 +55,16 @@ class Reader:
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> Any:
         """Do what ``join`` does; ``empty(count, dtype)`` returns an array in memory that is reused."""
         return self.join(batch)
+
+
+def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the height and width that *size* stands for; raise ValueError or TypeError for what is none."""
+    if size is None:
+        return None
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"size={size} must be one number or a pair, height and width")
+    return whole_number("size", sides[0], 1), whole_number("size", sides[1], 1)
 
 
 def failure(exc: Exception) -> DecodeError:

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tarshards.errors import DecodeError, whole_number
+from tarshards.errors import DecodeError
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, stack
+from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, sides_of, stack
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import parse_header
 
@@ -305,11 +305,7 @@ def image(
         raise ValueError(f"ratio={ratio} must be within (0, 1]: the part of the largest box that is taken")
     if not 0 <= flip <= 1:
         raise ValueError(f"flip={flip} must be a probability")
-    sides = None if size is None else size if isinstance(size, tuple | list) else (size, size)
-    if sides is not None:
-        if len(sides) != 2:
-            raise ValueError(f"size={size} must be one number or a pair, height and width")
-        sides = whole_number("size", sides[0], 1), whole_number("size", sides[1], 1)
+    sides = sides_of(size)
     element = np.dtype(dtype)
     if element != np.uint8 and (element.kind != "f" or element.itemsize > 8):
         raise ValueError(f"dtype={element} must be uint8, float16, float32 or float64")

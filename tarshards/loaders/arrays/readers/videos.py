@@ -8,7 +8,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure
+from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, sides_of
 from tarshards.loaders.arrays.readers.draws import uniform
 from tarshards.samples.codecs.video import Clip, decode_clip
 
@@ -107,9 +107,5 @@ def video(
         raise ValueError(f"fps={fps} must be a number of frames a second")
     if start not in ("random", "middle") and (isinstance(start, str) or not 0 <= start < float("inf")):
         raise ValueError(f'start={start!r} is none of "random", "middle", a time in seconds')
-    sides = None if size is None else size if isinstance(size, tuple | list) else (size, size)
-    if sides is not None:
-        if len(sides) != 2:
-            raise ValueError(f"size={size} must be one number or a pair, height and width")
-        sides = whole_number("size", sides[0], 1), whole_number("size", sides[1], 1)
+    sides = sides_of(size)
     return Videos(whole_number("frames", frames, least=1), sides, fps, start, crop)
