@@ -463,13 +463,13 @@ class Input:
 
     def choose(self, samples: Iterable[Sample], count: Callable[[], int | None] = lambda: None) -> Iterator[Sample]:
         """Apply --slice, --count, --fields and the progress bar to *samples*; for the bar, *count* may count them."""
-        from tarshards.stream.ops import progress
-
         samples = self._take(samples)
         if self.fields is not None:
             samples = self.require(self._select(samples, self.fields))
         if self.quiet or not sys.stderr.isatty():
             return iter(samples)
+        from tarshards.stream.ops import progress
+
         return progress(samples, total=self._chosen(count()))
 
     def _chosen(self, total: int | None) -> int | None:

@@ -18,7 +18,6 @@ from tarshards.cli._common import (
     usage_errors,
 )
 from tarshards.errors import SampleError
-from tarshards.stream.ops import progress
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples
 
@@ -51,7 +50,11 @@ def main(
     check_output(output, overwrite)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)
-    write_samples(samples if quiet else progress(samples), output, allow_pipe=True, sync=sync)
+    if not quiet:
+        from tarshards.stream.ops import progress
+
+        samples = progress(samples)
+    write_samples(samples, output, allow_pipe=True, sync=sync)
 
 
 def _refuse_nothing() -> None:

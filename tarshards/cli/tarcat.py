@@ -27,7 +27,6 @@ from tarshards.cli._common import (
     write_new_keys,
 )
 from tarshards.samples.keys import Sample
-from tarshards.stream.ops import add_source, rekey, shuffle
 from tarshards.verbs.cat import interleave
 
 
@@ -49,6 +48,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         add: bool,
         **values: Any,
     ) -> Any:
+        from tarshards.stream.ops import add_source, rekey, shuffle
+
         if template is not None:
             with usage_errors("--rekey"):
                 rekey((), template)

@@ -32,7 +32,6 @@ from tarshards.samples.lines import escape
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
 from tarshards.storage.opening import open_url
-from tarshards.stream.ops import progress
 from tarshards.tar.read import pack_members
 from tarshards.verbs.create import read_member_lines, read_plan
 from tarshards.verbs.jsonl import read_json_lines
@@ -116,7 +115,10 @@ def main(
     if not allow_empty:
         source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
         samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped))
-    samples = samples if quiet else progress(samples)
+    if not quiet:
+        from tarshards.stream.ops import progress
+
+        samples = progress(samples)
     if dry_run:
         _count(samples, output)
     else:

@@ -28,7 +28,6 @@ from tarshards.cli._common import (
     write_new_keys,
 )
 from tarshards.storage.expressions import spec_name
-from tarshards.stream.ops import rekey
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
 
 
@@ -106,7 +105,10 @@ def main(
             on_end=_tell_end if len(sources) > 1 else None,
         )
         chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
-        chosen = chosen if template is None else rekey(chosen, template)
+        if template is not None:
+            from tarshards.stream.ops import rekey
+
+            chosen = rekey(chosen, template)
     check_output(output, overwrite)
     write_new_keys(chosen, output, source.reject, sync=sync)
 
