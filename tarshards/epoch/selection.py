@@ -164,9 +164,12 @@ def _have(
         places = {key: shards.places(key) for key in keys}
         numbers = np.array([place for found in places.values() for place in found], np.int64)
         return np.isin(among.astype(np.int64), numbers), [key for key, found in places.items() if not found]
-    known = shards.keys
-    have = np.fromiter((known[number] in keys for number in among.tolist()), np.bool_, len(among))
-    return have, keys.difference(known)
+    have, missing = np.zeros(int(shards.counts.sum()), np.bool_), set(keys)
+    for number, key in enumerate(shards.shards.each_key()):
+        if key in keys:
+            have[number] = True
+            missing.discard(key)
+    return have[among], missing
 
 
 def _meet(

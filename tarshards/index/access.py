@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -187,8 +188,13 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     @property
     def keys(self) -> list[str]:
         """The keys of the samples, in their order; every index is loaded for them."""
-        keys = self.shards.keys
-        return [keys[place] for place in self._range]
+        if self._range == range(len(self._range)):
+            return list(islice(self.shards.each_key(), len(self._range)))
+        keys = [""] * len(self._range)
+        for place, key in enumerate(self.shards.each_key()):
+            if place in self._range:
+                keys[self._range.index(place)] = key
+        return keys
 
     def locate(self, keys: Iterable[str]) -> np.ndarray:
         """Return for each of *keys* the place of the first sample that has it, -1 where none does; int64, one axis.

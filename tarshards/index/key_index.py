@@ -1,8 +1,8 @@
-"""The file that finds samples by key: sorted hashes of all keys with the places of their samples, mapped into memory.
+"""The file that finds samples by key: sorted hashes of all keys with the places of their samples.
 
-docs/index-format.md describes ``train.shards.keys``. A look-up estimates where a hash stands, since hashes are spread
-evenly, searches around it, and reads one header of the shard to compare the key itself. Neither keys nor indexes are
-loaded. What was read is checked: the blocks of entries that an answer depends on have checksums.
+docs/index-format.md describes ``train.shards.keys``. The first hash of each block of entries is held in memory, 1/500
+of the file, so a look-up reads one block, and one header of the shard to compare the key itself. Neither keys nor
+indexes are loaded. What was read is checked: each block has a checksum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -36,14 +36,19 @@ from tarshards.tar.read import BLOCK
 
 log = logging.getLogger("tarshards")
 
-MAGIC = b"TARKEYS\x01"
+MAGIC = b"TARKEYS\x02"
 HEADER = struct.Struct("<8sQ16sI")  # magic, keys, digest of the shards, CRC-32 of what is before
-ENTRY = np.dtype([("hash", "<u8"), ("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: in blocks of 512
-HASHES, PLACES = 8, 12  # bytes of an entry in each of the two sections
-CHECKED = 1 << 10  # entries that one checksum covers
+PLACE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
+ENTRY = np.dtype([("hash", "<u8"), ("place", PLACE)])
+HASH = 8  # bytes
+SUM = 16  # bytes of a block after its entries: their CRC-32, and zeros
+EACH = 204  # entries of a block, which takes 4,096 bytes
 PARTS = 256  # of hashes, by their first byte, that are sorted one after the other
 TASKS = 64
-GUESSES = 8  # blocks that are looked at before the rest is halved
+
+
+def _block_size() -> int:
+    return ENTRY.itemsize * EACH + SUM
 
 
 def hash_keys(keys: Sequence[str]) -> np.ndarray:
@@ -88,24 +93,25 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
             for part, begin, end in zip(parts, [0, *ends.tolist()], ends.tolist()):
                 if begin < end:
                     part.write(entries[begin:end].tobytes())
-        places = stack.enter_context(tempfile.TemporaryFile())
-        stream: Any = stack.enter_context(location.open("wb", sync=sync))
+        stream = stack.enter_context(location.open("wb", sync=sync))
         head = HEADER.pack(MAGIC, count, digest_of(shards), 0)[:-4]
-        stream.write(head + crc32(head).to_bytes(4, "little"))
-        hashes_sums, places_sums = _Checksums(HASHES * CHECKED), _Checksums(PLACES * CHECKED)
+        stream.write((head + crc32(head).to_bytes(4, "little")).ljust(_block_size(), b"\0"))
+        firsts, left = [], np.empty(0, ENTRY)
         for part in parts:
             part.seek(0)
             entries = np.frombuffer(part.read(), ENTRY)
             entries = entries[np.argsort(entries["hash"], kind="stable")]  # of equal keys the first stays first
-            hashes_sums.write(stream, entries["hash"].tobytes())
-            rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)
-            places_sums.write(places, rows[:, HASHES:].tobytes())
+            entries = np.concatenate([left, entries])
+            whole = len(entries) // EACH * EACH
+            firsts.append(_write_blocks(stream, entries[:whole]))
+            left = entries[whole:]
             part.truncate(0)
-        places.seek(0)
-        while data := places.read(1 << 20):
-            stream.write(data)
-        stream.write(hashes_sums.finish())
-        stream.write(places_sums.finish())
+        if len(left):
+            padded = np.zeros(EACH, ENTRY)
+            padded[: len(left)] = left
+            firsts.append(_write_blocks(stream, padded))
+        table = np.concatenate(firsts).tobytes()
+        stream.write(table + crc32(table).to_bytes(4, "little"))
     return location.name
 
 
@@ -117,36 +123,19 @@ def _entries(numbered: tuple[int, str]) -> np.ndarray:
     if len(blocks) and int(blocks[-1]) >= 1 << 32:
         raise ShardIndexError("a key index holds places of shards up to 2 TiB", url=Location.of(url).name)
     entries = np.empty(len(index), ENTRY)
-    entries["hash"], entries["shard"] = hash_keys(index.keys), number
-    entries["sample"], entries["header"] = np.arange(len(index)), blocks
+    entries["hash"] = hash_keys(index.keys)
+    for name, values in ("shard", number), ("sample", np.arange(len(index))), ("header", blocks):
+        entries["place"][name] = values
     return entries
 
 
-class _Checksums:
-    """The CRC-32 of each *size* bytes that are written."""
-
-    def __init__(self, size: int):
-        self._size, self._sums = size, bytearray()
-        self._sum = self._taken = 0
-
-    def write(self, stream: BinaryIO, data: bytes) -> None:
-        stream.write(data)
-        view = memoryview(data)
-        while view:
-            part = view[: self._size - self._taken]
-            self._sum, self._taken = crc32(part, self._sum), self._taken + len(part)
-            view = view[len(part) :]
-            if self._taken == self._size:
-                self._end()
-
-    def _end(self) -> None:
-        self._sums += self._sum.to_bytes(4, "little")
-        self._sum = self._taken = 0
-
-    def finish(self) -> bytes:
-        if self._taken:
-            self._end()
-        return bytes(self._sums)
+def _write_blocks(stream: BinaryIO, entries: np.ndarray) -> np.ndarray:
+    """Write the blocks of *entries*, which fill them; return the first hash of each."""
+    rows = entries.reshape(-1, EACH)
+    for row in rows:
+        data = row["hash"].tobytes() + row["place"].tobytes()
+        stream.write(data + crc32(data).to_bytes(4, "little").ljust(SUM, b"\0"))
+    return rows["hash"][:, 0]
 
 
 class KeyIndex:
@@ -161,8 +150,10 @@ class KeyIndex:
         self._ranges, self._shards, self._keys_of = ranges, shards, keys_of
         self._starts = [0, *accumulate(counts)]
         self._count = self._starts[-1]
-        self._blocks = -(-self._count // CHECKED)
-        if ranges.size != self._start(PLACES, self._count) + 8 * self._blocks:
+        self._block_size = _block_size()
+        blocks = -(-self._count // EACH)
+        self._end = (1 + blocks) * self._block_size
+        if ranges.size != self._end + 8 * blocks + 4:
             raise self._damaged(f"{ranges.size} bytes for {self._count} keys")
 
     @classmethod
@@ -181,7 +172,9 @@ class KeyIndex:
         ranges = location.ranges()
         head = bytes(ranges.read(0, min(HEADER.size, ranges.size)))
         if len(head) < HEADER.size or head[:8] != MAGIC or crc32(head[:-4]) != int.from_bytes(head[-4:], "little"):
-            raise ShardIndexError("damaged, or not a key index of this version", url=location.name)
+            raise ShardIndexError(
+                "damaged, or not a key index of this version; rebuild it with `tarindex --key-index`", url=location.name
+            )
         _, _, digest, _ = HEADER.unpack(head)
         if digest != digest_of(shards):
             log.info("%s: of other shards; rebuild it with `tarindex --key-index`", location.name)
@@ -192,86 +185,60 @@ class KeyIndex:
         """Return the numbers of the samples with this key, over all shards, ascending."""
         (wanted,) = hash_keys([key]).tolist()
         found = []
-        for at in self._equal(wanted):
-            shard, sample, header = self._place(at)
+        for shard, sample, header in self._equal(wanted):
             if self._has(shard, sample, header, key):
                 found.append(self._starts[shard] + sample)
         return found
 
     def repeated(self) -> str | None:
         """Return a key that several samples have, None where all keys differ."""
-        before = -1
-        for block in range(self._blocks):
-            for value in self._hashes(block):
-                if value == before:
-                    places = (self._place(at) for at in self._equal(value))
-                    keys = [self._keys_of(shard)[sample] for shard, sample, _ in places]
-                    for key in keys:
-                        if keys.count(key) > 1:
-                            return key
-                before = value
+        before = np.zeros(0, np.uint64)
+        for number in range(len(self._firsts)):
+            hashes = np.concatenate([before, self._hashes(self._block(number), number)])
+            for value in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
+                keys = [self._keys_of(shard)[sample] for shard, sample, _ in self._equal(value)]
+                for key in keys:
+                    if keys.count(key) > 1:
+                        return key
+            before = hashes[-1:]
         return None
 
-    def _equal(self, wanted: int) -> Iterator[int]:
-        """Yield the numbers of the entries with this hash."""
-        at = self._search(wanted)
-        while at < self._count:
-            hashes = self._hashes(at // CHECKED)
-            for value in hashes[at % CHECKED :]:
-                if value != wanted:
+    def _equal(self, wanted: int) -> Iterator[tuple[int, int, int]]:
+        """Yield shard, sample and header of the entries with this hash."""
+        for number in range(max(0, bisect_left(self._firsts, wanted) - 1), len(self._firsts)):
+            if self._firsts[number] > wanted:
+                return
+            block = self._block(number)
+            hashes = self._hashes(block, number)
+            for at in range(bisect_left(hashes, wanted), len(hashes)):
+                if hashes[at] != wanted:
                     return
-                yield at
-                at += 1
-
-    def _search(self, wanted: int) -> int:
-        """Return the number of the first entry whose hash is not below *wanted*.
-
-        The next block to look at is where the hash would be if those between were spread evenly.
-        """
-        low, high, guess = 0, self._blocks - 1, (wanted * self._count >> 64) // CHECKED
-        looked = 0
-        while low <= high:
-            looked += 1
-            block = (low + high) // 2 if looked > GUESSES else min(max(guess, low), high)
-            hashes = self._hashes(block)
-            if hashes[0] >= wanted:
-                high = block - 1
-            elif hashes[-1] < wanted:
-                low = block + 1
-            else:
-                return block * CHECKED + bisect_left(hashes, wanted)
-            guess = (block * CHECKED + ((wanted - hashes[0]) * self._count >> 64)) // CHECKED
-        return min(low * CHECKED, self._count)
-
-    def _hashes(self, block: int) -> memoryview:
-        return memoryview(self._read(HASHES, block)).cast("Q")
-
-    def _start(self, section: int, entry: int) -> int:
-        """Return where an entry of a section begins."""
-        if section == HASHES:
-            return HEADER.size + HASHES * entry
-        return HEADER.size + HASHES * self._count + PLACES * entry
-
-    def _read(self, section: int, block: int) -> bytes:
-        """Return the entries of a block, after comparing their checksum."""
-        begin, end = block * CHECKED, min(self._count, (block + 1) * CHECKED)
-        data = bytes(self._ranges.read(self._start(section, begin), section * (end - begin)))
-        if crc32(data) != int.from_bytes(self._sums[section][4 * block : 4 * block + 4], "little"):
-            raise self._damaged(f"wrong checksum of the entries from {begin}")
-        return data
+                yield self._place(block, at)
 
     @cached_property
-    def _sums(self) -> dict[int, bytes]:
-        """The checksums of the blocks, by section."""
-        start, size = self._start(PLACES, self._count), 4 * self._blocks
-        found = bytes(self._ranges.read(start, 2 * size))
-        return {HASHES: found[:size], PLACES: found[size:]}
+    def _firsts(self) -> memoryview:
+        """The first hash of each block."""
+        data = bytes(self._ranges.read(self._end, self._ranges.size - self._end))
+        if crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            raise self._damaged("wrong checksum of the first hashes")
+        return memoryview(data[:-4]).cast("Q")
 
-    def _place(self, at: int) -> tuple[int, int, int]:
-        """Return shard, sample and header of an entry."""
-        shard, sample, header = struct.unpack_from("<III", self._read(PLACES, at // CHECKED), PLACES * (at % CHECKED))
+    def _block(self, number: int) -> bytes:
+        """Return a block, after comparing its checksum."""
+        data = bytes(self._ranges.read((1 + number) * self._block_size, self._block_size))
+        end = ENTRY.itemsize * EACH
+        if crc32(data[:end]) != int.from_bytes(data[end : end + 4], "little"):
+            raise self._damaged(f"wrong checksum of the entries from {number * EACH}")
+        return data
+
+    def _hashes(self, block: bytes, number: int) -> memoryview:
+        return memoryview(block)[: HASH * min(EACH, self._count - number * EACH)].cast("Q")
+
+    def _place(self, block: bytes, at: int) -> tuple[int, int, int]:
+        """Return shard, sample and header of an entry of a block."""
+        shard, sample, header = struct.unpack_from("<III", block, HASH * EACH + PLACE.itemsize * at)
         if shard >= len(self._shards) or sample >= self._starts[shard + 1] - self._starts[shard]:
-            raise self._damaged(f"entry {at} is of no sample")
+            raise self._damaged(f"no sample {sample} in shard {shard}")
         return shard, sample, header
 
     def _has(self, shard: int, sample: int, header: int, key: str) -> bool:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 
 class KeyTable:
-    """The place of each of *keys*, by sorted hashes: 16 bytes per key besides the keys, a fifth of a dict.
+    """The places of *count* *keys*, by sorted hashes: 16 bytes a key. *key_of* returns the key of a place.
 
-    >>> table = KeyTable(["a", "b", "a"])
+    >>> keys = ["a", "b", "a"]
+    >>> table = KeyTable(keys, 3, keys.__getitem__)
     >>> table.places("a"), table.places("c"), table.repeated()
     ([0, 2], [], 'a')
     """
 
-    def __init__(self, keys: list[str]):
-        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+    def __init__(self, keys: Iterable[str], count: int, key_of: Callable[[int], str]):
+        hashes = np.fromiter(map(hash, keys), np.int64, count)
         order = np.argsort(hashes, kind="stable")  # of equal keys the first stays first
-        self._keys = keys
+        self._key_of = key_of
         self._hashes, self._places = hashes[order].data, order.data  # memoryviews: their items are ints
 
     def places(self, key: str) -> list[int]:
@@ -27,7 +29,7 @@ class KeyTable:
         at, found = bisect_left(hashes, wanted), []
         while at < len(hashes) and hashes[at] == wanted:
             place: int = self._places[at]
-            if self._keys[place] == key:
+            if self._key_of(place) == key:
                 found.append(place)
             at += 1
         return found
@@ -37,6 +39,7 @@ class KeyTable:
         hashes = np.asarray(self._hashes)
         for at in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
             place = self._places[at]
-            if self.places(self._keys[place])[0] != place:
-                return self._keys[place]
+            key = self._key_of(place)
+            if self.places(key)[0] != place:
+                return key
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakSet
@@ -405,13 +405,22 @@ class OpenShards:
         for shard in [*self._in_use_before.values(), *self.in_use.values()]:
             shard.ranges.verify()
 
-    @cached_property
-    def keys(self) -> list[str]:
-        """The keys of all samples; every index is loaded for them, several at once."""
+    def each_key(self) -> Iterator[str]:
+        """Yield the keys of all samples; every index is loaded for them, several at once."""
         locations = [self.location(number) for number in range(len(self.urls))]
         numbers = {location: number for number, location in enumerate(locations)}
-        indexes = for_each_shard(lambda location: self.index(numbers[location]), locations)
-        return [key for index in indexes for key in index.keys]
+        for index in for_each_shard(lambda location: self.index(numbers[location]), locations):
+            yield from index.keys
+
+    def key(self, place: int) -> str:
+        """Return the key of the sample of this number over all shards."""
+        number = int(np.searchsorted(self._ends, place, "right"))
+        return self.index(number).keys[place - int(self._ends[number] - self.counts[number])]
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """How many samples each shard has with those before it."""
+        return np.cumsum(self.counts)
 
     @cached_property
     def fraction(self) -> float:
@@ -432,7 +441,7 @@ class OpenShards:
     @cached_property
     def table(self) -> KeyIndex | KeyTable:
         """The places of all samples by key."""
-        return self.key_index or KeyTable(self.keys)
+        return self.key_index or KeyTable(self.each_key(), int(self.counts.sum()), self.key)
 
     @staticmethod
     def _lock(number: int) -> threading.RLock:

@@ -6,6 +6,7 @@ Read in this order:
 - ``member_file``: members as files that seek, in place of their bytes
 - ``read``: members grouped into samples, and samples split into members
 - ``batch``: many samples at once, by field
+- ``seen_keys``: keys that may occur once
 - ``fields``: selections of fields; ``conditions``: expressions over samples, and templates
 - ``codecs``: fields to Python values and back
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit

@@ -10,6 +10,7 @@ from itertools import islice
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.keys import Sample, is_reserved, join_name
+from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
@@ -91,7 +92,7 @@ def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back."""
-    keys: set[str] = set()
+    seen = SeenKeys("this key occurred before")
     for sample in samples:
         place, key = sample["__url__"], sample["__key__"]
         with located(place):
@@ -100,7 +101,6 @@ def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
                 raise SampleError("no field except the key", key=key)
             for field in fields:
                 join_name(key, field)
-            if key in keys:
-                raise SampleError("this key occurred before", key=key)
-        keys.add(key)
+        seen.add(key, url=place)
         yield sample
+    seen.check()

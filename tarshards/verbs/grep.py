@@ -154,7 +154,7 @@ def by_columns(
     if found is None:
         return None
     if wanted is not None:
-        found &= [wanted({"__key__": key}) for key in indexed.keys]
+        found &= [wanted({"__key__": key}) for key in indexed.shards.each_key()]
     return read_numbers(indexed, found.nonzero()[0], Ledger.of(on_error))
 
 
@@ -268,7 +268,7 @@ class KeyFilter:
 
         try:
             indexed = IndexedShards([shard])
-            numbers = [number for number, key in enumerate(indexed.keys) if key in self.keys]
+            numbers = [number for number, key in enumerate(indexed.shards.each_key()) if key in self.keys]
         except TarshardsError as error:
             ledger(error)
             return

@@ -13,6 +13,7 @@ from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
+from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
 
@@ -25,7 +26,7 @@ TWICE = "duplicate key"
 ENTRY = 200  # bytes of memory for a sample of an indexed input, with its key and overhead
 
 Reject = Callable[[Sample, TarshardsError], Any]
-OpenIndexed = Callable[[set[str]], "list[IndexedInput] | None"]
+OpenIndexed = Callable[[SeenKeys], "list[IndexedInput] | None"]
 
 
 def join_shards(
@@ -52,7 +53,7 @@ def join_shards(
         raise UrlError("stdin can be only one of the inputs", url="-")
     read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
 
-    def open_indexed(taken: set[str]) -> list[IndexedInput] | None:
+    def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards
         from tarshards.index.sidecar import has_index
 
@@ -168,7 +169,7 @@ class Join:
 def _merge(
     inputs: list[Iterator[Sample]], join: Join, open_indexed: OpenIndexed | None, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
-    taken: set[str] = set()
+    taken = SeenKeys(TWICE)
     try:
         while True:
             parts = [next(samples, None) for samples in inputs]
@@ -176,10 +177,12 @@ def _merge(
             if len(keys) > 1:
                 break
             if None in keys:
+                taken.check()
                 return
             _take(taken, *parts)
             yield from join(parts)
         rests: list[Iterator[Sample]] = [chain([part] if part else [], samples) for part, samples in zip(parts, inputs)]
+        taken.check()
         indexed = open_indexed and open_indexed(taken)
         yield from (_look_up(rests[0], indexed, taken, join) if indexed else _sort(rests, taken, join, memory, tmpdir))
     finally:
@@ -188,16 +191,14 @@ def _merge(
                 samples.close()  # at once, also where a traceback still holds it
 
 
-def _take(taken: set[str], *parts: Sample | None) -> None:
-    """Add the key of *parts* to *taken*; raise SampleError if it is there already."""
+def _take(taken: SeenKeys, *parts: Sample | None) -> None:
+    """Add the key of *parts* to *taken*."""
     sample = next(part for part in parts if part is not None)
-    if sample["__key__"] in taken:
-        raise SampleError(TWICE, **place(sample))
-    taken.add(sample["__key__"])
+    taken.add(sample["__key__"], url=sample.get("__url__"))
 
 
 def _sort(
-    rests: list[Iterator[Sample]], taken: set[str], join: Join, memory: int, tmpdir: str | None
+    rests: list[Iterator[Sample]], taken: SeenKeys, join: Join, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
     """Join by sorting everything by key, and the results back into order."""
     pairs = (
@@ -220,7 +221,7 @@ def _sort(
     yield from map(itemgetter(1), merge_sort(joined(), memory=memory, tmpdir=tmpdir))
 
 
-def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: set[str], join: Join) -> Iterator[Sample]:
+def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKeys, join: Join) -> Iterator[Sample]:
     """Join the *rest* of the first input with the *indexed* inputs; then the samples that only these have."""
     firsts = chain([(0, rest)], ((number, other.rest()) for number, other in enumerate(indexed, 1)))
     for number, samples in firsts:
@@ -233,6 +234,7 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: set[str
             if number == 0 and not any(others):
                 _take(taken, sample)  # the indexed inputs know which of their own were taken
             yield from join([*[None] * number, sample, *others])
+    taken.check()
 
 
 class IndexedInput:
@@ -241,13 +243,13 @@ class IndexedInput:
     The samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
     """
 
-    def __init__(self, shards: IndexedShards, taken: set[str]):
+    def __init__(self, shards: IndexedShards, taken: SeenKeys):
         import numpy as np
 
         if (key := shards.repeated_key()) is not None:
             raise SampleError(TWICE, url=shards.names[0], key=key)
         self.shards = shards
-        self.untaken = np.fromiter((key not in taken for key in shards.keys), bool, len(shards))
+        self.untaken = ~np.fromiter(taken.which(shards.shards.each_key()), bool, len(shards))
 
     def take(self, key: str) -> Sample | None:
         """Read the sample of *key*, or return None if there is none; raise SampleError if it was taken before."""
