@@ -1,4 +1,4 @@
-"""Samples looked up by key."""
+"""Samples looked up by key in memory, where there is no key index."""
 
 from __future__ import annotations
 

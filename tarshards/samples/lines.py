@@ -92,7 +92,7 @@ def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back."""
-    seen = SeenKeys("this key occurred before")
+    seen = SeenKeys()
     for sample in samples:
         place, key = sample["__url__"], sample["__key__"]
         with located(place):
@@ -101,6 +101,7 @@ def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
                 raise SampleError("no field except the key", key=key)
             for field in fields:
                 join_name(key, field)
-        seen.add(key, url=place)
+            if key in seen:
+                raise SampleError("this key occurred before", key=key)
+        seen.add(key)
         yield sample
-    seen.check()

@@ -6,88 +6,127 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tarshards.errors import SampleError
-
 if TYPE_CHECKING:
     import numpy as np
 
 LATEST = 1 << 18  # keys that are held as they are
-DIGEST = 16  # bytes: two keys of 1e9 have the same one with a probability of 1e-21
+BITS = 16  # of the filter, at least, for each older key
 
 
 class SeenKeys:
-    """The keys that were added: the latest 262,144 as they are, of others a digest of 16 bytes.
+    """The keys that were added: the latest, up to 262,144, with the shards that they are in; of each other two hashes.
 
-    A key that comes again is an error with *reason*, at once if it is one of the latest, otherwise as soon as there are
-    262,144 others, or at ``check``.
+    Two of 1e9 keys have the same 128 bits of hashes with a probability of 1e-21.
 
-    >>> seen = SeenKeys("duplicate key")
-    >>> seen.add("a", url="x.tar")
-    >>> "a" in seen, [*seen.which(["b", "a"])]
-    (True, [False, True])
-    >>> seen.add("a", url="y.tar")
-    Traceback (most recent call last):
-        ...
-    tarshards.errors.SampleError: y.tar: a: duplicate key
+    >>> seen = SeenKeys()
+    >>> seen.add("a", "x.tar")
+    >>> "a" in seen, seen.shard_of("a"), [*seen.which(["b", "a"])], seen.isdisjoint(["b"])
+    (True, 'x.tar', [False, True], True)
     """
 
-    def __init__(self, reason: str):
-        self.reason = reason
-        self._latest: dict[str, str | None] = {}  # the shards that they are in
-        self._runs: list[np.ndarray] = []  # sorted digests, each run at least twice as long as the next
-
-    def add(self, key: str, *, url: str | None) -> None:
-        """Add a key; raise SampleError for one that was added before, which may be an earlier one than this."""
-        if key in self._latest:
-            raise SampleError(self.reason, url=url, key=key)
-        self._latest[key] = url
-        if len(self._latest) == LATEST:
-            self.check()
-
-    def check(self) -> None:
-        """Raise SampleError if one of the latest keys was added before; hold only digests of them."""
-        import numpy as np
-
-        if not self._runs and len(self._latest) < LATEST:
-            return
-        digests = _digests(self._latest)
-        for (key, url), is_old in zip(self._latest.items(), self._are_old(digests).tolist()):
-            if is_old:
-                raise SampleError(self.reason, url=url, key=key)
-        self._latest.clear()
-        run = np.sort(digests)
-        while self._runs and len(self._runs[-1]) < 2 * len(run):
-            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
-        self._runs.append(run)
+    def __init__(self) -> None:
+        self._latest: dict[str, str | None] = {}
+        self._old: _Hashes | None = None
 
     def __contains__(self, key: str) -> bool:
-        return key in self._latest or (bool(self._runs) and bool(self._are_old(_digests([key]))[0]))
+        return key in self._latest or (self._old is not None and key in self._old)
+
+    def add(self, key: str, shard: str | None = None) -> None:
+        """Add a key, which is in *shard*."""
+        self._latest[key] = shard
+        if len(self._latest) >= LATEST:
+            self._age()
+
+    def update(self, keys: Iterable[str], shard: str | None = None) -> None:
+        """Add several keys."""
+        self._latest.update(dict.fromkeys(keys, shard))
+        if len(self._latest) >= LATEST:
+            self._age()
+
+    def shard_of(self, key: str) -> str | None:
+        """Return the shard that one of the latest keys is in, None for another."""
+        return self._latest.get(key)
+
+    def isdisjoint(self, keys: Iterable[str]) -> bool:
+        """Return whether none of *keys* was added."""
+        return not any(self.which(keys)) if self._old is not None else self._latest.keys().isdisjoint(keys)
 
     def which(self, keys: Iterable[str]) -> Iterator[bool]:
         """Yield of each of *keys* whether it was added."""
-        if not self._runs:
+        if self._old is None:
             yield from map(self._latest.__contains__, keys)
             return
         keys = iter(keys)
         while part := list(islice(keys, LATEST)):
-            for key, is_old in zip(part, self._are_old(_digests(part)).tolist()):
+            for key, is_old in zip(part, self._old.which(part).tolist()):
                 yield is_old or key in self._latest
 
-    def _are_old(self, digests: np.ndarray) -> np.ndarray:
-        """Return which of *digests* the runs have."""
+    def _age(self) -> None:
+        """Hold hashes of the latest keys in their place."""
+        self._old = self._old or _Hashes()
+        self._old.update(list(self._latest))
+        self._latest.clear()
+
+
+class _Hashes:
+    """The hashes of keys in sorted runs, each at least twice as long as the next, behind a Bloom filter."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # the first hashes, ascending, and the second ones
+        self._count = self._mask = 0
+        self._filter = bytearray()
+
+    def __contains__(self, key: str) -> bool:
+        bits = hash(key)
+        for place in (bits & self._mask, bits >> 32 & self._mask):
+            if not self._filter[place >> 3] >> (place & 7) & 1:
+                return False
+        return bool(self.which([key])[0])
+
+    def which(self, keys: list[str]) -> np.ndarray:
+        """Return which of *keys* there are."""
         import numpy as np
 
-        old = np.zeros(len(digests), np.bool_)
-        for run in self._runs:
-            places = np.minimum(np.searchsorted(run, digests), len(run) - 1)
-            old |= run[places] == digests
-        return old
+        first, second = _hash(keys)
+        found = np.zeros(len(keys), np.bool_)
+        for firsts, seconds in self._runs:
+            places = np.searchsorted(firsts, first)
+            while True:  # again for different keys of one first hash
+                within = np.minimum(places, len(firsts) - 1)
+                alike = (firsts[within] == first) & (places < len(firsts)) & ~found
+                found |= alike & (seconds[within] == second)
+                if not (alike & ~found).any():
+                    break
+                places += alike
+        return found
+
+    def update(self, keys: list[str]) -> None:
+        """Add *keys*."""
+        import numpy as np
+
+        run = _sorted(*_hash(keys))
+        fresh = [run]
+        while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
+            run = _sorted(*map(np.concatenate, zip(self._runs.pop(), run)))
+        self._runs.append(run)
+        self._count += len(keys)
+        if BITS * self._count > 8 * len(self._filter):
+            self._filter = bytearray(1 << (2 * BITS * self._count).bit_length() - 3)
+            self._mask, fresh = 8 * len(self._filter) - 1, self._runs
+        filled = np.frombuffer(self._filter, np.uint8)
+        for bits, _ in fresh:
+            for places in (bits & self._mask, bits >> 32 & self._mask):
+                np.bitwise_or.at(filled, places >> 3, np.left_shift(1, places & 7).astype(np.uint8))
 
 
-def _digests(keys: Iterable[str]) -> np.ndarray:
-    from hashlib import blake2b
-
+def _hash(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return two independent hashes of each of *keys*, which other processes do not have."""
     import numpy as np
 
-    digested = (blake2b(key.encode(errors="surrogateescape"), digest_size=DIGEST).digest() for key in keys)
-    return np.frombuffer(b"".join(digested), f"S{DIGEST}")
+    first = np.fromiter(map(hash, keys), np.int64, len(keys))
+    return first, np.fromiter((hash(f"{key}\0") for key in keys), np.int64, len(keys))
+
+
+def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = first.argsort(kind="stable")
+    return first[order], second[order]

@@ -169,7 +169,7 @@ class Join:
 def _merge(
     inputs: list[Iterator[Sample]], join: Join, open_indexed: OpenIndexed | None, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
-    taken = SeenKeys(TWICE)
+    taken = SeenKeys()
     try:
         while True:
             parts = [next(samples, None) for samples in inputs]
@@ -177,12 +177,10 @@ def _merge(
             if len(keys) > 1:
                 break
             if None in keys:
-                taken.check()
                 return
             _take(taken, *parts)
             yield from join(parts)
         rests: list[Iterator[Sample]] = [chain([part] if part else [], samples) for part, samples in zip(parts, inputs)]
-        taken.check()
         indexed = open_indexed and open_indexed(taken)
         yield from (_look_up(rests[0], indexed, taken, join) if indexed else _sort(rests, taken, join, memory, tmpdir))
     finally:
@@ -192,9 +190,11 @@ def _merge(
 
 
 def _take(taken: SeenKeys, *parts: Sample | None) -> None:
-    """Add the key of *parts* to *taken*."""
+    """Add the key of *parts* to *taken*; raise SampleError if it is there already."""
     sample = next(part for part in parts if part is not None)
-    taken.add(sample["__key__"], url=sample.get("__url__"))
+    if sample["__key__"] in taken:
+        raise SampleError(TWICE, **place(sample))
+    taken.add(sample["__key__"])
 
 
 def _sort(
@@ -234,7 +234,6 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKey
             if number == 0 and not any(others):
                 _take(taken, sample)  # the indexed inputs know which of their own were taken
             yield from join([*[None] * number, sample, *others])
-    taken.check()
 
 
 class IndexedInput:

@@ -12,6 +12,7 @@ from tarshards.errors import visible
 from tarshards.samples.codecs import decode_field, image
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.seen_keys import SeenKeys
 from tarshards.verbs.contents import Contents, FieldSizes, align
 
 TEXTS = frozenset(["txt", "text", "transcript"])
@@ -137,16 +138,12 @@ def _fit(picture: Any, columns: int) -> Any:
 
 
 class Summary(Contents):
-    """What many samples are together: their number, the sizes of their fields, and keys that come more than once.
+    """What many samples are together: their number, the sizes of their fields, and keys that come more than once."""
 
-    The keys of up to *max_keys* samples are remembered for that, about 150 bytes each.
-    """
-
-    def __init__(self, *, max_keys: int = 10_000_000):
+    def __init__(self) -> None:
         super().__init__()
-        self.max_keys = max_keys
         self.duplicates: Counter[str] = Counter()  # how often each key came again
-        self._keys: set[str] = set()
+        self._keys = SeenKeys()
 
     def add(self, sample: Sample) -> None:
         """Count one sample."""
@@ -154,7 +151,7 @@ class Summary(Contents):
         key = sample["__key__"]
         if key in self._keys:
             self.duplicates[key] += 1
-        elif len(self._keys) < self.max_keys:
+        else:
             self._keys.add(key)
         for field, data in fields_of(sample):
             if field not in self.fields:
@@ -193,5 +190,4 @@ class Summary(Contents):
     def _describe_duplicates(self) -> str:
         some = ", ".join(f"{visible(key)} ({again + 1} times)" for key, again in self.duplicates.most_common(5))
         more = ", …" if len(self.duplicates) > 5 else ""
-        known = f" among the first {self.max_keys} keys" if len(self._keys) >= self.max_keys else ""
-        return f"duplicates  {len(self.duplicates)}{known}{some and ': ' + some}{more}"
+        return f"duplicates  {len(self.duplicates)}{some and ': ' + some}{more}"

@@ -16,6 +16,7 @@ from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.read import encode_sample, fields_of
+from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
@@ -90,7 +91,7 @@ class TarWriter(_Writer):
             self._digest = hashlib.sha256()
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
-        self._keys: dict[str, str | None] = {}  # and the shard that each comes from
+        self._keys = SeenKeys()  # with the shards that they come from
 
     def write(self, sample: Sample) -> None:
         """Append one sample.
@@ -105,8 +106,8 @@ class TarWriter(_Writer):
     def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
         """Append the members of one sample, as returned by ``pack_members``; *shard* is where it was read."""
         if key in self._keys:
-            raise SampleError(_duplicate(self._keys[key], shard), url=self._stream.name, key=key)
-        self._keys[key] = None if shard is None else sys.intern(shard)  # one text for all samples of a shard
+            raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
+        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
         size = sum(map(len, packed))
         self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         self.size += size
@@ -120,7 +121,7 @@ class TarWriter(_Writer):
         """
         keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
         is_plain = fields_of(tuple(column.field for column in columns))[1]
-        if len(set(keys)) < len(keys) or not self._keys.keys().isdisjoint(keys):
+        if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
             is_plain = False
         shard = sys.intern(batch.url)
         row = 0
@@ -142,7 +143,7 @@ class TarWriter(_Writer):
                 row += 1
                 continue
             written = keys[row:end]
-            self._keys.update(dict.fromkeys(written, shard))
+            self._keys.update(written, shard)
             self._send([packed])
             self.size += len(packed)
             self.samples += end - row

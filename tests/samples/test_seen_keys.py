@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tarshards import TarWriter
 from tarshards.errors import SampleError
 from tarshards.samples import seen_keys
 from tarshards.samples.seen_keys import SeenKeys
@@ -15,49 +16,63 @@ from tarshards.samples.seen_keys import SeenKeys
 
 @settings(deadline=None)
 @given(
-    keys=st.lists(st.sampled_from([*"abcdefgh", "ü", "\udcff"]) | st.text("ab\0", min_size=1, max_size=3), max_size=40),
+    steps=st.lists(
+        st.lists(st.sampled_from([*"abcdefgh", "ü", "\udcff"]) | st.text("ab\0", min_size=1, max_size=3), max_size=5),
+        max_size=12,
+    ),
     latest=st.integers(1, 5),
+    bits=st.sampled_from([64, 64, 3, 0]),
 )
-def test_an_error_names_a_key_that_came_twice(keys, latest):
+def test_it_is_a_set(steps, latest, bits):
+    """Of hashes that collide only one half: the other tells keys apart."""
+    whole = seen_keys._hash
+
+    def colliding(keys):
+        first, second = whole(keys)
+        return first & ((1 << bits) - 1) if bits < 64 else first, second
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seen_keys, "LATEST", latest)
-        seen, added = SeenKeys("twice"), []
-        error = None
-        try:
-            for number, key in enumerate(keys):
-                assert (key in seen) == (key in added)
-                added.append(key)
-                seen.add(key, url=f"{number}.tar")
-            assert [*seen.which([*added, "none"])] == [True] * len(added) + [False]
-            seen.check()
-        except SampleError as raised:
-            error = raised
-    if error is None:
-        assert len(set(keys)) == len(keys)
-        return
-    assert error.reason == "twice"
-    assert added.count(error.key) > 1
-    assert keys[int(error.url.removesuffix(".tar"))] == error.key
-
-
-def test_a_key_of_the_latest_is_refused_at_once():
-    seen = SeenKeys("twice")
-    for key in "abc":
-        seen.add(key, url=None)
-    with pytest.raises(SampleError, match="b: twice"):
-        seen.add("b", url=None)
+        patch.setattr(seen_keys, "_hash", colliding)
+        if bits < 64:  # the filter takes the hash itself
+            patch.setattr(seen_keys._Hashes, "__contains__", lambda self, key: bool(self.which([key])[0]))
+        seen, added = SeenKeys(), set()
+        for number, keys in enumerate(steps):
+            assert seen.isdisjoint(keys) == added.isdisjoint(keys)
+            assert [*seen.which([*keys, "none"])] == [key in added for key in [*keys, "none"]]
+            if number % 2:
+                seen.update(keys, "x.tar")
+                added.update(keys)
+            else:
+                for key in keys:
+                    assert (key in seen) == (key in added)
+                    seen.add(key)
+                    added.add(key)
+        assert all(key in seen for key in added)
+        assert all(shard == "x.tar" for shard in map(seen.shard_of, added) if shard is not None)
 
 
 def test_memory(monkeypatch):
     monkeypatch.setattr(seen_keys, "LATEST", 1 << 12)
-    seen = SeenKeys("twice")
+    seen = SeenKeys()
     tracemalloc.start()
     try:
         for i in range(100_000):
-            seen.add(f"a key of some length {i}", url=None)
+            seen.add(f"a key of some length {i}")
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 100_000 * 16 + (1 << 20)
+    assert held < 100_000 * 20 + (1 << 20)
     assert "a key of some length 7" in seen
     assert "a key" not in seen
+
+
+def test_a_writer_refuses_a_key_of_long_ago(monkeypatch, tmp_path):
+    monkeypatch.setattr(seen_keys, "LATEST", 10)
+    with TarWriter(tmp_path / "a.tar", sync=False) as writer:
+        for i in range(100):
+            writer.write({"__key__": f"{i}", "txt": "", "__url__": "x.tar"})
+        for key in ("3", "99"):
+            with pytest.raises(SampleError, match=f"{key}: this key is already in the shard"):
+                writer.write({"__key__": key, "txt": ""})
+    assert writer.samples == 100
