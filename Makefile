@@ -9,15 +9,18 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which wo
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
 
+# Tests wait for a quarter of their time, so there is one process more than cores; one without tests takes another's.
+PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
+
 # The laws of the package itself.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m "not interop" $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not interop" $(PYTEST)
 
 # The laws that need no torch: make test-core PYTHON=python3.13; and on each other Python that is found.
 CORE = .venv-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
 test-core:
 	$(MAKE) VENV=$(CORE) $(CORE)/.test-core
-	$(CORE)/bin/python -m pytest -n auto -m "not interop" $(PYTEST)
+	$(CORE)/bin/python -m pytest $(PARALLEL) -m "not interop" $(PYTEST)
 
 MINORS ?= 12 13 14
 test-pythons:
@@ -32,7 +35,7 @@ test-pythons:
 # are in its source distribution only.
 test-interop: $(VENV)/.interop $(VENV)/squirrel
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
-	$(BIN)/python -m pytest -n auto -m interop $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
 # Squirrel lies apart from the other packages: it asks for an old urllib3, and has fsspec open gs:// with it.
 $(VENV)/squirrel: $(VENV)/.interop
@@ -42,7 +45,7 @@ $(VENV)/squirrel: $(VENV)/.interop
 # Long schedules, fuzzing and kills: the property tests and the kills of `make test`, SOAK times as many of each.
 SOAK ?= 20
 soak: $(VENV)/.test
-	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest -n auto -m "(hypothesis or soak) and not interop" $(PYTEST)
+	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -m "(hypothesis or soak) and not interop" $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 
 from tarshards.errors import SampleError, TarshardsError
@@ -89,11 +90,14 @@ def _refused(name: str, sample: Sample) -> TarshardsError:
     return SampleError(reason, url=sample.get("__url__"), key=sample["__key__"])
 
 
-def remove(folder: str) -> None:
-    """Remove *folder* with all its contents, read-only directories included."""
+def remove(folder: str, fields: Iterable[str] = ()) -> None:
+    """Remove *folder* with all its contents, read-only directories included.
+
+    It is not listed if all that it has are the files of *fields*.
+    """
     try:
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
+        for field in fields:
+            os.unlink(f"{folder}/sample.{field}")
         os.rmdir(folder)
     except OSError:
         import shutil

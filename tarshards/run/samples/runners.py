@@ -116,7 +116,7 @@ class Runner:
         except OSError as error:
             raise Failure(f"scratch directory: {error}") from error
         finally:
-            remove(path)
+            remove(path, fields)
 
 
 class CommandRunner(Runner):
