@@ -265,7 +265,13 @@ class EpochLoop:
         block, reach = self.plan.block_and_reach
         own = self._samples
         reach = max(1, min(own, round(reach * self.shares.total / max(1, len(self.plan)))))
-        return self.reader.ahead(self._upcoming(), block=block, reach=reach, processes=self._world.processes)
+        return self.reader.ahead(
+            self._upcoming(),
+            block=block,
+            reach=reach,
+            processes=self._world.processes,
+            gap=self.plan.gap,
+        )
 
     def _upcoming(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         plan = self.plan.apart()

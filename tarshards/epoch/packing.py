@@ -257,6 +257,10 @@ class PackedPlan(PlannedEpoch):
         block, reach = self.unpacked.block_and_reach
         return block, reach + self.packing.window
 
+    @property
+    def gap(self) -> float:
+        return self.unpacked.gap
+
     def apart(self) -> PackedPlan:
         return PackedPlan(
             self.unpacked.apart(), self.packing, self.bins, ranks=self.ranks, tail=self.tail, begin=self.begin

@@ -252,6 +252,11 @@ class PlannedEpoch(ABC):
         """The samples of a block, None for as many as one likes; and how many positions a block is used over, about."""
         return MAX_BLOCK, POOL
 
+    @property
+    def gap(self) -> float:
+        """How many samples that are not of the epoch are between those that are, on average."""
+        return 0.0
+
     def apart(self) -> PlannedEpoch:
         """Return the same plan with caches of its own, for looking up positions far from those that others look up."""
         return self

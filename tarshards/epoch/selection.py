@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
+from functools import cached_property
 from hashlib import blake2b
 from os import PathLike, fspath
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from tarshards.epoch.options import Tail
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
-from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.access import IndexedShards, SampleReader, gap_of
 from tarshards.parallel import bounded_map
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import place
@@ -50,7 +51,7 @@ class Selection:
         if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < total:
             wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
             raise ValueError(f"there is no sample {wrong}: there are {total}, numbered from 0")
-        self._first = np.cumsum(sizes) - sizes
+        self._total, self._first = total, np.cumsum(sizes) - sizes
         self._begin = np.searchsorted(chosen, self._first)
         self.counts = np.diff(self._begin, append=len(chosen)).astype(np.int64)
         self.fractions = self.counts / np.maximum(sizes, 1)
@@ -63,6 +64,11 @@ class Selection:
     def digest(self) -> bytes:
         """Identifies the selected samples among all."""
         return blake2b(self.numbers.astype("<i8").tobytes(), digest_size=16).digest()
+
+    @cached_property
+    def gap(self) -> float:
+        """How many samples are between two stretches of selected ones, on average."""
+        return gap_of(self.numbers.astype(np.int64), self._total)
 
     def locate(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
         """Return the numbers in their shards of the selected samples at *places* among those selected there."""
@@ -80,6 +86,10 @@ class SelectedPlan(PlannedEpoch):
     @property
     def block_and_reach(self) -> tuple[int | None, int]:
         return self.plan.block_and_reach
+
+    @property
+    def gap(self) -> float:
+        return self.selection.gap
 
     @property
     def permuted_by(self) -> tuple[int, int] | None:

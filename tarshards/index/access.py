@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from itertools import islice
 from threading import Lock
@@ -17,7 +17,7 @@ import numpy as np
 from tarshards.errors import TarshardsError, shortened
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.readahead import Readahead
+from tarshards.index.readahead import Readahead, are_scattered
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
@@ -68,13 +68,28 @@ class SampleReader:
         return _each(self.read_aside, shards, samples)
 
     @contextmanager
-    def ahead(self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int) -> Iterator[Self]:
+    def ahead(
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
+    ) -> Iterator[Self]:
         """Give a reader of the same samples, which fetches remote ones ahead, as *upcoming* says, and local ones, too,
         where their disk is waited for.
 
-        *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it.
+        *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it. *gap* is
+        how many samples are passed over between two stretches that are read.
         """
         yield self
+
+
+def gap_of(numbers: np.ndarray, total: int) -> float:
+    """Return how many of *total* samples are between two stretches of those in *numbers*, which ascend."""
+    stretches = 1 + int(np.count_nonzero(np.diff(numbers) != 1))
+    return (total - len(numbers)) / stretches if len(numbers) else 0.0
+
+
+def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Places]:
+    """Yield the places of *size* samples at a time."""
+    for begin in range(0, len(shards), size):
+        yield shards[begin : begin + size], samples[begin : begin + size]
 
 
 def _each(
@@ -178,7 +193,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         numbers = numbers.astype(np.int64)
         shards = np.searchsorted(self._ends, numbers, "right")
         starts = np.array(self._ends, np.int64) - self.counts
-        return self.read_all(shards, numbers - starts[shards])
+        return self._read_ahead(shards, numbers - starts[shards], gap_of(numbers, self._ends[-1]))
 
     def _numbers(self, place: int) -> tuple[int, int]:
         """Return the number of the shard that has the sample at *place*, and the sample's number in it."""
@@ -243,7 +258,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         if self._fetcher is not None:
             return self._fetcher.read_all(shards, samples)
-        return self._read_remote(shards, samples) if self.is_remote() else self._read_local(shards, samples)
+        return self._read_ahead(shards, samples) if self.is_remote() else self._read_local(shards, samples)
 
     def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         in_use, use = self.shards.in_use, self.shards.use  # not by ``read``: a call more costs a tenth of the speed
@@ -259,20 +274,28 @@ class IndexedShards(SampleReader, Sequence[Sample]):
                     result = error
                 yield result
 
-    def _read_remote(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        from tarshards.index.fetch import in_parts
-
-        with self.ahead(in_parts(shards, samples, LOOKED_UP), block=None, reach=len(shards)) as reader:
+    def _read_ahead(
+        self, shards: np.ndarray, samples: np.ndarray, gap: float = 0.0
+    ) -> Iterator[Sample | TarshardsError]:
+        upcoming = in_parts(shards, samples, LOOKED_UP)
+        with self.ahead(upcoming, block=None, reach=len(shards), gap=gap) as reader:
             yield from reader.read_all(shards, samples)
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int = 1
+        self,
+        upcoming: Iterator[Places],
+        *,
+        block: int | None,
+        reach: int,
+        processes: int = 1,
+        gap: float = 0.0,
     ) -> Iterator[IndexedShards]:
         if not self.is_remote():
             reader = copy.copy(self)
-            reader._readahead = Readahead(self.shards, upcoming)
-            yield reader
+            scattered = are_scattered(gap, self)
+            with closing(Readahead(self.shards, upcoming, scattered=scattered)) as reader._readahead:
+                yield reader
             return
         from tarshards.index.fetch import BlockFetcher
 

@@ -359,9 +359,3 @@ class BlockFetcher:
 def _kept_key(sample: int, unit: int) -> int:
     """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too."""
     return sample // unit << 32 | unit
-
-
-def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Places]:
-    """Yield the places of *size* samples at a time."""
-    for begin in range(0, len(shards), size):
-        yield shards[begin : begin + size], samples[begin : begin + size]

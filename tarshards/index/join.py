@@ -34,10 +34,10 @@ class JoinedShards(SampleReader):
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
     ) -> Iterator[JoinedShards]:
         fan = Fan(upcoming, 2, lambda number, places: places)  # partners have the same numbers, mostly
-        options: Any = {"block": block, "reach": reach, "processes": 2 * processes}
+        options: Any = {"block": block, "reach": reach, "processes": 2 * processes, "gap": gap}
         reader = copy.copy(self)
         with (
             self.left.ahead(fan.places(0), **options) as reader.left,

@@ -40,16 +40,25 @@ class OpenShard:
     *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
     Those that *lazy* names are each a ``MemberFile``. Raises OpenError where the shard cannot be opened,
     ShardIndexError where the index is stale, and SampleError where no sample has one of *fields* or *lazy*. Whatever
-    takes a member has its header compared with the index first, and raises ShardIndexError where it differs.
+    takes a member has its header compared with the index first, and raises ShardIndexError where it differs. With
+    *scattered* the system reads nothing of a local shard but what is asked for.
     """
 
     def __init__(
-        self, url: str | Location, index: Index, fields: FieldNames | None = None, lazy: FieldNames | None = None
+        self,
+        url: str | Location,
+        index: Index,
+        fields: FieldNames | None = None,
+        lazy: FieldNames | None = None,
+        *,
+        scattered: bool = False,
     ):
         self.location = location = Location.of(url)
         self.name, self.index, self.keys = location.name, index, index.keys
         self.ranges = location.ranges(index.shard_size)
-        if location.is_local:
+        if isinstance(self.ranges, LocalRanges):
+            if scattered:
+                self.ranges.scatter(True)
             index.check(self.ranges, url=index_location(location).name)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] = []
@@ -310,6 +319,7 @@ class OpenShards:
         self._entered = 0  # the local ones that were asked for since then
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
+        self.scattered = False  # samples are being read that are far apart
         with _locks(os.getpid())[0]:
             _all_shards.add(self)
 
@@ -368,7 +378,7 @@ class OpenShards:
                         known.pop(number, None)
                         self._enter(self._open, number, shard)
                     return shard
-            shard = OpenShard(self.location(number), index, self.fields, self.lazy)
+            shard = OpenShard(self.location(number), index, self.fields, self.lazy, scattered=self.scattered)
             if number in self._indexes:  # another thread may have released it
                 self._enter(self._open, number, shard)
             return shard

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tarshards.errors import TarshardsError
+from tarshards.storage.ranges import LocalRanges
 
 if TYPE_CHECKING:
+    from tarshards.index.access import SampleReader
     from tarshards.index.open import OpenShards
 
 EVERY = 256  # samples after which the waits are counted, at most
@@ -26,6 +28,7 @@ FEW = 32  # samples for each wait that says nothing: a library's pages are waite
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
 FAR = 1 << 25  # bytes that are asked for ahead, about
 FEWEST, MOST = 64, 1 << 12  # samples that are
+APART = 1 << 16  # bytes between samples that take longer than another read of the disk
 
 Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
 
@@ -33,11 +36,11 @@ Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
 class Waits:
     """Says whether this process has waited for pages of files lately: during the last calls of ``come``.
 
-    This is called after *every* samples.
+    This is called after *every* samples. *begun* says that it did before there were any.
     """
 
-    def __init__(self, every: int) -> None:
-        self._few, self._before, self._left, self._were_many = every // FEW, _waits(), 0, False
+    def __init__(self, every: int, *, begun: bool = False) -> None:
+        self._few, self._before, self._left, self._were_many = every // FEW, _waits(), LASTS * begun, begun
 
     def come(self) -> bool:
         now = _waits()
@@ -61,18 +64,31 @@ def reach(counts: np.ndarray, sizes: np.ndarray) -> tuple[int, int]:
     return far, min(EVERY, far // 2)
 
 
+def are_scattered(gap: float, shards: SampleReader) -> bool:
+    """Return whether samples of *shards* with so many others between them are read sooner without these."""
+    return gap * int(shards.sizes.sum()) >= APART * int(shards.counts.sum()) > 0
+
+
 class Readahead:
     """Asks for the samples of local *shards* that *upcoming* says will be read, ahead of their use.
 
-    ``take`` is to be called before each *every* samples, or fewer. Threads may share it.
+    ``take`` is to be called before each *every* samples, or fewer. Threads may share it. Where samples are *scattered*,
+    they are asked for from the first one on, more and more at once, and until ``close`` the system reads nothing around
+    them.
     """
 
-    def __init__(self, shards: OpenShards, upcoming: Iterator[Places]):
+    def __init__(self, shards: OpenShards, upcoming: Iterator[Places], *, scattered: bool = False):
         self._shards, self._upcoming = shards, upcoming
         self._reach, self.every = reach(shards.counts, shards.sizes)
-        self._waits, self._lock = Waits(self.every), threading.Lock()
+        self.every = min(self.every, FEW) if scattered else self.every
+        self._waits, self._lock = Waits(self.every, begun=scattered), threading.Lock()
         self._taken = self._counted = self._scanned = self._asked = 0
         self._known: deque[Places] = deque()  # of the positions up to *scanned* that have not been asked for
+        self._scattered: dict[int, LocalRanges] = {}
+        self._are_scattered = scattered
+        if scattered:
+            shards.scattered = True
+            self._ask(FEWEST)
 
     def take(self, count: int) -> None:
         """Note that *count* samples more are about to be read."""
@@ -81,7 +97,8 @@ class Readahead:
             try:
                 self._counted = self._taken
                 if self._waits.come():
-                    self._ask(self._taken + self._reach)
+                    far = max(FEWEST, 2 * self._taken) if self._are_scattered else self._reach
+                    self._ask(self._taken + min(self._reach, far))
             finally:
                 self._lock.release()
 
@@ -100,6 +117,21 @@ class Readahead:
             shards, samples = shards[passed:cut], samples[passed:cut]
             for shard in np.unique(shards).tolist():
                 try:
-                    self._shards.use(shard).ask(np.sort(samples[shards == shard]))
+                    opened = self._shards.use(shard)
+                    if self._are_scattered and isinstance(opened.ranges, LocalRanges):
+                        self._scatter(shard, opened.ranges)
+                    opened.ask(np.sort(samples[shards == shard]))
                 except TarshardsError:  # raised again when it is read
                     continue
+
+    def _scatter(self, shard: int, ranges: LocalRanges) -> None:
+        if self._scattered.get(shard) is not ranges:
+            self._scattered[shard] = ranges
+            ranges.scatter(True)
+
+    def close(self) -> None:
+        """Let the system read around what is read again."""
+        if self._are_scattered:
+            self._shards.scattered = False
+        for ranges in self._scattered.values():
+            ranges.scatter(False)

@@ -163,6 +163,14 @@ static PyObject *mapping_drop(PyObject *object, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
+static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
+    const Mapping *self = (Mapping *)object;
+    int is_set = PyObject_IsTrue(flag);
+    if (is_set < 0) return NULL;
+    if (self->address) madvise(self->address, (size_t)self->size, is_set ? MADV_RANDOM : MADV_NORMAL); /* only advice */
+    Py_RETURN_NONE;
+}
+
 static PyObject *mapping_is_current(PyObject *object, PyObject *unused) {
     (void)unused;
     const Mapping *self = (Mapping *)object;
@@ -186,6 +194,7 @@ static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
     {"drop", (PyCFunction)(void (*)(void))mapping_drop, METH_FASTCALL,
      "Let *size* bytes at *offset* leave this process's memory until they are read again."},
+    {"scatter", mapping_scatter, METH_O, "Tell the system whether reads are few and far apart, so that it reads no more."},
     {"is_current", mapping_is_current, METH_NOARGS,
      "Return whether its path is that of the same file, not written to since."},
     {NULL, NULL, 0, NULL},

@@ -37,6 +37,11 @@ class Mapping:
         if offset < 0 or size < 0 or offset + size > self._size:
             raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
 
+    def scatter(self, flag: bool) -> None:
+        """Tell the system whether reads are few and far apart, so that it reads no more."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM if flag else os.POSIX_FADV_NORMAL)
+
     def is_current(self) -> bool:
         """Return whether its path is that of the same file, not written to since."""
         try:

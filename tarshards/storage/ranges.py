@@ -100,6 +100,10 @@ class LocalRanges(Ranges):
     def drop(self, offset: int, size: int) -> None:
         self.mapping.drop(offset, size)
 
+    def scatter(self, flag: bool) -> None:
+        """Tell the system whether reads are few and far apart, so that it reads nothing around them."""
+        self.mapping.scatter(flag)
+
     def verify(self) -> None:
         try:
             now = os.stat(self._path)

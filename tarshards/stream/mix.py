@@ -550,7 +550,7 @@ class MixedShards(SampleReader):
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int
+        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
     ) -> Iterator[MixedShards]:
         def choose(number: int, places: Places) -> Places:
             shards, samples = places
@@ -562,7 +562,13 @@ class MixedShards(SampleReader):
         reader.parts = []
         with ExitStack() as stack:
             for number, (name, part) in enumerate(self.parts):
-                ahead = part.ahead(fan.places(number), block=block, reach=reach, processes=processes * len(self.parts))
+                ahead = part.ahead(
+                    fan.places(number),
+                    block=block,
+                    reach=reach,
+                    processes=processes * len(self.parts),
+                    gap=0.0,
+                )
                 reader.parts.append((name, stack.enter_context(ahead)))
             yield reader
 

@@ -14,8 +14,9 @@ from programs import load_kernel
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index import memory, readahead
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import IndexedShards, gap_of
 from tarshards.index.memory import address_of
+from tarshards.storage.ranges import LocalRanges
 from tarshards.tar.read import BLOCK
 
 SAMPLES, SIZE = 300, 5000
@@ -132,6 +133,83 @@ def test_what_is_asked_for_comes_into_memory(tmp_path):
     assert pages_here(begin, 3 << 20) == 3 << 20
     assert pages_here(begin + (4 << 20), 5 << 20) == 5 << 20
     assert pages_here(begin + (12 << 20), 4 << 20) <= left
+
+
+@pytest.fixture
+def many(tmp_path) -> str:
+    """Eight shards of 2.2 MB, whose pages are not in memory."""
+    load_kernel("tarshards.storage._mapped")
+    with ShardWriter(str(tmp_path / "many-%d.tar"), max_samples=200) as writer:
+        for i in range(1600):
+            writer.write({"__key__": f"{i:04d}", "bin": bytes([i % 251]) * 10_000})
+    for path in writer.shards:
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if bytes_here(writer.shards) > 1 << 20:
+        pytest.skip("needs a file system whose pages can be dropped")
+    return str(tmp_path / "many.shards.json")
+
+
+def bytes_here(shards: list[str]) -> int:
+    """Return how many bytes of files are in memory."""
+    here = 0
+    for path in shards:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+            here += pages_here(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), len(mapped))
+    return here
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_of_scattered_samples_nothing_else_is_read(many, shuffle):
+    stream = Stream.from_shards(many, shuffle=shuffle).select(keys=[f"{i:04d}" for i in range(7, 1600, 50)])
+    assert len(list(stream)) == 32
+    assert bytes_here(stream.source.shards.urls) < 32 * 5 * mmap.PAGESIZE + 8 * 2 * mmap.PAGESIZE + (1 << 18)
+
+
+def test_of_runs_little_else_is_read(many):
+    chosen = [f"{200 * shard + i:04d}" for shard in range(8) for i in range(50, 90)]
+    stream = Stream.from_shards(many).select(keys=chosen)
+    assert len(list(stream)) == len(chosen)
+    assert bytes_here(stream.source.shards.urls) < 1.15 * len(chosen) * 10_752 + 8 * 2 * mmap.PAGESIZE
+
+
+def test_the_numbers_of_samples_are_read_alike(many):
+    shards = IndexedShards(many)
+    found = list(shards.read_numbers(np.arange(3, 1600, 100)))
+    assert [sample["__key__"] for sample in found] == [f"{i:04d}" for i in range(3, 1600, 100)]
+    assert bytes_here(shards.urls) < 1 << 20
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_system_is_told_where_samples_are_scattered_and_when_no_more(spec, monkeypatch, apart):
+    told: list[tuple[str, bool]] = []
+    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: told.append((self.name[-5], flag)))
+    monkeypatch.setattr(readahead, "APART", 1 << 10 if apart else 1 << 30)
+    stream = Stream.from_shards(spec).select(keys=["005", "205"])
+    loop = iter(stream)
+    assert next(loop)["__key__"] == "005"
+    loop.close()
+    if not apart:
+        assert told == []
+        return
+    assert {name for name, _ in told} == {"0", "2"}
+    assert dict(told) == {"0": False, "2": False}
+    assert not stream.source.shards.shards.scattered
+
+
+def test_gaps(spec):
+    assert [gap_of(np.array(numbers), 10) for numbers in ([], [3], [3, 4, 5], [0, 2, 3, 9], range(10))] == [
+        0,
+        9,
+        7,
+        2,
+        0,
+    ]
+    shards = IndexedShards(spec)
+    mean = float(shards.sizes.sum()) / SAMPLES
+    many = readahead.APART / mean
+    assert [readahead.are_scattered(gap, shards) for gap in (0, many - 1, many + 1)] == [False, False, True]
 
 
 def pages_here(begin: int, size: int) -> int:

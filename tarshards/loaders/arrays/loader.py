@@ -23,7 +23,7 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.places import MappedPlaces, find_in_bytes
-from tarshards.index.readahead import Waits, reach
+from tarshards.index.readahead import Waits, are_scattered, reach
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -256,6 +256,7 @@ class ArrayLoader(ResumableLoader):
         is_quick, places = maker.assembler.is_quick, maker.places
         is_shuffled = plan.block_and_reach[0] is not None
         touches = places is not None and is_new and is_quick and is_shuffled and places.are_small()
+        touches = touches and not are_scattered(plan.gap, source.shards)
         parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER, asks=not touches) if places else None
         with (
             places.touching() if places and touches else nullcontext(),
