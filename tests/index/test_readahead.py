@@ -199,13 +199,8 @@ def test_the_system_is_told_where_samples_are_scattered_and_when_no_more(spec, m
 
 
 def test_gaps(spec):
-    assert [gap_of(np.array(numbers), 10) for numbers in ([], [3], [3, 4, 5], [0, 2, 3, 9], range(10))] == [
-        0,
-        9,
-        7,
-        2,
-        0,
-    ]
+    chosen = [[], [3], [3, 4, 5], [0, 2, 3, 9], range(10)]
+    assert [gap_of(np.array(numbers), 10) for numbers in chosen] == [0, 9, 7, 2, 0]
     shards = IndexedShards(spec)
     mean = float(shards.sizes.sum()) / SAMPLES
     many = readahead.APART / mean
