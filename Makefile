@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which wo
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
 
-# Tests wait for a quarter of their time, so there is one process more than cores; one without tests takes another's.
+# Tests wait for some of their time, so there is one process more than cores; one without tests takes others from another.
 PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
 
 # The laws of the package itself.
