@@ -56,9 +56,9 @@ class OpenShard:
         self.location = location = Location.of(url)
         self.name, self.index, self.keys = location.name, index, index.keys
         self.ranges = location.ranges(index.shard_size)
-        if isinstance(self.ranges, LocalRanges):
-            if scattered:
-                self.ranges.scatter(True)
+        self._scattered = False
+        self.scatter(scattered)
+        if location.is_local:
             index.check(self.ranges, url=index_location(location).name)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] = []
@@ -239,6 +239,12 @@ class OpenShard:
             sizes.append(size)
         memory.ask(np.array(lows, np.uint64) + np.uint64(begin), np.array(sizes, np.int64))
 
+    def scatter(self, flag: bool) -> None:
+        """Tell the system whether reads of a local shard are few and far apart, so that it reads no more than these."""
+        if flag != self._scattered and isinstance(self.ranges, LocalRanges):
+            self.ranges.scatter(flag)
+            self._scattered = flag
+
     def drop(self, samples: Sequence[int] | np.ndarray) -> None:
         """Let a cache remove the members of *samples*, fetched together before, if it keeps them for this use only."""
         for _, _, low, size in self._stretches(np.asarray(samples, np.int64)):
@@ -405,6 +411,14 @@ class OpenShards:
                 self.in_use[number] = shard
                 self._open.pop(number, None)
             return shard
+
+    def scatter(self, flag: bool) -> None:
+        """Say whether shards that are opened are read here and there; once they are not, those open are as before."""
+        self.scattered = flag
+        if not flag:
+            for shards in (self._open, self.in_use, self._open_before, self._in_use_before):
+                for shard in list(shards.values()):
+                    shard.scatter(False)
 
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""

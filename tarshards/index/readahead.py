@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tarshards.errors import TarshardsError
-from tarshards.storage.ranges import LocalRanges
 
 if TYPE_CHECKING:
     from tarshards.index.access import SampleReader
@@ -84,10 +83,9 @@ class Readahead:
         self._waits, self._lock = Waits(self.every, begun=scattered), threading.Lock()
         self._taken = self._counted = self._scanned = self._asked = 0
         self._known: deque[Places] = deque()  # of the positions up to *scanned* that have not been asked for
-        self._scattered: dict[int, LocalRanges] = {}
         self._are_scattered = scattered
         if scattered:
-            shards.scattered = True
+            shards.scatter(True)
             self._ask(FEWEST)
 
     def take(self, count: int) -> None:
@@ -118,20 +116,13 @@ class Readahead:
             for shard in np.unique(shards).tolist():
                 try:
                     opened = self._shards.use(shard)
-                    if self._are_scattered and isinstance(opened.ranges, LocalRanges):
-                        self._scatter(shard, opened.ranges)
+                    if self._are_scattered:
+                        opened.scatter(True)
                     opened.ask(np.sort(samples[shards == shard]))
                 except TarshardsError:  # raised again when it is read
                     continue
 
-    def _scatter(self, shard: int, ranges: LocalRanges) -> None:
-        if self._scattered.get(shard) is not ranges:
-            self._scattered[shard] = ranges
-            ranges.scatter(True)
-
     def close(self) -> None:
         """Let the system read around what is read again."""
         if self._are_scattered:
-            self._shards.scattered = False
-        for ranges in self._scattered.values():
-            ranges.scatter(False)
+            self._shards.scatter(False)

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,6 +197,17 @@ def test_the_system_is_told_where_samples_are_scattered_and_when_no_more(spec, m
     assert {name for name, _ in told} == {"0", "2"}
     assert dict(told) == {"0": False, "2": False}
     assert not stream.source.shards.shards.scattered
+
+
+def test_so_it_is_of_shards_that_were_opened_without_being_asked_for(spec, monkeypatch):
+    told: list[tuple[str, bool]] = []
+    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: told.append((self.name[-5], flag)))
+    monkeypatch.setattr(readahead, "APART", 1 << 10)
+    monkeypatch.setattr(readahead, "FEWEST", 1)
+    stream = Stream.from_shards(str(Path(spec).with_name("set.shards.json"))).select(keys=["005", "205"])
+    stream.source.shards.shards._open.clear()
+    assert [sample["__key__"] for sample in stream] == ["005", "205"]
+    assert told == [("0", True), ("2", True), ("0", False), ("2", False)]
 
 
 def test_gaps(spec):
