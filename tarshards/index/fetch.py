@@ -22,7 +22,7 @@ from tarshards.index.window import Window, is_compiled
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.cache import BlockCache
-from tarshards.storage.connections import fetching_threads
+from tarshards.storage.connections import connect_ahead, fetching_threads
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
@@ -117,6 +117,7 @@ class BlockFetcher:
         self._blocks: dict[int, list[_Block]] = {}
         self._queue: deque[_Block] = deque()
         self._scanned = self._taken = self._bytes = self._under_way = 0
+        self._is_connected = self._is_whole or shards.are_loaded()  # what a cache has needs no connection
         self._is_closed = False
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
@@ -140,6 +141,8 @@ class BlockFetcher:
             self._taken += 1
             if self._scanned - self._taken < self._reach:
                 self._look_ahead()
+            if not self._is_connected:
+                self._connect()
             block = self._find(shard, sample)
             if block is not None and block.future is None:
                 if self._is_whole and self._bytes and self._bytes + self._size(block) > self._budget:
@@ -166,6 +169,16 @@ class BlockFetcher:
         finally:
             with self._lock:
                 self._leave(block)
+
+    def _connect(self) -> None:
+        """Open the connections for the first blocks, which wait for their indexes."""
+        self._is_connected = True
+        remote = self._shards.remote
+        with suppress(TarshardsError):  # raised again when it is read
+            address = self._shards.location(self._queue[0].shard).address() if self._queue else None
+            if address is not None:
+                count = min(len(self._queue), remote.connections)
+                connect_ahead(address.target[0], count, connections=remote.connections, timeout=remote.timeout)
 
     def _find_all_kept(self) -> bool:
         """Return whether all blocks of all shards are mapped since an earlier epoch."""

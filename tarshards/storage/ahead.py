@@ -222,22 +222,6 @@ class ReadAhead:
             self.drop(file)
 
 
-class WholeInput(InputStream):
-    """A file that one request brings, for small ones: no other thread is needed."""
-
-    def __init__(self, address: Address):
-        self.name = address.name
-        self._transfer = WholeTransfer(address)
-        self._transfer.open()
-
-    def read_some(self, size: int) -> bytes:
-        return self._transfer.read(size)
-
-    def close(self) -> None:
-        self._transfer.close()
-        super().close()
-
-
 class _AheadInput(InputStream):
     """A file that is read through *reader*; *transfer* brings its first bytes, or all, as they come."""
 

@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -22,6 +23,7 @@ from tarshards.storage import traffic
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
 SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
+LENT = 1.0  # seconds that a request waits for a connection that is reserved
 DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
 #: What names proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
@@ -156,8 +158,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
     but success is then a ConnectionError. *timeout* is in seconds without a byte. A kept connection that turns out to
     be closed is replaced by a new one. Raises OSError, HTTPException, or ValueError for a malformed URL.
     """
-    origin = Origin.of(url)
-    key = origin, (proxy := _proxy_of(origin))
+    origin, proxy = key = _key_of(url)
     parts = urlsplit(url)
     target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
     if not target.startswith("/"):
@@ -198,10 +199,61 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             raise
 
 
+def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> None:
+    """Let threads that fetch over as many *connections* open idle ones to the server of *url*, until there are *count*.
+
+    Why they cannot be opened is told by the requests that need them.
+    """
+    with suppress(ValueError):
+        origin, proxy = key = _key_of(url)
+        pool, threads = _pool(os.getpid()), fetching_threads(connections)
+        missing = max(0, count - pool.spare(key))
+        pool.open_soon(key, missing)
+        for _ in range(missing):
+            threads.submit(_open_one, pool, key, origin, proxy, timeout)
+
+
+def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeout: float) -> None:
+    try:
+        connection = _connect(origin, proxy, timeout)
+        connection.connect()
+        pool.put(key, connection)
+    except (OSError, ValueError, http.client.HTTPException):
+        pass
+    finally:
+        pool.open_soon(key, -1)
+
+
+def spare(url: str) -> int:
+    """Return how many connections to the server of *url* are idle, or will be soon."""
+    try:
+        return _pool(os.getpid()).spare(_key_of(url))
+    except ValueError:  # raised again by a request
+        return 0
+
+
+class Reserved(NamedTuple):
+    """An idle connection that no request uses before the request that is made within it."""
+
+    key: Any
+    connection: http.client.HTTPConnection
+
+    def __enter__(self) -> None:
+        _pool(os.getpid()).put(self.key, self.connection)
+
+    def __exit__(self, *_: object) -> None:
+        _pool(os.getpid()).end_use(self.key)
+
+
+def reserve(url: str, most: int) -> list[Reserved]:
+    """Reserve idle connections to the server of *url*, at most so many."""
+    key = _key_of(url)
+    return [Reserved(key, connection) for connection in _pool(os.getpid()).reserve(key, most)]
+
+
 def soonest(url: str) -> float:
     """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
-    origin = Origin.of(url)
-    return _pool(os.getpid()).soonest.get((origin, _proxy_of(origin)), 0.0)
+    return _pool(os.getpid()).soonest.get(_key_of(url), 0.0)
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
@@ -245,6 +297,12 @@ class Proxy(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         return {"Proxy-Authorization": self.authorization} if self.authorization else {}
+
+
+def _key_of(url: str) -> tuple[Origin, Proxy | None]:
+    """Return what a connection for *url* belongs to; raise ValueError if this, or the proxy, is malformed."""
+    origin = Origin.of(url)
+    return origin, _proxy_of(origin)
 
 
 def _proxy_of(origin: Origin) -> Proxy | None:
@@ -293,8 +351,10 @@ class _Pool:
     """The idle connections of a process, by origin and proxy; the one that was used last is used first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
+        self._opening: Counter[Any] = Counter()
+        self._lent: Counter[Any] = Counter()  # those that are reserved, or used by who has reserved them
         self.soonest: dict[Any, float] = {}  # seconds in which an answer began
         self._swept = 0.0
 
@@ -303,10 +363,40 @@ class _Pool:
         if seconds < self.soonest.get(key, seconds + 1):
             self.soonest[key] = seconds
 
-    def take(self, key: Any) -> http.client.HTTPConnection | None:
-        """Return an idle connection on which nothing has come, None if there is none."""
+    def open_soon(self, key: Any, count: int) -> None:
+        """Note that so many connections more will be opened, and be idle."""
+        with self._changed:
+            self._opening[key] += count
+
+    def spare(self, key: Any) -> int:
+        """Return how many connections are idle, or will be soon."""
+        with self._changed:
+            return len(self._idle.get(key, ())) + self._opening[key]
+
+    def reserve(self, key: Any, most: int) -> list[http.client.HTTPConnection]:
+        """Take idle connections whose use will be told by ``end_use``, at most so many."""
+        taken: list[http.client.HTTPConnection] = []
+        while len(taken) < most and (connection := self.take(key, waits=False)):
+            taken.append(connection)
+        with self._changed:
+            self._lent[key] += len(taken)
+        return taken
+
+    def end_use(self, key: Any) -> None:
+        """Note that a reserved connection is used no more."""
+        with self._changed:
+            self._lent[key] -= 1
+            self._changed.notify_all()
+
+    def take(self, key: Any, *, waits: bool = True) -> http.client.HTTPConnection | None:
+        """Return an idle connection on which nothing has come, None if there is none.
+
+        It *waits* a while for one that is reserved, because a new one would take as long.
+        """
         while True:
-            with self._lock:
+            with self._changed:
+                if waits and self._lent[key]:
+                    self._changed.wait_for(lambda: self._idle.get(key) or not self._lent[key], LENT)
                 idle = self._idle.get(key)
                 if not idle:
                     return None
@@ -318,7 +408,7 @@ class _Pool:
     def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
         """Keep a connection, and from time to time close those of all origins that cannot be used again."""
         now, dead = monotonic(), []
-        with self._lock:
+        with self._changed:
             if now - self._swept > SWEEP:
                 self._swept = now
                 for other, idle in list(self._idle.items()):
@@ -328,16 +418,18 @@ class _Pool:
                     if not alive:
                         del self._idle[other]
             self._idle.setdefault(key, []).append((now, connection))
+            self._changed.notify()
         for _, stale in dead:
             stale.close()
 
     @staticmethod
     def _is_alive(since: float, connection: http.client.HTTPConnection) -> bool:
-        return monotonic() - since < IDLE and connection.sock is not None and not _is_readable(connection.sock)
+        sock = connection.sock
+        return monotonic() - since < IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
 
     def close(self) -> None:
         """Close what is idle."""
-        with self._lock:
+        with self._changed:
             idle = [pair for pairs in self._idle.values() for pair in pairs]
             self._idle.clear()
         for _, connection in idle:
@@ -349,6 +441,22 @@ def _is_readable(sock: socket.socket, seconds: float | None = 0) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+
+def _has_no_data(sock: Any) -> bool:
+    """Whether what has come on an idle connection is of TLS itself: its server's tickets follow the handshake."""
+    if not hasattr(sock, "pending"):
+        return False
+    import ssl
+
+    sock.settimeout(0)
+    try:
+        sock.recv(1)
+    except ssl.SSLWantReadError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @cache

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import ProcessLock
 from tarshards.storage import traffic
-from tarshards.storage.ahead import ReadAhead, WholeInput
+from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.connections import Origin
 from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience
+from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience, read_whole
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -69,9 +69,9 @@ class Store(Transport):
                 return upload(kind(location, store, path))
         return spooled(location.name, lambda file: Requests(location).attempt(lambda: store.put_file(file.name, path)))
 
-    def open_whole(self, location: Location, **_: Any) -> InputStream:
+    def read(self, location: Location, most: int, **options: Any) -> bytes:
         address = self.address(location)
-        return StoreInput(location) if address is None else WholeInput(address)
+        return super().read(location, most, **options) if address is None else read_whole(address, most)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         address = self.address(location)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.parallel import ProcessLock
-from tarshards.storage.ahead import ReadAhead, WholeInput
+from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
@@ -19,6 +19,7 @@ from tarshards.storage.transfer import (
     begin_transfer,
     cached_block,
     read_range,
+    read_whole,
     through_cache,
 )
 
@@ -35,8 +36,8 @@ class Http(Transport):
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
 
-    def open_whole(self, location: Location, **_: Any) -> InputStream:
-        return WholeInput(Address(location))
+    def read(self, location: Location, most: int, **_: Any) -> bytes:
+        return read_whole(Address(location), most)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)

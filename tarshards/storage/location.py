@@ -403,14 +403,10 @@ class Location:
 
     def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
         """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""
-        pieces, left = [], limit + 1
-        with self._transport.open_whole(self, allow_pipe=allow_pipe) as stream:
-            while left and (data := stream.read(min(left, 1 << 24))):
-                pieces.append(data)
-                left -= len(data)
-        if not left:
+        data: bytes = self._transport.read(self, limit + 1, allow_pipe=allow_pipe)
+        if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
-        return b"".join(pieces)
+        return data
 
     def sha256(self) -> str:
         """Return the SHA-256 of its bytes as they are stored, in hexadecimal digits."""
@@ -481,9 +477,14 @@ class Transport:
         """Return a stream; see `streams`."""
         raise NotImplementedError
 
-    def open_whole(self, location: Location, *, allow_pipe: bool) -> Any:
-        """Return a stream for reading a file that is small, and read to its end."""
-        return self.open(location, "rb", allow_pipe=allow_pipe, sync=True)
+    def read(self, location: Location, most: int, *, allow_pipe: bool) -> bytes:
+        """Return the bytes of a file, no more than *most*."""
+        pieces = []
+        with self.open(location, "rb", allow_pipe=allow_pipe, sync=True) as stream:
+            while most and (data := stream.read(min(most, 1 << 24))):
+                pieces.append(data)
+                most -= len(data)
+        return b"".join(pieces)
 
     def address(self, location: Location) -> Address | None:
         return None

@@ -11,8 +11,9 @@ import socket
 import ssl
 import string
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
 from functools import cache
 from itertools import pairwise
@@ -21,10 +22,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.parallel import TICK
+from tarshards.parallel import TICK, DaemonThreads
 from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
-from tarshards.storage.connections import Origin, Response, StalledError
+from tarshards.storage.connections import Origin, Reserved, Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.streams import errno_of
@@ -38,6 +39,7 @@ MOVES = 3  # times that the rest of a range is asked for over another connection
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
 JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
 LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
+BEGINNING = 3 << 15  # bytes for which a new connection takes four round trips
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -398,7 +400,11 @@ class RangeTransfer(Transfer):
         if self.large is None or self.version is None or len(view) < 2 * LEAST or not self.large.is_late(len(view)):
             return False
         self.close()
-        self._parts = _Parts(self.address, self.position, view, self.version)
+        count = max(1, self.address.location.remote.connections // 2)
+        # Those of fetching_threads may all wait for the bytes that are fetched here.
+        threads = connections.fetching_threads(count, "parts")
+        size = max(LEAST, -(-len(view) // count))
+        self._parts = _Parts(self.address, self.position, view, self.version, size, threads)
         if self.is_dropped:
             self._parts.drop()
         self._parts.wait()
@@ -438,17 +444,30 @@ class RangeTransfer(Transfer):
 
 
 class _Parts:
-    """The bytes of a file from *begin* on, which fill *view*, over several connections at once."""
+    """The bytes of a file from *begin* on, which fill *view*, over several connections at once.
 
-    def __init__(self, address: Address, begin: int, view: memoryview, version: Version):
-        count = max(1, address.location.remote.connections // 2)
-        size = max(LEAST, -(-len(view) // count))
+    *threads* fetch *size* bytes each, and first use the connections *reserved*.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        begin: int,
+        view: memoryview,
+        version: Version,
+        size: int,
+        threads: DaemonThreads,
+        reserved: Iterable[Reserved] = (),
+    ):
+        self._reserved: deque[AbstractContextManager[Any]] = deque(reserved)
         cuts = [*range(0, len(view), size), len(view)]
         self._transfers = [RangeTransfer(address, begin + a, begin + b, version) for a, b in pairwise(cuts)]
-        # Those of fetching_threads may all wait for the bytes that are fetched here.
-        threads = connections.fetching_threads(count, "parts")
         views = [view[a:b] for a, b in pairwise(cuts)]
-        self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
+        self._futures = [threads.submit(self._fill, transfer, part) for transfer, part in zip(self._transfers, views)]
+
+    def _fill(self, transfer: RangeTransfer, view: memoryview) -> None:
+        with self._reserved.pop() if self._reserved else nullcontext():
+            transfer.fill(view)
 
     def wait(self) -> None:
         """Wait until all have come; raise the error of one that cannot be read."""
@@ -464,6 +483,9 @@ class _Parts:
         for transfer, future in zip(self._transfers, self._futures):
             if not future.cancel():
                 transfer.drop()
+        while self._reserved:
+            with self._reserved.pop():
+                pass
 
 
 def begin_transfer(
@@ -497,6 +519,55 @@ def begin_transfer(
         return WholeTransfer(address, response)
 
     return patience.attempt(begin)
+
+
+def read_whole(address: Address, most: int) -> bytes:
+    """Return the bytes of a file, no more than *most*.
+
+    A long one comes over several connections, if idle ones are open: each is slow at its beginning.
+    """
+    if connections.spare(address.target[0]) > 1:
+        try:
+            return _read_spread(address, most)
+        except OpenError as error:
+            if error.reason != CHANGED:
+                raise
+    with closing(WholeTransfer(address)) as transfer:
+        return _read_forwards(transfer, most)
+
+
+def _read_spread(address: Address, most: int) -> bytes:
+    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
+    with closing(begin_transfer(address, BEGINNING)) as beginning:
+        if isinstance(beginning, WholeTransfer):
+            return _read_forwards(beginning, most)
+        version = beginning.version
+        assert version is not None
+        buffer = bytearray(min(version.size, most))
+        begin = min(beginning.end, len(buffer))
+        view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
+        reserved = connections.reserve(address.target[0], -(-len(rest) // BEGINNING))
+        if not reserved:
+            beginning.fill(view)
+            RangeTransfer(address, begin, len(buffer), version).fill(rest)
+            return bytes(buffer)
+        size = -(-len(rest) // len(reserved))
+        threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
+        parts = _Parts(address, begin, rest, version, size, threads, reserved)
+        try:
+            beginning.fill(view)
+            parts.wait()
+        finally:
+            parts.drop()
+    return bytes(buffer)
+
+
+def _read_forwards(transfer: Transfer, most: int) -> bytes:
+    pieces = []
+    while most and (data := transfer.read(min(most, AT_ONCE))):
+        pieces.append(data)
+        most -= len(data)
+    return b"".join(pieces)
 
 
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:

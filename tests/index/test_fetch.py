@@ -394,3 +394,19 @@ def write_labels(folder):
     yield
     for path in folder.glob("labels-*"):
         path.unlink()
+
+
+def test_connections_are_opened_while_the_first_indexes_are_loaded(site, folder, monkeypatch, tmp_path):
+    counts = []
+    monkeypatch.setattr(fetch, "connect_ahead", lambda url, count, **_: counts.append((url, count)))
+    manifest = str(tmp_path / "x.shards.json")
+    shards = [Shard(f"{site.url}/{shard}.tar", SAMPLES, (folder / f"{shard}.tar").stat().st_size) for shard in range(4)]
+    Path(manifest).write_text(dump_manifest(shards))
+    stream = Stream.from_shards(manifest, index=True, shuffle=True, remote=Remote(connections=3))
+    assert len(list(stream)) == len(list(stream)) == SHARDS * SAMPLES
+    ((url, count),) = counts
+    assert url.startswith(site.url)
+    assert count == 3
+    cached = Remote(cache_dir=tmp_path / "cache")
+    assert len(list(Stream.from_shards(manifest, index=True, remote=cached))) == SHARDS * SAMPLES
+    assert len(counts) == 1, "what is cached needs no connection"

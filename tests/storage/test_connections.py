@@ -5,13 +5,15 @@ What has stalled comes over another connection.
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -115,20 +117,26 @@ def begin_of(headers: dict[str, str]) -> int:
 
 
 @pytest.fixture(params=["http", "https"])
-def stalling(request, tmp_path, monkeypatch):
+def certificate(request, tmp_path, monkeypatch):
+    """The certificate of a server, which is trusted; None for one without TLS."""
+    if request.param == "http":
+        return None
+    need("openssl")
+    certificate = str(tmp_path / "certificate.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", certificate, "-out", f"{certificate}.crt"]
+    subprocess.run(command, check=True, capture_output=True)
+    with open(f"{certificate}.crt") as file, open(certificate, "a") as both:
+        both.write(file.read())
+    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    monkeypatch.setattr(connections, "_tls", connections._tls.__wrapped__)
+    return certificate
+
+
+@pytest.fixture
+def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
     monkeypatch.setattr(connections, "STALL", 0.2)
-    certificate = None
-    if request.param == "https":
-        need("openssl")
-        certificate = str(tmp_path / "certificate.pem")
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", certificate, "-out", f"{certificate}.crt"]
-        subprocess.run(command, check=True, capture_output=True)
-        with open(f"{certificate}.crt") as file, open(certificate, "a") as both:
-            both.write(file.read())
-        monkeypatch.setenv("SSL_CERT_FILE", certificate)
-        monkeypatch.setattr(connections, "_tls", connections._tls.__wrapped__)
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
@@ -214,3 +222,103 @@ def test_a_part_of_the_rest_fails(slow, answer):
     with pytest.raises(OpenError, match=r"404|ended before|broke off|changed") as caught:
         read_after_others(slow, 32, SLOW, Answer(end="keep"), Answer(end="keep"), answer)
     assert f"{slow.url}/shard.tar" in str(caught.value)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The connections that were opened."""
+    connect, found = http.client.HTTPConnection.connect, []
+
+    def noting(connection: http.client.HTTPConnection) -> None:
+        connect(connection)
+        found.append(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", noting)
+    yield found
+    connections._pool(os.getpid()).close()
+
+
+@pytest.fixture
+def long(certificate):
+    """A server of 1 MiB that keeps connections."""
+    with misbehaving(Server(default=Answer(end="keep")), certificate) as server:
+        server.body = random.Random(0).randbytes(4 * SIZE)
+        yield server
+
+
+def open_ahead(server: Server, count: int) -> Location:
+    """Open idle connections, and return the location of the file."""
+    connections.connect_ahead(server.url, count, connections=32, timeout=5)
+    assert connections.spare(server.url) == count
+    connections.fetching_threads(32).submit(time.sleep, 0).result()
+    wait_for(lambda: len(connections._pool(os.getpid())._idle.get(connections._key_of(server.url), ())) == count)
+    return Location(f"{server.url}/shard.tar.index", Remote(retries=0))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
+    """And over no more than these, also where several files are read at once."""
+    location = open_ahead(long, 6)
+    time.sleep(0.05)  # tickets of TLS come
+    assert location.read() == long.body
+    begins = [begin_of(headers) for _, _, headers, _ in long.requests]
+    assert len(begins) == len(set(begins)) == 1 + 5
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(lambda _: location.read() == long.body, range(9)))
+    assert len(opened) == 6
+    assert connections.spare(long.url) == 6
+
+
+def test_a_whole_file_comes_in_one_answer_where_no_connection_is_open(long, opened):
+    assert Location(f"{long.url}/shard.tar.index").read() == long.body
+    assert len(opened) == len(long.requests) == 1
+
+
+def test_no_more_is_read_than_the_limit(slow, opened):
+    location = open_ahead(slow, 4)
+    assert location.read(4 * SIZE) == slow.body
+    for limit in 10, 4 * SIZE - 1:
+        with pytest.raises(OpenError, match=f"more than {limit:,} bytes"):
+            location.read(limit)
+
+
+def test_a_whole_file_that_changes_meanwhile_is_one_or_the_other(slow, opened):
+    location = open_ahead(slow, 4)
+    slow.play(*[Answer(end="keep")] * 2, body=slow.body, default=Answer(etag='"v2"', end="keep"))
+    assert location.read() == slow.body
+    assert "range" not in slow.requests[-1][2]
+
+
+@pytest.mark.parametrize("answer", [Answer(status="404 Not Found"), Answer(cut=400)])
+def test_a_part_of_a_whole_file_fails(slow, opened, answer):
+    location = open_ahead(slow, 4)
+    slow.play(*[Answer(end="keep")] * 2, answer, body=slow.body, default=slow.default)
+    with pytest.raises(OpenError, match=r"404|ended before|broke off") as caught:
+        location.read()
+    assert f"{slow.url}/shard.tar.index" in str(caught.value)
+    wait_for(lambda: not connections._pool(os.getpid())._lent.total())
+
+
+def test_a_server_without_ranges_sends_a_whole_file(slow, opened):
+    location = open_ahead(slow, 4)
+    slow.play(body=slow.body, default=Answer(ranges=False, end="keep"))
+    assert location.read() == slow.body
+    assert len(slow.requests) == 1
+
+
+def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    connections.connect_ahead(url, 3, connections=4, timeout=5)
+    wait_for(lambda: connections.spare(url) == 0)
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://:80")
+    connections.connect_ahead(url, 3, connections=4, timeout=5)
+    with pytest.raises(OpenError, match="proxy"):
+        Location(f"{url}/a.tar.index").read()
