@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from tarshards.samples.fields import parse_terms
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import read_shard
 from tarshards.storage.opening import open_shard
+from tarshards.stream import ops
+from tarshards.stream.collate import collate_ragged
 from tarshards.tar.read import CHUNK, MEMBER_LIMIT, scan
 
 Work = Callable[[], Any]
@@ -203,6 +206,42 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     stages["make batches: memory, keys"] = run(lambda number, found: assembler.assemble(lambda: found, key, number))
     stages["ArrayLoader: order, ledger"] = lambda: exhaust(loader)
     return Path(stages, limits)
+
+
+def handed_over(data: Data, size: int) -> Path:
+    """Batches of worker processes: what a worker and the loader do, one after the other in this process."""
+    import torch
+
+    from tarshards import ShardDataset, ShardLoader
+    from tarshards.loaders.tensors import tensors
+    from tarshards.loaders.torch.handover import Arenas
+
+    torch.set_num_threads(1)
+    stream, dataset, arenas = Stream.from_shards(data.urls), ShardDataset(data.urls), Arenas(1, 2)
+    loaders = {
+        "ShardLoader, no workers": ShardLoader(dataset, size),
+        "ShardLoader, 2 workers": ShardLoader(dataset, size, num_workers=2, persistent_workers=True),
+    }
+
+    def collated() -> Iterator[Any]:
+        return ops.batched(iter(stream), size, collate=collate_ragged)
+
+    def write() -> None:
+        for batch in collated():
+            arenas.put(0, [batch])
+            arenas.begin(0)  # frees what was not taken
+
+    def take() -> None:
+        for batch in collated():
+            exhaust(map(tensors, arenas.take(arenas.put(0, [batch]))))
+
+    stages: dict[str, Work] = {
+        "worker: read samples": lambda: exhaust(stream),
+        "worker: collate": lambda: exhaust(collated()),
+        "worker: pickle, copy into shared memory": write,
+        (taking := "loader: copy out, unpickle"): take,
+    }
+    return Path(stages, {name: (taking, partial(exhaust, loader)) for name, loader in loaders.items()})
 
 
 def each_of(work: Callable[[Any], Any], things: Iterable[Any], threads: int | None) -> None:
