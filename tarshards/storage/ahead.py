@@ -10,7 +10,7 @@ from typing import Any
 
 from tarshards.errors import TarshardsError
 from tarshards.storage import traffic
-from tarshards.storage.connections import fetching_threads
+from tarshards.storage.connections import FAR, fetching_threads, soonest
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
 from tarshards.storage.streams import InputStream
@@ -26,6 +26,7 @@ from tarshards.storage.transfer import (
 )
 
 FIRST = 1 << 18  # bytes of the first piece: who reads only a beginning has it soon, and little is fetched in vain
+NEAR, DISTANT = 16, 4  # pieces of a window that has not grown yet, for a server that is near, and one that is far
 LEAST = 1 << 16  # bytes of a piece where little memory may be used
 
 
@@ -209,7 +210,12 @@ class ReadAhead:
         if not file.has_address or file.address is None:
             file.is_piecewise = False
             return
-        end = file.asked + (PIECE if file.is_cached else max(LEAST, min(PIECE, self._window // 4)))
+        if file.is_cached:
+            size = PIECE
+        else:
+            count = NEAR if soonest(file.address.target[0]) <= FAR else DISTANT
+            size = max(LEAST, min(PIECE, self._window // count))
+        end = file.asked + size
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))
         file.asked = piece.end
         self._held += piece.size

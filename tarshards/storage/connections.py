@@ -253,7 +253,10 @@ def reserve(url: str, most: int) -> list[Reserved]:
 
 def soonest(url: str) -> float:
     """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
-    return _pool(os.getpid()).soonest.get(_key_of(url), 0.0)
+    try:
+        return _pool(os.getpid()).soonest.get(_key_of(url), 0.0)
+    except ValueError:  # raised again by a request
+        return 0.0
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:

@@ -174,3 +174,24 @@ def test_the_right_bytes_or_an_error(answers, budget):
             assert body.startswith(found)
         else:
             assert found == body
+
+
+@pytest.mark.parametrize(("answers_in", "size"), [(0.05, 500), (0.2, 2000)])
+def test_many_small_pieces_of_a_near_server_and_few_large_ones_of_one_far_away(
+    site, tmp_path, monkeypatch, answers_in, size
+):
+    """Connections are slow at their beginning: many are as fast as the line sooner than a few."""
+    data, _ = write(tmp_path, [50_000, 10])
+    monkeypatch.setattr(ahead, "soonest", lambda url: answers_in)
+    files = opened_ahead(locations(site, 2))
+    with next(files).open() as stream:
+        assert stream.read(10) == data[:10]
+        wait_until(lambda: len(site.requests) > 4)
+        sizes = [span(wanted) for _, wanted in site.requests[1:5]]
+    assert sizes == [size] * 4
+    files.close()
+
+
+def span(wanted: str | None) -> int:
+    begin, end = (wanted or "").removeprefix("bytes=").split("-")
+    return int(end) - int(begin) + 1
