@@ -117,7 +117,8 @@ class BlockFetcher:
         self._blocks: dict[int, list[_Block]] = {}
         self._queue: deque[_Block] = deque()
         self._scanned = self._taken = self._bytes = self._under_way = 0
-        self._is_connected = self._is_whole or shards.are_loaded()  # what a cache has needs no connection
+        # What a cache has needs no connection.
+        self._is_connected = shards.are_loaded() or not (cache is None or cache.is_empty())
         self._is_closed = False
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:

@@ -518,6 +518,14 @@ class BlockCache:
         """Return the bytes of its budget, 0 where blocks cannot be stored."""
         return self.budget if self._is_storing() else 0
 
+    def is_empty(self) -> bool:
+        """Return whether nothing is stored in it."""
+        try:
+            counts = self.folder.read_counts()
+        except OpenError:
+            return True
+        return not counts["pinned"] + counts["spool"]
+
     def reserve(self, size: int) -> int:
         """Keep space for *size* bytes of blocks that this process spools, and return how much of it there is.
 
