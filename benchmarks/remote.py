@@ -237,7 +237,7 @@ def measured(command: list[str], site: Site | None) -> dict[str, Any]:
     )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if "Error" in line] or [f"exit status {done.returncode}"]
-        raise OSError(said[-1][:200])
+        raise OSError(said[-1])
     taken: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return taken
 
@@ -291,7 +291,7 @@ def rounds(
             try:
                 times[name].add(do(), site)
             except (OSError, subprocess.SubprocessError) as error:
-                times[name].failure = " ".join(str(error).split())[:200]
+                times[name].failure = " ".join(str(error).split()).replace(f"{ROOT.parent}/", "")[:200]
             print(f"  {name}: {times[name].failure or f'{times[name].seconds[-1]:.2f} s'}", file=sys.stderr, flush=True)
     return times
 
