@@ -85,7 +85,7 @@ def planned(data: Data, *, shuffled: bool) -> Path:
     stream = Stream.from_shards(data.urls, shuffle=shuffled)
     source = stream.source
     names, keys = source.shards.names, [source.shards.shards.index(i).keys for i in range(len(data.urls))]
-    without_fields = IndexedShards(list(data.urls), fields="")
+    without_fields = IndexedShards(list(data.urls), fields=[])
 
     def dicts() -> None:
         for shards, numbers in parts(source, LOOKED_UP):

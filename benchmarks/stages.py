@@ -43,8 +43,9 @@ CROP = (
     "Decoding only the rows and columns of the crop would help."
 )
 PROCESSES = (
-    "The stages of the workers and of the loader overlap where there are cores for them. Each byte is copied three "
-    "times: out of the page cache, into shared memory, and out of it, which `reuse=True` saves; without workers once."
+    "Each byte is copied three times: out of the page cache, into shared memory, and out of it, which `reuse=True` "
+    "saves; without workers once. The stages overlap where there are cores for them; what two workers take beyond half "
+    "of their sum is messages, waiting, and memory that was written by another core."
 )
 RAW = ("raw-2k", "2 KB", 1024, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMORY, MEMORY)
 
