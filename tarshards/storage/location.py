@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.storage.redaction import redacted, secrets_in, secrets_of, without_userinfo, without_values
 from tarshards.storage.remote import Remote, default
-from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, words
+from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -479,12 +479,8 @@ class Transport:
 
     def read(self, location: Location, most: int, *, allow_pipe: bool) -> bytes:
         """Return the bytes of a file, no more than *most*."""
-        pieces = []
         with self.open(location, "rb", allow_pipe=allow_pipe, sync=True) as stream:
-            while most and (data := stream.read(min(most, 1 << 24))):
-                pieces.append(data)
-                most -= len(data)
-        return b"".join(pieces)
+            return read_at_most(stream, most, 1 << 24)
 
     def address(self, location: Location) -> Address | None:
         return None

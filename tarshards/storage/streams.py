@@ -183,6 +183,15 @@ def passed_on(file: Any) -> OutputStream:
     return OutputStream(name if isinstance(name, str) else repr(file), write, commit=commit, discard=lambda: None)
 
 
+def read_at_most(source: Any, most: int, piece: int) -> bytes:
+    """Return what *source* reads up to its end, but no more than *most* bytes, at most *piece* at a time."""
+    pieces = []
+    while most and (data := source.read(min(most, piece))):
+        pieces.append(data)
+        most -= len(data)
+    return b"".join(pieces)
+
+
 def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenError:
     """Return the OpenError that says what *exc* means for *url*.
 

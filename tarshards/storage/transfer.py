@@ -28,7 +28,7 @@ from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Reserved, Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
-from tarshards.storage.streams import errno_of
+from tarshards.storage.streams import errno_of, read_at_most
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -533,14 +533,14 @@ def read_whole(address: Address, most: int) -> bytes:
             if error.reason != CHANGED:
                 raise
     with closing(WholeTransfer(address)) as transfer:
-        return _read_forwards(transfer, most)
+        return read_at_most(transfer, most, AT_ONCE)
 
 
 def _read_spread(address: Address, most: int) -> bytes:
     """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
     with closing(begin_transfer(address, BEGINNING)) as beginning:
         if isinstance(beginning, WholeTransfer):
-            return _read_forwards(beginning, most)
+            return read_at_most(beginning, most, AT_ONCE)
         version = beginning.version
         assert version is not None
         buffer = bytearray(min(version.size, most))
@@ -560,14 +560,6 @@ def _read_spread(address: Address, most: int) -> bytes:
         finally:
             parts.drop()
     return bytes(buffer)
-
-
-def _read_forwards(transfer: Transfer, most: int) -> bytes:
-    pieces = []
-    while most and (data := transfer.read(min(most, AT_ONCE))):
-        pieces.append(data)
-        most -= len(data)
-    return b"".join(pieces)
 
 
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:

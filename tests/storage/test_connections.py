@@ -12,13 +12,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from faulty_server import Answer, Server
 from faulty_server import serving as misbehaving
+from leftovers import wait_until
 from programs import need
 
 from tarshards.errors import OpenError
@@ -250,16 +251,8 @@ def open_ahead(server: Server, count: int) -> Location:
     """Open idle connections, and return the location of the file."""
     connections.connect_ahead(server.url, count, connections=32, timeout=5)
     assert connections.spare(server.url) == count
-    connections.fetching_threads(32).submit(time.sleep, 0).result()
-    wait_for(lambda: len(connections._pool(os.getpid())._idle.get(connections._key_of(server.url), ())) == count)
+    wait_until(lambda: len(connections._pool(os.getpid())._idle.get(connections._key_of(server.url), ())) == count)
     return Location(f"{server.url}/shard.tar.index", Remote(retries=0))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
@@ -302,7 +295,7 @@ def test_a_part_of_a_whole_file_fails(slow, opened, answer):
     with pytest.raises(OpenError, match=r"404|ended before|broke off") as caught:
         location.read()
     assert f"{slow.url}/shard.tar.index" in str(caught.value)
-    wait_for(lambda: not connections._pool(os.getpid())._lent.total())
+    wait_until(lambda: not connections._pool(os.getpid())._lent.total())
 
 
 def test_a_server_without_ranges_sends_a_whole_file(slow, opened):
@@ -316,7 +309,7 @@ def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     connections.connect_ahead(url, 3, connections=4, timeout=5)
-    wait_for(lambda: connections.spare(url) == 0)
+    wait_until(lambda: connections.spare(url) == 0)
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http://:80")
     connections.connect_ahead(url, 3, connections=4, timeout=5)
