@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import io
 import os
 import re
 import select
@@ -30,6 +31,8 @@ PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}
 PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
 BLOCK = 1 << 18  # bytes of a body that are sent at a time
 WAKE = 1 << 15  # bytes of a body that are awaited at once; of more the kernel would keep its receive window small
+RECORD = 16_384 + 256 + 5  # bytes of a record of TLS, at most (RFC 8446, 5.2): one is decrypted at a time
+RECORDS = 2  # of them are awaited at once
 FAR = 0.1  # seconds to the beginning of an answer
 STALL, ANSWERS = 0.5, 5  # seconds without a byte in a body, and as many times as long as an answer takes to begin
 ELSEWHERE = 1 << 20  # bytes that come meanwhile over other connections, so that it is not the server that is slow
@@ -84,38 +87,65 @@ class Response:
     def read(self, size: int) -> bytes:
         """Return at least one byte of the body and at most *size*, none at its end."""
         if self._rest is None:
-            self._rest = self._response.read1(WAKE)
+            self._rest = self._response.read1(max(WAKE, io.DEFAULT_BUFFER_SIZE))
             traffic.count("bytes", len(self._rest))
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
             return data
         if self._response.length:
-            self._await(min(size, self._response.length, WAKE))
+            self._await(size)
         data = self._response.read1(size)
         traffic.count("bytes", len(data))
         return data
 
-    def _await(self, size: int) -> None:
-        """Wait until *size* bytes are there, so that a thread is not woken for every packet."""
+    def readinto(self, view: memoryview) -> int:
+        """Read at least one byte into *view*, and no more than fit; return how many, 0 at the end of the body."""
+        response = self._response
+        most = 0 if response.chunked else min(len(view), response.length or 0)
+        if self._rest != b"" or most <= io.DEFAULT_BUFFER_SIZE:  # what is buffered beyond it would be awaited in vain
+            data = self.read(len(view))
+            view[: len(data)] = data
+            return len(data)
+        view = view[:most]
+        records, done = self._await(most), 0
+        while records and (not done or len(view) - done > io.DEFAULT_BUFFER_SIZE):
+            count = response.fp.readinto1(view[done:])
+            response.length -= count
+            records, done = records - 1 if count else 0, done + count
+        traffic.count("bytes", done)
+        return done
+
+    def _await(self, size: int) -> int:
+        """Wait until some of the next *size* bytes are there, so that a thread is not woken for every packet.
+
+        Returns how often they can be read from the connection before they are awaited again.
+        """
         connection: Any = self._connection
         sock, timeout = connection.sock, connection.timeout
-        is_plain = type(sock) is socket.socket
-        if is_plain:
-            self._wake_at(size)
-        elif sock is None or not self.leaves_stalled or sock.pending():  # None where the server closes it after this
-            return
+        if sock is None:  # the server closes it after this answer
+            return 1
+        left, reads = self._response.length or 0, 1
+        if type(sock) is socket.socket:
+            self._wake_at(min(size, left, WAKE))
+        elif sock.pending():
+            return 1
+        else:
+            # A record that is there in part is awaited by the socket, so that there must be more than that after it.
+            reads = RECORDS if left >= 2 * RECORDS * RECORD else 1
+            self._wake_at(reads * RECORD if reads > 1 else 1)
         pause = max(STALL, ANSWERS * _pool(os.getpid()).soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
-        waited, before = 0.0, traffic.so_far().bytes
+        waited, before = 0.0, traffic.received()
         while not _is_readable(sock, min(pause, timeout - waited)):
-            if is_plain:
-                self._wake_at(1)  # for a server so slow that its few bytes are progress
-                if _is_readable(sock):
-                    return
+            self._wake_at(1)  # for a server so slow that its few bytes are progress
+            reads = 1
+            if _is_readable(sock):
+                break
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
-            if traffic.so_far().bytes - before >= ELSEWHERE:
+            if traffic.received() - before >= ELSEWHERE:
                 raise StalledError("nothing came for a while")
+        return reads
 
     def _wake_at(self, size: int) -> None:
         if size != self._awaited and self._connection.sock is not None:

@@ -55,6 +55,11 @@ def so_far() -> Traffic:
         return Traffic(**_counts)  # type: ignore[arg-type]
 
 
+def received() -> float:
+    """Return the bytes of bodies that have come since the process began."""
+    return _counts["bytes"]
+
+
 @contextmanager
 def waiting() -> Iterator[None]:
     """Count the time that this thread waits for what another fetches."""

@@ -263,6 +263,7 @@ class Transfer:
         self.position, self.end = begin, end
         self.is_dropped = False
         self._response = response
+        self._buffer: memoryview | None = None
         self._patience = Patience(address, lambda: self.is_dropped)
 
     def open(self) -> None:
@@ -271,16 +272,16 @@ class Transfer:
 
     def read(self, size: int) -> bytes:
         """Return at least one byte and at most *size*, none at the end."""
-        size = size if self.end is None else min(size, self.end - self.position)
-        return self._patience.attempt(lambda: self._receive(size), self._offset) if size else b""
+        if self._buffer is None:
+            self._buffer = memoryview(bytearray(AT_ONCE))
+        view = self._buffer[: size if self.end is None else min(size, self.end - self.position)]
+        return bytes(view[: self._readinto(view)])
 
     def fill(self, view: memoryview) -> None:
         """Fill *view*, which is no longer than what is left."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
-            data = self.read(min(len(view) - done, AT_ONCE))  # copied, for what was read before a failure is known
-            view[done : done + len(data)] = data
-            done += len(data)
+            done += self._readinto(view[done : done + AT_ONCE])
         if self.position == self.end:
             self.close()
 
@@ -288,16 +289,20 @@ class Transfer:
         """Return whether *view* was filled over other connections."""
         return False
 
-    def _receive(self, size: int) -> bytes:
+    def _readinto(self, view: memoryview) -> int:
+        return self._patience.attempt(lambda: self._receive(view), self._offset) if len(view) else 0
+
+    def _receive(self, view: memoryview) -> int:
+        """Read what comes next into *view*, and return how many bytes; only then do they count as read."""
         try:
-            data = (self._response or self._begin()).read(size)
-            if not data and self.end is not None:
+            count = (self._response or self._begin()).readinto(view)
+            if not count and self.end is not None:
                 raise ConnectionError(f"the answer ended before its {self.end} bytes")
         except BaseException:
             self.close()
             raise
-        self.position += len(data)
-        return data
+        self.position += count
+        return count
 
     def _begin(self) -> Response:
         self._response = self._connect()
@@ -416,13 +421,13 @@ class RangeTransfer(Transfer):
         if self._parts is not None:
             self._parts.drop()
 
-    def _receive(self, size: int) -> bytes:
+    def _receive(self, view: memoryview) -> int:
         try:
-            return super()._receive(size)
+            return super()._receive(view)
         except StalledError:
             self._moves += 1
             traffic.count("retries")
-            return self._receive(size)
+            return self._receive(view)
 
     def _connect(self) -> Response:
         response = ask_for(self.address, self.position, self.end)
