@@ -101,7 +101,8 @@ class Response:
     def readinto(self, view: memoryview) -> int:
         """Read at least one byte into *view*, and no more than fit; return how many, 0 at the end of the body."""
         response = self._response
-        most = 0 if response.chunked else min(len(view), response.length or 0)
+        left = response.length or 0
+        most = 0 if response.chunked else min(len(view), left)
         if self._rest != b"" or most <= io.DEFAULT_BUFFER_SIZE:  # what is buffered beyond it would be awaited in vain
             data = self.read(len(view))
             view[: len(data)] = data
@@ -110,8 +111,8 @@ class Response:
         records, done = self._await(most), 0
         while records and (not done or len(view) - done > io.DEFAULT_BUFFER_SIZE):
             count = response.fp.readinto1(view[done:])
-            response.length -= count
             records, done = records - 1 if count else 0, done + count
+        response.length = left - done
         traffic.count("bytes", done)
         return done
 

@@ -32,15 +32,20 @@ class Traffic:
         )
 
     def __add__(self, other: Traffic) -> Traffic:
+        if other is _NONE:  # between two batches of local shards
+            return self
         return Traffic(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
 
     def __sub__(self, other: Traffic) -> Traffic:
+        if other is self:
+            return _NONE
         return Traffic(*(getattr(self, name) - getattr(other, name) for name in _NAMES))
 
 
 _NAMES = [field.name for field in fields(Traffic)]
 _counts: dict[str, float] = dict.fromkeys(_NAMES, 0)
 _lock = ProcessLock()
+_latest = _NONE = Traffic()
 
 
 def count(name: str, number: float = 1) -> None:
@@ -50,9 +55,12 @@ def count(name: str, number: float = 1) -> None:
 
 
 def so_far() -> Traffic:
-    """Return the counts since the process began."""
+    """Return the counts since the process began; the same object until there are others."""
+    global _latest
     with _lock:
-        return Traffic(**_counts)  # type: ignore[arg-type]
+        if _counts != vars(_latest):
+            _latest = Traffic(**_counts)  # type: ignore[arg-type]
+        return _latest
 
 
 def received() -> float:

@@ -471,8 +471,15 @@ class _Parts:
         self._futures = [threads.submit(self._fill, transfer, part) for transfer, part in zip(self._transfers, views)]
 
     def _fill(self, transfer: RangeTransfer, view: memoryview) -> None:
-        with self._reserved.pop() if self._reserved else nullcontext():
+        with self._connection():
             transfer.fill(view)
+
+    def _connection(self) -> AbstractContextManager[Any]:
+        """Return a reserved connection, or none where others have taken them all."""
+        try:
+            return self._reserved.pop()
+        except IndexError:
+            return nullcontext()
 
     def wait(self) -> None:
         """Wait until all have come; raise the error of one that cannot be read."""
@@ -489,7 +496,7 @@ class _Parts:
             if not future.cancel():
                 transfer.drop()
         while self._reserved:
-            with self._reserved.pop():
+            with self._connection():
                 pass
 
 
