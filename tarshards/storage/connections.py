@@ -130,10 +130,11 @@ class Response:
             self._wake_at(min(size, left, WAKE))
         elif sock.pending():
             return 1
+        elif left >= 2 * RECORDS * RECORD:  # as many again follow: the rest of a record in part is awaited like these
+            reads = RECORDS
+            self._wake_at(RECORDS * RECORD)
         else:
-            # A record that is there in part is awaited by the socket, so that there must be more than that after it.
-            reads = RECORDS if left >= 2 * RECORDS * RECORD else 1
-            self._wake_at(reads * RECORD if reads > 1 else 1)
+            self._wake_at(1)
         pause = max(STALL, ANSWERS * _pool(os.getpid()).soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
         waited, before = 0.0, traffic.received()
         while not _is_readable(sock, min(pause, timeout - waited)):
