@@ -12,4 +12,5 @@ Read in this order:
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit
 - ``lines``, ``tree``: lines of text and directories, from which samples are made
 - ``resync``: reading past damage
+- ``retry_parse``: Python's parser, called again where other threads have confused it
 """

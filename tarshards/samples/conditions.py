@@ -11,6 +11,7 @@ from tarshards.errors import DecodeError, OpError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import find_field, no_field, place
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.location import Location
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
@@ -66,7 +67,7 @@ def _parse(expression: str) -> ast.Expression:
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"an expression has at most {MAX_LENGTH} characters, not {len(expression)}")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        tree = retry_parse(ast.parse, expression.strip(), mode="eval")
         nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{expression!r} is not an expression: {getattr(error, 'msg', error)}") from error

@@ -23,6 +23,7 @@ from tarshards.errors import SampleError, flag, whole_number
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.read import encode_sample, read_shard
+from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -255,7 +256,8 @@ class _Scatter:
 def _tables(plan: _Resharding) -> list[Any]:
     import numpy as np
 
-    return [np.load(plan.scattered(shard, "npy"), mmap_mode="r") for shard in range(len(plan.inputs))]
+    names = [plan.scattered(shard, "npy") for shard in range(len(plan.inputs))]
+    return [retry_parse(np.load, name, mmap_mode="r") for name in names]
 
 
 def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:

@@ -63,10 +63,14 @@ def reason(error: TarshardsError) -> str:
 def serve(scratch: str, number: str) -> None:
     """Run samples until stdin ends, or SIGTERM comes: then end the running command and exit; the parent cleans up."""
 
+    stopping = False
+
     def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        runner.stop()
-        os._exit(0)
+        nonlocal stopping
+        if not stopping:  # a handler taken away while a second signal waits for it would be reported on stderr
+            stopping = True
+            runner.stop()
+            os._exit(0)
 
     # What runs in this process reads nothing and prints to stderr; what it forks does not keep the parent waiting.
     jobs, replies = os.fdopen(os.dup(STDIN), "rb", 1 << 16), os.dup(STDOUT)

@@ -10,6 +10,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from tarshards.samples.codecs.registry import decoder, encoder, require
+from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import MAX_RATIO, is_bomb
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def decode_npy(data: bytes) -> np.ndarray:
     """Decode numpy's own format; arrays of Python objects are refused because they require unpickling."""
     from numpy.lib import format
 
-    stream = BytesIO(data)
-    array = format.read_array(stream, allow_pickle=False)
-    if stream.read(1):
-        raise ValueError("more bytes after the array")
-    return array
+    def read() -> np.ndarray:
+        stream = BytesIO(data)
+        array = format.read_array(stream, allow_pickle=False)
+        if stream.read(1):
+            raise ValueError("more bytes after the array")
+        return array
+
+    return retry_parse(read)
 
 
 @encoder("npy")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tarshards.errors import DecodeError
+from tarshards.samples.retry_parse import retry_parse
 
 MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
 MAX_EXTENT = 1 << 40  # elements of an array, if its empty axes were of length 1
@@ -27,22 +28,26 @@ def parse_header(payload: bytes) -> ArrayHeader:
 
     Raises DecodeError if there is none, if the elements are not as many as it says, or if their order is not C's.
     """
-    from numpy.lib import format
-
-    stream = BytesIO(payload[:MAX_HEADER])
     try:
-        version = format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version} of the .npy format")
-        read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
-        shape, is_fortran, dtype = read(stream)
+        (shape, is_fortran, dtype), head = retry_parse(_read_header, payload)
     except Exception as exc:  # numpy has Python's tokenizer read what its own parser does not understand
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
     if not dtype.itemsize or not all(type(extent) is int and extent >= 0 for extent in shape):
         raise DecodeError(f"not a .npy file: an array of {dtype} and shape {shape}")
-    head = stream.tell()
     if len(payload) - head != dtype.itemsize * math.prod(shape) or math.prod(filter(None, shape)) > MAX_EXTENT:
         raise DecodeError(f"{len(payload) - head} bytes are not {dtype} of shape {shape}, as its header says")
     return ArrayHeader(dtype, shape, payload[:head])
+
+
+def _read_header(payload: bytes) -> tuple[tuple[tuple[int, ...], bool, np.dtype], int]:
+    """Return the shape, whether the order is Fortran's, and the dtype; and the number of bytes that say so."""
+    from numpy.lib import format
+
+    stream = BytesIO(payload[:MAX_HEADER])
+    version = format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the .npy format")
+    read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+    return read(stream), stream.tell()

@@ -111,6 +111,14 @@ def test_a_slot_that_is_killed_ends_the_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_slot_that_is_ended_many_times_says_nothing(capfd):
+    kill = "import os, signal; [os.kill(os.getppid(), signal.SIGTERM) for _ in range(2000)]"
+    for _ in range(5):
+        with pytest.raises(OpError, match="slot"):
+            list(map_command([{"__key__": "a"}], f"trap '' TERM; exec {sys.executable} -S -c '{kill}'"))
+    assert capfd.readouterr().err == ""
+
+
 def test_more_slots_than_the_system_has_room_for(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 45, limits[1]))

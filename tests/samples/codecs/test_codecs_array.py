@@ -1,12 +1,15 @@
 """npy, npz, pth and tenbin: there and back, WebDataset and numpy as the oracles, and what is refused."""
 
+import gc
 import gzip
 import io
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -334,3 +337,27 @@ def test_tenbin_that_lies(data):
         decode_field("x.ten", data)
     assert error.value.field == "x.ten"
     assert error.value.reason
+
+
+def test_threads_decode_npy_at_once():
+    """Where Python's parser counts its depth for all threads together, a switch amid one call makes another fail."""
+    data = encode_field("x.npy", np.zeros((3, 4)))
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
+
+    def switch(*_: object) -> None:
+        time.sleep(0)
+
+    def decode(_: int) -> list[tuple[int, ...]]:
+        return [decode_field("x.npy", data).shape for _ in range(1000)]
+
+    gc.callbacks.append(switch)
+    gc.set_threshold(20)
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(decode, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*before)
+        gc.callbacks.remove(switch)
+    assert found == [[(3, 4)] * 1000] * 4
