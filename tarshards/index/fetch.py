@@ -23,6 +23,7 @@ from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead, fetching_threads
+from tarshards.storage.ranges import most_held
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
@@ -70,7 +71,8 @@ class BlockFetcher:
     *is_alone* on this host, the cache drops what was kept for it after its use.
 
     The first samples of a shuffled epoch are asked for by themselves, so that a batch comes soon. Up to 16,384 blocks
-    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards.
+    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards;
+    their files are held open, too, as far as ``most_held`` allows.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class BlockFetcher:
         self._mean, self._unit, self._units = mean, units, units.tolist()
         kept = sum(len(shard.kept) for shard in shards.in_use.values())
         self._may_keep = MOST_KEPT - kept if self._is_whole and not self._drops else 0
+        self._may_hold = most_held()
         self._reach, self._budget = reach, budget
         self._are_kept = self._is_whole and self._find_all_kept()
         remote = shards.remote
@@ -343,8 +346,12 @@ class BlockFetcher:
             traffic.count("cache_hits")
             return kept
         windows = opened.fetch(samples)
-        if self._may_keep > 0:
-            self._may_keep -= opened.keep(key, windows)
+        if self._may_keep > 0 and opened.keep(key, windows):
+            self._may_keep -= 1
+            if MOST_KEPT - self._may_keep <= self._may_hold:
+                with suppress(OSError):  # it is as right without
+                    for window in windows:
+                        window.hold_open()
         return windows
 
     def _release(self, block: _Block) -> None:

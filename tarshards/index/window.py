@@ -57,6 +57,11 @@ class Window:
         """Whether its data take no memory."""
         return self._mapped is not None
 
+    def hold_open(self) -> None:
+        """Hold the file of what is mapped open, so that it is quicker to find whether it ``is_current``."""
+        if self._mapped is not None:
+            self._mapped.mapping.hold_open()
+
     def is_current(self) -> bool:
         """Return whether its data are as they were: what is mapped may have been removed, or written to."""
         return self._is_current is None or self._is_current()
@@ -84,7 +89,7 @@ class Window:
             if self.is_current():
                 raise
             return False
-        return self.is_current()
+        return self._is_current is None or self._is_current()
 
     def _begin(self, names: list[str | None]) -> int:
         """Decide on the first member, unless it is not asked for, and return 1: that many are settled."""

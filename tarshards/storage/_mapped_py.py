@@ -50,6 +50,9 @@ class Mapping:
             return False
         return os.path.samestat(now, self._opened) and now.st_mtime_ns == self._opened.st_mtime_ns
 
+    def hold_open(self) -> None:
+        """Hold the file open, as it always is."""
+
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from typing import Any, Self
 
 from tarshards.errors import OpenError
@@ -22,10 +23,17 @@ def most_open() -> int:
 
     Others need some, too: libraries, memory, and shards that are being released.
     """
-    if not Mapping.__module__.endswith("_py"):
-        return MOST_MAPPED
+    return MOST_MAPPED if not Mapping.__module__.endswith("_py") else max(1, min(MOST_MAPPED, _most_descriptors() // 2))
+
+
+def most_held() -> int:
+    """Return how many mapped files a process should also hold open at most, only to be quicker."""
+    return min(MOST_MAPPED, _most_descriptors() // 4)
+
+
+def _most_descriptors() -> int:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_MAPPED if descriptors == resource.RLIM_INFINITY else max(1, min(MOST_MAPPED, descriptors // 2))
+    return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors
 
 
 class Ranges:

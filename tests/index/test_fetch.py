@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections import Counter
@@ -282,6 +283,21 @@ def test_a_mapped_block_that_is_written_to_is_fetched_again(cached, site, damage
             file.truncate({"flipped": len(data), "truncated": len(data) // 2, "emptied": 0}[damage])
     assert epoch(shards, 1) == samples
     assert epoch(shards, 2) == samples
+
+
+@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.parametrize("most", [0, 3, 1000])
+def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached, monkeypatch, most):
+    shards, samples = cached
+    monkeypatch.setattr(fetch, "most_held", lambda: most)
+    again = pickle.loads(pickle.dumps(shards))
+    before = len(os.listdir("/proc/self/fd"))
+    for seed in range(2):
+        assert epoch(again, seed) == samples
+    assert len(os.listdir("/proc/self/fd")) - before == min(most, BLOCKS)
+    for path in blocks_of(shards):
+        path.unlink()
+    assert epoch(again, 3) == samples
 
 
 @pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from leftovers import Leftovers
@@ -53,6 +54,30 @@ def test_what_is_dropped_leaves_memory_and_reads_as_before(mapping_type, path):
     for place in ((-1, 1), (0, -1), (0, SIZE + 1), (SIZE, 1)):
         with pytest.raises(ValueError, match="bytes at offset"):
             mapping.drop(*place)
+
+
+@pytest.mark.parametrize("change", ["written", "removed", "replaced"])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_is_not_current_after_a_change_before_or_after_it_is_held_open(mapping_type, path, tmp_path, change, is_held):
+    mapping = mapping_type(path)
+    (tmp_path / "other").write_bytes(bytes(SIZE))
+    if is_held:
+        mapping.hold_open()
+        mapping.hold_open()
+        assert mapping.is_current()
+    if change == "written":
+        then = os.stat(path).st_mtime_ns
+        with open(path, "r+b") as file:
+            file.write(b"?")
+        os.utime(path, ns=(then, then + 1))
+    elif change == "removed":
+        os.unlink(path)
+    else:
+        os.replace(tmp_path / "other", path)
+    assert not mapping.is_current()
+    with suppress(FileNotFoundError):
+        mapping.hold_open()
+    assert not mapping.is_current()
 
 
 def test_is_current_until_its_path_is_of_another_file_or_written_to(mapping_type, path, tmp_path):
