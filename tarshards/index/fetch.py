@@ -349,9 +349,8 @@ class BlockFetcher:
         if self._may_keep > 0 and opened.keep(key, windows):
             self._may_keep -= 1
             if MOST_KEPT - self._may_keep <= self._may_hold:
-                with suppress(OSError):  # it is as right without
-                    for window in windows:
-                        window.hold_open()
+                for window in windows:
+                    window.hold_open()
         return windows
 
     def _release(self, block: _Block) -> None:

@@ -58,7 +58,7 @@ class Window:
         return self._mapped is not None
 
     def hold_open(self) -> None:
-        """Hold the file of what is mapped open, so that it is quicker to find whether it ``is_current``."""
+        """Hold the file of what is mapped open if it can be, so that ``is_current`` is quicker."""
         if self._mapped is not None:
             self._mapped.mapping.hold_open()
 
@@ -89,7 +89,7 @@ class Window:
             if self.is_current():
                 raise
             return False
-        return self._is_current is None or self._is_current()
+        return self.is_current()
 
     def _begin(self, names: list[str | None]) -> int:
         """Decide on the first member, unless it is not asked for, and return 1: that many are settled."""

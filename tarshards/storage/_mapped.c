@@ -191,9 +191,8 @@ static PyObject *mapping_hold_open(PyObject *object, PyObject *unused) {
     (void)unused;
     Mapping *self = (Mapping *)object;
     struct stat status;
-    if (self->held >= 0) Py_RETURN_NONE;
-    const int file = open(self->path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    const int file = self->held < 0 ? open(self->path, O_RDONLY | O_CLOEXEC) : -1;
+    if (file < 0) Py_RETURN_NONE;
     if (fstat(file, &status) == 0 && is_same(&status, &self->status)) self->held = file;
     else close(file); /* another file by now, as is_current finds by the path */
     Py_RETURN_NONE;
@@ -215,7 +214,7 @@ static PyMethodDef mapping_methods[] = {
     {"is_current", mapping_is_current, METH_NOARGS,
      "Return whether its path is that of the same file, not written to since."},
     {"hold_open", mapping_hold_open, METH_NOARGS,
-     "Hold the file open, so that is_current is quicker: it asks whether the file has been removed or written to."},
+     "Hold the file open if it can be, so that is_current is quicker: it asks whether it was removed or written to."},
     {NULL, NULL, 0, NULL},
 };
 

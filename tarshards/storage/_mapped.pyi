@@ -12,7 +12,4 @@ class Mapping:
         """Return whether its path is that of the same file, not written to since."""
 
     def hold_open(self) -> None:
-        """Hold the file open, so that ``is_current`` is quicker: it asks whether it has been removed or written to.
-
-        Raises OSError, as where too many files are open.
-        """
+        """Hold the file open if it can be, so that ``is_current`` is quicker: was it removed, or written to?"""

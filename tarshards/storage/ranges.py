@@ -23,7 +23,9 @@ def most_open() -> int:
 
     Others need some, too: libraries, memory, and shards that are being released.
     """
-    return MOST_MAPPED if not Mapping.__module__.endswith("_py") else max(1, min(MOST_MAPPED, _most_descriptors() // 2))
+    if not Mapping.__module__.endswith("_py"):
+        return MOST_MAPPED
+    return max(1, min(MOST_MAPPED, _most_descriptors() // 2))
 
 
 def most_held() -> int:
