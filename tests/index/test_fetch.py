@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leftovers import Leftovers
 from range_server import Site, serving
 
 from tarshards import (
@@ -291,10 +291,10 @@ def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached,
     shards, samples = cached
     monkeypatch.setattr(fetch, "most_held", lambda: most)
     again = pickle.loads(pickle.dumps(shards))
-    before = len(os.listdir("/proc/self/fd"))
+    leftovers = Leftovers()
     for seed in range(2):
         assert epoch(again, seed) == samples
-    assert len(os.listdir("/proc/self/fd")) - before == min(most, BLOCKS)
+    assert sum(name.endswith(".block") for name in leftovers.files()) == min(most, BLOCKS)
     for path in blocks_of(shards):
         path.unlink()
     assert epoch(again, 3) == samples
