@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -126,13 +127,13 @@ class BlockFetcher:
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples as ``read`` returns them; in place of one that cannot be read, the error."""
-        in_use, use, units = self._shards.in_use, self._shards.use, self._units
-        for shard, sample in zip(shards.tolist(), samples.tolist()):
+        in_use, use = self._shards.in_use, self._shards.use
+        keys = _kept_key(samples, self._unit[shards]).tolist() if self._are_kept else repeat(0)
+        for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
             try:
                 if self._are_kept:
                     opened = in_use.get(shard) or use(shard)
-                    kept = opened.kept.get(_kept_key(sample, units[shard]))
-                    result: Sample | TarshardsError = opened.read(sample, kept)
+                    result: Sample | TarshardsError = opened.read(sample, opened.kept.get(key))
                 else:
                     result = self.read(shard, sample)
             except TarshardsError as error:
@@ -376,6 +377,6 @@ class BlockFetcher:
             future.cancel()
 
 
-def _kept_key(sample: int, unit: int) -> int:
-    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too."""
+def _kept_key(sample: Any, unit: Any) -> Any:
+    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too; or of many."""
     return sample // unit << 32 | unit

@@ -65,7 +65,8 @@ class OpenShard:
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self._fill: Any = None
+        self._fill: Any = None  # ``fill`` of the members of a local shard, once they are read
+        self._is_mapped = isinstance(self.ranges, LocalRanges)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         self._faults = index.faults
 
@@ -82,7 +83,7 @@ class OpenShard:
     @cached_property
     def members(self) -> MappedMembers | None:
         """The members of a local shard; None for a remote one."""
-        if not isinstance(self.ranges, LocalRanges):
+        if not self._is_mapped:
             return None
         kind = _headers_py.MappedMembers if self.buffer is None else MappedMembers
         index, arrays = self.index, self.index.arrays
@@ -99,15 +100,17 @@ class OpenShard:
             raise self.index.fault(sample, self.name)
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
-            if self._fill is None:  # a plain attribute because cached properties are slower to read
-                if self.members is None:
-                    self._take(result, sample, self.fetch([sample]) if windows is None else windows)
-                    return self._with_files(result, sample) if self._lazy else result
-                self._fill = self.members.fill
-            undecided = self._fill(result, self._fields, sample, 0)
-            while undecided >= 0:
-                self._decide(undecided)
-                undecided = self._fill(result, self._fields, sample, undecided + 1)
+            if self._fill is None and self._is_mapped:  # plain attributes because cached properties are slower to read
+                self._fill = self.members.fill  # type: ignore[union-attr]
+            if self._fill is None:
+                windows = self.fetch([sample]) if windows is None else windows
+                if len(windows) != 1 or not windows[0].fill(result, self._fields, sample):
+                    self._take(result, sample, windows)
+            else:
+                undecided = self._fill(result, self._fields, sample, 0)
+                while undecided >= 0:
+                    self._decide(undecided)
+                    undecided = self._fill(result, self._fields, sample, undecided + 1)
             if self._lazy:
                 self._with_files(result, sample)
         except OSError as error:

@@ -41,7 +41,7 @@ class Window:
         self._sample = int(sample[0])
         count = int(sample[-1]) - self._sample + 1
         start = 0 if self._mapped is None else self._mapped.start  # headers are to begin at multiples of 512 from there
-        self._members = MappedMembers(
+        members = MappedMembers(
             memoryview(self._buffer)[start:] if is_compiled else _Bytes(self._cut, low, len(self._buffer) - start),
             index.keys[self._sample : self._sample + count],
             index.fields,
@@ -51,6 +51,7 @@ class Window:
             (index.offset[self._base : end].astype(np.int64) - low).astype("<u8"),
             np.ascontiguousarray(index.size[self._base : end]),
         )
+        self._fill = members.fill
 
     @property
     def is_mapped(self) -> bool:
@@ -81,15 +82,15 @@ class Window:
             settled = 0
             if not self._is_begun and self._index.sample[self.begin] == sample:
                 settled = self._begin(names)
-            undecided = self._members.fill(result, names, sample - self._sample, settled)
+            undecided = self._fill(result, names, sample - self._sample, settled)
             while undecided >= 0:
                 self.check(undecided + self._base)
-                undecided = self._members.fill(result, names, sample - self._sample, undecided + 1)
+                undecided = self._fill(result, names, sample - self._sample, undecided + 1)
         except (OSError, ShardIndexError):
             if self.is_current():
                 raise
             return False
-        return self.is_current()
+        return self._is_current is None or self._is_current()
 
     def _begin(self, names: list[str | None]) -> int:
         """Decide on the first member, unless it is not asked for, and return 1: that many are settled."""
