@@ -175,7 +175,8 @@ static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
 }
 
 static int is_same(const struct stat *now, const struct stat *then) {
-    return now->st_dev == then->st_dev && now->st_ino == then->st_ino &&
+    /* The size, too: of a file that is truncated it changes first, then the bytes, and last the time. */
+    return now->st_dev == then->st_dev && now->st_ino == then->st_ino && now->st_size == then->st_size &&
            now->st_mtim.tv_sec == then->st_mtim.tv_sec && now->st_mtim.tv_nsec == then->st_mtim.tv_nsec;
 }
 

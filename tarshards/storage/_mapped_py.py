@@ -48,7 +48,9 @@ class Mapping:
             now = os.stat(self._path)
         except OSError:
             return False
-        return os.path.samestat(now, self._opened) and now.st_mtime_ns == self._opened.st_mtime_ns
+        # The size, too: of a file that is truncated it changes first, then the bytes, and last the time.
+        size, time = self._opened.st_size, self._opened.st_mtime_ns
+        return os.path.samestat(now, self._opened) and (now.st_size, now.st_mtime_ns) == (size, time)
 
     def hold_open(self) -> None:
         """Hold the file open, as it always is."""

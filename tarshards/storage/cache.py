@@ -420,7 +420,8 @@ def _boot() -> str:
 
 
 def _version(name: str, status: os.stat_result) -> int:
-    return hash((name, status.st_ino, status.st_mtime_ns))
+    # The size, too: of a file that is truncated it changes first, then the bytes, and last the time.
+    return hash((name, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 def _same(status: os.stat_result, other: os.stat_result) -> bool:

@@ -120,7 +120,8 @@ class LocalRanges(Ranges):
         except FileNotFoundError:
             return
         then = self._opened
-        if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino) and now.st_mtime_ns != then.st_mtime_ns:
+        was_written = (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
+        if was_written and os.path.samestat(now, then):
             raise OpenError("was written to while it was read", url=self.name)
 
     def is_current(self) -> bool:

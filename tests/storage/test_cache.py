@@ -628,6 +628,25 @@ def flip(path: Path, rng: random.Random) -> None:
         file.write(bytes([byte[0] ^ 1 << rng.randrange(8)]))
 
 
+def test_a_block_that_is_truncated_while_it_is_read_is_fetched_again(tmp_path, fetches, monkeypatch):
+    """Linux sets the size, fills the last page with zeros, and sets the time last; what is read meanwhile has zeros."""
+    cache, block, pread = open_cache(tmp_path), make_block(0), os.pread
+    fetches.take(cache, block)
+    path = path_of(tmp_path, block)
+
+    def read(descriptor: int, size: int, offset: int) -> bytes:
+        data = pread(descriptor, size, offset)
+        if size == len(data) == path.stat().st_size:
+            os.truncate(path, size - 10)
+            os.utime(path, ns=(0, time_of_change))
+            data = data[:-10] + bytes(10)
+        return data
+
+    time_of_change = path.stat().st_mtime_ns
+    monkeypatch.setattr(os, "pread", read)
+    assert fetches.take(cache, block), "and is right, as take() checks"
+
+
 @pytest.mark.parametrize("opened_again", [True, False])
 def test_any_flipped_bit_and_truncation_is_noticed(tmp_path, fetches, caplog, opened_again):
     cache, block, rng = open_cache(tmp_path), make_block(0, 300), random.Random(0)

@@ -95,6 +95,17 @@ def test_is_current_until_its_path_is_of_another_file_or_written_to(mapping_type
     assert not mapping.is_current()
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_is_not_current_once_it_is_shorter_though_its_time_is_as_it_was(mapping_type, path, is_held):
+    """Linux sets the size, fills the last page with zeros, and sets the time last."""
+    mapping, status = mapping_type(path), os.stat(path)
+    if is_held:
+        mapping.hold_open()
+    os.truncate(path, SIZE - 1)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not mapping.is_current()
+
+
 @pytest.mark.parametrize("place", [(-1, 1), (0, -1), (SIZE, 1), (0, SIZE + 1), (2**62, 2**62), (1, 2**63 - 1)])
 def test_refuses_places_outside(mapping_type, path, place):
     with pytest.raises(ValueError, match="bytes at offset"):
