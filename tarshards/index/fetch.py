@@ -183,7 +183,7 @@ class BlockFetcher:
             address = self._shards.location(self._queue[0].shard).address() if self._queue else None
             if address is not None:
                 count = min(len(self._queue), remote.connections)
-                connect_ahead(address.target[0], count, connections=remote.connections, timeout=remote.timeout)
+                connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
 
     def _find_all_kept(self) -> bool:
         """Return whether all blocks of all shards are mapped since an earlier epoch."""

@@ -83,7 +83,7 @@ class OpenShard:
     @cached_property
     def members(self) -> MappedMembers | None:
         """The members of a local shard; None for a remote one."""
-        if not self._is_mapped:
+        if not isinstance(self.ranges, LocalRanges):
             return None
         kind = _headers_py.MappedMembers if self.buffer is None else MappedMembers
         index, arrays = self.index, self.index.arrays

@@ -10,7 +10,8 @@ Read in this order:
   files that the system copies into one
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
   and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
-- ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each
+- ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``signing``: objects of stores that
+  are read over our own connections
 - ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file

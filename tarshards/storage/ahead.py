@@ -213,7 +213,7 @@ class ReadAhead:
         if file.is_cached:
             size = PIECE
         else:
-            count = NEAR if soonest(file.address.target[0]) <= FAR else DISTANT
+            count = NEAR if soonest(file.address.place) <= FAR else DISTANT
             size = max(LEAST, min(PIECE, self._window // count))
         end = file.asked + size
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))

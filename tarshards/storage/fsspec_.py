@@ -1,6 +1,6 @@
 """Every scheme of fsspec: object stores, archives, memory.
 
-Objects of s3 are read over our own connections, by URLs that s3fs signs. What is read of any file belongs to one
+Objects of s3, gs and hf are read over our own connections (``signing``). What is read of any file belongs to one
 version of it: other stores are asked, after each range or block, whether the file is still the one that was opened.
 """
 
@@ -12,14 +12,12 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from time import monotonic
 from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import ProcessLock
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ReadAhead
-from tarshards.storage.connections import Origin
 from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
@@ -32,20 +30,19 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "h
 
 #: Stores whose files lie in buckets, which the URL begins with.
 BUCKETS = ("s3", "s3a", "gs", "gcs")
+S3 = ("s3", "s3a")
 
 #: What stores tell of a file that identifies its version, the best first. An ETag of gcs changes with its metadata.
 VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "CRC", "blob_id"]
 VALIDATORS += ["sha", "hex", "version_id", "LastModified", "Last-Modified", "last_modified", "updated", "modified"]
 VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 
-#: Stores whose objects are read by URLs that they sign, and for how many seconds such a URL is valid.
-SIGNING, EXPIRY = {"s3", "s3a"}, 3600
-
 #: Stores whose packages repeat requests as they see fit, which would multiply with our repetitions.
 PATIENT = {"gs", "gcs"}
 
 #: What the errors of stores are called, or are subclasses of, where no whole answer came.
 UNANSWERED = {"ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError"}
+UNANSWERED |= {"TransportError"}
 
 #: The errors of S3 that say that a body came incomplete or altered.
 TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
@@ -55,7 +52,9 @@ T = TypeVar("T")
 
 class Store(Transport):
     def address(self, location: Location) -> Address | None:
-        return SignedAddress.of(location)
+        from tarshards.storage.signing import address_of
+
+        return address_of(location)
 
     def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
         if mode == "rb":
@@ -64,7 +63,7 @@ class Store(Transport):
         if location.scheme in BUCKETS:
             from tarshards.storage.uploads import GsUpload, S3Upload, upload
 
-            kind = S3Upload if location.scheme in SIGNING else GsUpload
+            kind = S3Upload if location.scheme in S3 else GsUpload
             if kind.is_possible(store):
                 return upload(kind(location, store, path))
         return spooled(location.name, lambda file: Requests(location).attempt(lambda: store.put_file(file.name, path)))
@@ -106,52 +105,6 @@ class Store(Transport):
 TRANSPORT = Store()
 
 
-class SignedAddress(Address):
-    """Where an object is asked for: a URL that its store has signed, and signs again before it expires.
-
-    *operation* says what else than reading the URL allows, in the words of botocore.
-    """
-
-    def __init__(self, location: Location, **operation: Any):
-        self.location, self.name, self._operation = location, location.name, operation
-        self._lock = ProcessLock()
-        self._signed, self._until = "", 0.0
-
-    @classmethod
-    def of(cls, location: Location) -> SignedAddress | None:
-        """Return the address of *location*; None if its store signs no URLs that a web client can read."""
-        if len(location.links) > 1 or location.scheme not in SIGNING:
-            return None
-        address = cls(location)
-        try:
-            is_known = Origin.of(address.target[0]) is not None
-        except (NotImplementedError, AttributeError, ImportError, ValueError):
-            return None
-        return address if is_known else None
-
-    @property
-    def target(self) -> tuple[str, dict[str, str]]:
-        with self._lock:
-            if monotonic() >= self._until:
-                self._sign()
-            return self._signed, {}
-
-    def renew(self) -> bool:
-        with self._lock:
-            self._sign()
-        return True
-
-    def _sign(self) -> None:
-        store, path = find_store(self.location)  # which a forked process makes anew
-        try:
-            self._signed = store.sign(path, expiration=EXPIRY, **self._operation)
-        except NotImplementedError:
-            raise
-        except Exception as exc:
-            raise failed(exc, self.location) from self.location.safe(exc)
-        self._until = monotonic() + EXPIRY / 2
-
-
 def find_store(location: Location) -> tuple[Any, str]:
     """Return fsspec's file system of *location*, and the path that it has there.
 
@@ -169,7 +122,7 @@ def find_store(location: Location) -> tuple[Any, str]:
         import fsspec
 
         options = dict(location.remote.storage_options or {})
-        is_s3fs = location.scheme in SIGNING and hasattr(fsspec.get_filesystem_class(location.scheme), "call_s3")
+        is_s3fs = location.scheme in S3 and hasattr(fsspec.get_filesystem_class(location.scheme), "call_s3")
         if is_s3fs:
             options = _s3_options(location.remote, {**fsspec.config.conf.get("s3", {}), **options})
         store, path = fsspec.core.url_to_fs("::".join(map(_address, links)), **{links[-1].scheme or "file": options})
@@ -275,7 +228,7 @@ def failed(exc: Exception, location: Location, offset: int | None = None) -> Ope
     elif isinstance(exc, OSError) and exc.errno == errno.EBUSY:  # FileExpired of s3fs
         reason = CHANGED
     else:
-        reason = location.words(exc)
+        reason = " ".join(location.words(exc).split())
     return OpenError(reason, url=location.name, offset=offset, errno=errno_of(exc))
 
 
@@ -315,8 +268,9 @@ def may_pass(exc: Exception) -> bool:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status in PASSING or response.get("Error", {}).get("Code") in TORN:
             return True
-    # Those of Python, botocore, aiohttp and requests; and what gcsfs raises has a status.
-    return not UNANSWERED.isdisjoint(kind.__name__ for kind in type(exc).__mro__) or getattr(exc, "code", 0) in PASSING
+    # Those of Python, botocore, aiohttp, httpx and requests; and what gcsfs and huggingface_hub raise has a status.
+    status = getattr(exc, "code", 0) or getattr(response, "status_code", 0)
+    return not UNANSWERED.isdisjoint(kind.__name__ for kind in type(exc).__mro__) or status in PASSING
 
 
 class StoreInput(InputStream):

@@ -34,6 +34,7 @@ from tarshards.storage.streams import errno_of, read_at_most
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 REDIRECTS = 10  # at most, for one request
+REMEMBERED = 60.0  # seconds for which a file is asked for where the last redirect led
 AT_ONCE = 1 << 18  # bytes
 MOVES = 3  # times that the rest of a range is asked for over another connection because its own has stalled
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
@@ -87,6 +88,8 @@ class Version(NamedTuple):
 class Address:
     """Where the requests for a location go: its URL and the credentials to send."""
 
+    _moved: tuple[str, str, float] | None = None  # which URL has redirected, to which one, and until when to go there
+
     def __init__(self, location: Location):
         self.location, self.name = location, location.name
         try:
@@ -111,24 +114,35 @@ class Address:
         """Get new credentials for those that were refused; return whether there may be some."""
         return False
 
+    @property
+    def place(self) -> str:
+        """The URL that a GET asks: that of ``target``, or where its last redirect led."""
+        url = self.target[0]
+        moved = self._moved
+        return url if moved is None or moved[0] != url or monotonic() >= moved[2] else moved[1]
+
     def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
         """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
 
         Only 307 and 308 redirect other methods than GET; *body*, a file, is then sent again. Credentials stay with the
         origin that they are for. What is raised at the target of a redirect has a note that names it. Raises OpenError
-        for a redirect to another scheme, and for too many.
+        for a redirect to another scheme, and for too many. Where a GET was redirected to is asked at once for a minute,
+        unless it fails: hubs redirect every range, and allow few requests to themselves.
         """
         url, secret = self.target
-        visited = [url]
-        timeout = self.location.remote.timeout
-        while True:
-            sent = {"User-Agent": "tarshards", **headers, **secret}
+        begun, place = url, self.place if method == "GET" else url
+        if place != url:
             try:
-                response = connections.request(method, url, sent, body=body, timeout=timeout)
-                if 200 <= response.status < 300:
-                    return response
-                failure: Exception = StatusError(response)
-                response.close()
+                return self._ask_once(method, place, headers, None)
+            except (OSError, http.client.HTTPException, *_MALFORMED):
+                self._moved = None
+        visited = [url]
+        while True:
+            try:
+                response = self._ask_once(method, url, {**headers, **secret}, body)
+                if len(visited) > 1 and method == "GET" and not secret:
+                    self._moved = begun, url, monotonic() + REMEMBERED
+                return response
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 failure = error
             target = self._redirected(url, method, failure)
@@ -144,6 +158,14 @@ class Address:
             if Origin.of(target) != Origin.of(url):
                 secret = {}
             url = target
+
+    def _ask_once(self, method: str, url: str, headers: dict[str, str], body: Any) -> Response:
+        sent = {"User-Agent": "tarshards", **headers}
+        response = connections.request(method, url, sent, body=body, timeout=self.location.remote.timeout)
+        if 200 <= response.status < 300:
+            return response
+        response.close()
+        raise StatusError(response)
 
     def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
         """Return the URL that an answer redirects to, if it does; OpenError for one that is not http or https."""
@@ -538,7 +560,7 @@ def read_whole(address: Address, most: int) -> bytes:
 
     A long one comes over several connections, if idle ones are open: each is slow at its beginning.
     """
-    if connections.spare(address.target[0]) > 1:
+    if connections.spare(address.place) > 1:
         try:
             return _read_spread(address, most)
         except OpenError as error:
@@ -558,7 +580,7 @@ def _read_spread(address: Address, most: int) -> bytes:
         buffer = bytearray(min(version.size, most))
         begin = min(beginning.end, len(buffer))
         view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        reserved = connections.reserve(address.target[0], -(-len(rest) // BEGINNING))
+        reserved = connections.reserve(address.place, -(-len(rest) // BEGINNING))
         if not reserved:
             beginning.fill(view)
             RangeTransfer(address, begin, len(buffer), version).fill(rest)
@@ -601,7 +623,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
     if size < LARGE:
         yield None
         return
-    remote, url = address.location.remote, address.target[0]
+    remote, url = address.location.remote, address.place
     soonest = connections.soonest(url)
     most = remote.connections if soonest > connections.FAR else max(1, remote.connections // 2)
     under_way = _large_requests(os.getpid(), Origin.of(url))

@@ -19,8 +19,9 @@ from typing import Any
 from urllib.parse import quote
 
 from tarshards.errors import OpenError
-from tarshards.storage.fsspec_ import Requests, SignedAddress
+from tarshards.storage.fsspec_ import Requests
 from tarshards.storage.location import Location
+from tarshards.storage.signing import S3Address
 from tarshards.storage.streams import OutputStream
 from tarshards.storage.transfer import Patience, StatusError
 
@@ -167,7 +168,7 @@ class S3Upload(Upload):
     def _put(self, data: bytes, **operation: Any) -> str | None:
         """Send a body; return its ETag."""
         checksum = checksum_of(data)
-        address = SignedAddress(self.location, ContentMD5=checksum, **operation)
+        address = S3Address(self.location, ContentMD5=checksum, **operation)
         headers = {"Content-MD5": checksum, "Content-Length": str(len(data))}
 
         def action() -> str | None:

@@ -220,13 +220,34 @@ def test_content_encoding_is_refused(server):
         fetch(server.play(body=BODY, default=answer))
 
 
-def test_redirects_are_followed_also_when_resuming(server):
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_redirects_are_followed_also_when_resuming(server, monkeypatch, is_remembered):
+    """What breaks off is asked for where the file was; after a minute, the redirect is asked for again."""
+    monkeypatch.setattr(transfer, "REMEMBERED", 60 if is_remembered else 0)
     moved = Answer(status="302 Found", headers=(("Location", "/elsewhere.tar"),))
-    url = server.play(moved, Answer(cut=50_000), moved, body=BODY)
+    url = server.play(moved, Answer(cut=50_000), *[moved] * (not is_remembered), body=BODY)
     assert fetch(url) == BODY
     paths = [path for _, path, _, _ in server.requests]
-    assert paths == ["/shard.tar", "/elsewhere.tar"] * 2
-    assert ranges(server)[3].startswith("bytes=")
+    assert paths == ["/shard.tar", "/elsewhere.tar"] + ["/shard.tar"] * (not is_remembered) + ["/elsewhere.tar"]
+    assert ranges(server)[-1].startswith("bytes=")
+
+
+@pytest.mark.parametrize("failure", [Answer(status="403 Forbidden"), Answer(raw=b"HTT", end="reset")])
+def test_where_the_target_of_a_redirect_fails_the_redirect_is_asked_for_again(server, failure):
+    first, other = redirect("/a.tar"), redirect("/b.tar")
+    with Location.of(server.play(first, body=BODY)).ranges() as ranges:
+        server.answers[:] = failure, other
+        assert ranges.read(2000, 1000) == BODY[2000:3000]
+        assert ranges.read(4000, 1000) == BODY[4000:5000]
+    paths = [path for _, path, _, _ in server.requests]
+    assert paths == ["/shard.tar", "/a.tar", "/a.tar", "/shard.tar", "/b.tar", "/b.tar"]
+
+
+def test_a_password_goes_where_a_redirect_of_its_origin_leads(server):
+    url = server.play(redirect("/a.tar"), Answer(), redirect("/a.tar"), body=BODY).replace("//", "//me:secret@")
+    with Location.of(url).ranges() as ranges:
+        assert ranges.read(2000, 1000) == BODY[2000:3000]
+    assert ["authorization" in headers for _, _, headers, _ in server.requests] == [True] * 4
 
 
 def redirect(to: str, status: str = "302 Found") -> Answer:
