@@ -360,27 +360,31 @@ def test_the_budget_includes_what_is_being_fetched(tmp_path, fetches):
 
 
 class Workers:
-    """Processes of cache_worker.py; the blocks that they fetch are in the file *log*."""
+    """Processes of cache_worker.py; the blocks that they fetch are in the file *log*, what they say in *errors*."""
 
     def __init__(self, folder: Path, log: Path):
-        self.folder, self.log, self.running = folder, log, []
+        self.folder, self.log, self.errors, self.running = folder, log, log.with_name("errors"), []
 
     def start(self, seed: int, **options) -> subprocess.Popen:
         given = {"folder": str(self.folder), "log": str(self.log), "seed": seed, "threads": 3, "budget": LEAST_CACHE}
         command = [sys.executable, str(HERE / "cache_worker.py"), json.dumps({**given, **options})]
         path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-        )
+        with open(self.errors, "ab") as errors:  # a pipe would be full of warnings, and nobody reads it meanwhile
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "PYTHONPATH": path}
+            )
         self.running.append(process)
         return process
 
     def finish(self) -> str:
         """Wait until all have ended, without an error, and return what they said."""
-        told = [(process.communicate(timeout=100)[1].decode(), process.returncode) for process in self.running]
-        assert {code for _, code in told} <= {0, -signal.SIGKILL}, told
+        for process in self.running:
+            process.communicate(timeout=100)
+        told = self.errors.read_text()
+        self.errors.unlink()
+        assert {process.returncode for process in self.running} <= {0, -signal.SIGKILL}, told
         self.running.clear()
-        return "".join(text for text, _ in told)
+        return told
 
     def fetched(self) -> Counter[int]:
         return Counter(map(int, self.log.read_text().split()))
