@@ -100,17 +100,17 @@ class OpenShard:
             raise self.index.fault(sample, self.name)
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
-            if self._fill is None and self._is_mapped:  # plain attributes because cached properties are slower to read
+            if self._fill is None:  # plain attributes because cached properties are slower to read
+                if not self._is_mapped:
+                    windows = self.fetch([sample]) if windows is None else windows
+                    if len(windows) != 1 or not windows[0].fill(result, self._fields, sample):
+                        self._take(result, sample, windows)
+                    return self._with_files(result, sample) if self._lazy else result
                 self._fill = self.members.fill  # type: ignore[union-attr]
-            if self._fill is None:
-                windows = self.fetch([sample]) if windows is None else windows
-                if len(windows) != 1 or not windows[0].fill(result, self._fields, sample):
-                    self._take(result, sample, windows)
-            else:
-                undecided = self._fill(result, self._fields, sample, 0)
-                while undecided >= 0:
-                    self._decide(undecided)
-                    undecided = self._fill(result, self._fields, sample, undecided + 1)
+            undecided = self._fill(result, self._fields, sample, 0)
+            while undecided >= 0:
+                self._decide(undecided)
+                undecided = self._fill(result, self._fields, sample, undecided + 1)
             if self._lazy:
                 self._with_files(result, sample)
         except OSError as error:
