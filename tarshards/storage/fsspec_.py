@@ -40,9 +40,9 @@ VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 #: Stores whose packages repeat requests as they see fit, which would multiply with our repetitions.
 PATIENT = {"gs", "gcs"}
 
-#: What the errors of stores are called, or are subclasses of, where no whole answer came.
+#: What errors of Python, botocore, aiohttp and requests are called, or are subclasses of, where no whole answer came.
 UNANSWERED = {"ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError"}
-UNANSWERED |= {"TransportError"}
+UNANSWERED |= {"TransportError"}  # of httpx
 
 #: The errors of S3 that say that a body came incomplete or altered.
 TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
@@ -268,7 +268,7 @@ def may_pass(exc: Exception) -> bool:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status in PASSING or response.get("Error", {}).get("Code") in TORN:
             return True
-    # Those of Python, botocore, aiohttp, httpx and requests; and what gcsfs and huggingface_hub raise has a status.
+    # What gcsfs and huggingface_hub raise has a status.
     status = getattr(exc, "code", 0) or getattr(response, "status_code", 0)
     return not UNANSWERED.isdisjoint(kind.__name__ for kind in type(exc).__mro__) or status in PASSING
 

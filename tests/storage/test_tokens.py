@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from faulty_server import Answer, Server, serving
 
-from tarshards import Remote, Stream
+from tarshards import Remote, ShardDataset, ShardLoader, Stream
 from tarshards.errors import OpenError
 from tarshards.storage import signing, transfer
 from tarshards.storage.location import Location
@@ -39,14 +39,14 @@ class Objects(Server):
     """A server of *objects* to who shows its *token*."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
-    token: str = TOKEN
+    token: str | None = TOKEN
 
     def asked(self, pattern: str) -> list[dict[str, str]]:
         """Return the headers of the requests for paths that match."""
         return [headers for _, path, headers, _ in self.requests if re.search(pattern, path)]
 
     def is_allowed(self, headers: dict[str, str]) -> bool:
-        return headers.get("authorization", "").lower() == f"bearer {self.token}"
+        return headers.get("authorization") == (None if self.token is None else f"Bearer {self.token}")
 
 
 class Gs(Objects):
@@ -238,6 +238,36 @@ def test_what_only_gcsfs_can_read_is_left_to_it(gs, monkeypatch):
     gs.objects["a.tar"] = DATA
     with Location.of("gs://bucket/a.tar").ranges() as ranges:
         assert ranges.size == len(DATA)
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "is_zonal"),
+    [
+        ("https://storage.googleapis.com/storage/v1/", "ZONAL_HIERARCHICAL", True),
+        ("https://storage.googleapis.com/storage/v1/", "UNKNOWN", False),
+        ("http://127.0.0.1:1/storage/v1/", "ZONAL_HIERARCHICAL", False),
+    ],
+)
+def test_which_buckets_are_zonal(base, kind, is_zonal):
+    kinds = pytest.importorskip("gcsfs.extended_gcsfs", reason="gcsfs is not installed").BucketType
+
+    class Store:
+        def _sync_lookup_bucket_type(self, bucket):
+            return kinds[kind]
+
+    store = Store()
+    store.base = base
+    assert signing._is_zonal(store, "bucket") == is_zonal
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_worker_processes_read_shards_of_google(gs, tmp_path, start):
+    keys = put_shards(gs.objects, tmp_path)
+    options = {"endpoint_url": gs.url, "token": "anon", "project": "p"}
+    gs.token = None
+    dataset = ShardDataset("gs://bucket/s.shards.json", shuffle=True, remote=Remote(storage_options=options))
+    loader = ShardLoader(dataset, batch_size=32, num_workers=2, multiprocessing_context=start)
+    assert sorted(key for batch in loader for key in batch["__key__"]) == keys
 
 
 def test_the_hub_is_asked_once_for_a_file_and_a_minute(hub, monkeypatch):
