@@ -11,8 +11,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 from faulty_server import Answer, Server, serving
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import Remote, ShardDataset, ShardLoader, Stream
+from tarshards import Remote, Stream
 from tarshards.errors import OpenError
 from tarshards.storage import signing, transfer
 from tarshards.storage.location import Location
