@@ -256,8 +256,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return self.read(shard, sample)
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        if self._fetcher is not None:
-            return self._fetcher.read_all(shards, samples)
+        if (fetcher := self._fetcher) is not None:
+            return fetcher.read_kept(shards, samples) if fetcher.are_kept else _each(fetcher.read, shards, samples)
         return self._read_ahead(shards, samples) if self.is_remote() else self._read_local(shards, samples)
 
     def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:

@@ -334,7 +334,7 @@ class CacheFolder:
         *size* is what was counted, where somebody else has changed it since.
         """
         try:
-            if not _same(os.lstat(path), status):
+            if _state(os.lstat(path)) != _state(status):
                 return False
             os.unlink(path)
         except FileNotFoundError:
@@ -419,13 +419,13 @@ def _boot() -> str:
         return ""
 
 
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes when a file is replaced or written to; of one that is truncated, the size first."""
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def _version(name: str, status: os.stat_result) -> int:
-    # The size, too: of a file that is truncated it changes first, then the bytes, and last the time.
-    return hash((name, status.st_ino, status.st_size, status.st_mtime_ns))
-
-
-def _same(status: os.stat_result, other: os.stat_result) -> bool:
-    return (status.st_ino, status.st_mtime_ns, status.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
+    return hash((name, _state(status)))
 
 
 class _Flight:

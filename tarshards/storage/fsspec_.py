@@ -40,9 +40,16 @@ VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 #: Stores whose packages repeat requests as they see fit, which would multiply with our repetitions.
 PATIENT = {"gs", "gcs"}
 
-#: What errors of Python, botocore, aiohttp and requests are called, or are subclasses of, where no whole answer came.
-UNANSWERED = {"ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError"}
-UNANSWERED |= {"TransportError"}  # of httpx
+#: What the errors of stores are called, or are subclasses of, where no whole answer came: those of Python and requests,
+#: botocore, aiohttp, httpx.
+UNANSWERED = {
+    "ConnectionError",
+    "TimeoutError",
+    "HTTPClientError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "TransportError",
+}
 
 #: The errors of S3 that say that a body came incomplete or altered.
 TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}

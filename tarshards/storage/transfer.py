@@ -130,8 +130,7 @@ class Address:
         unless it fails: hubs redirect every range, and allow few requests to themselves.
         """
         url, secret = self.target
-        begun, place = url, self.place if method == "GET" else url
-        if place != url:
+        if method == "GET" and (place := self.place) != url:
             try:
                 return self._ask_once(method, place, headers, None)
             except (OSError, http.client.HTTPException, *_MALFORMED):
@@ -141,7 +140,7 @@ class Address:
             try:
                 response = self._ask_once(method, url, {**headers, **secret}, body)
                 if len(visited) > 1 and method == "GET" and not secret:
-                    self._moved = begun, url, monotonic() + REMEMBERED
+                    self._moved = visited[0], url, monotonic() + REMEMBERED
                 return response
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 failure = error

@@ -121,7 +121,6 @@ def gs(monkeypatch):
     with serving(Gs()) as server:
         options = {"endpoint_url": server.url, "token": Credentials(TOKEN), "project": "p"}
         monkeypatch.setitem(fsspec.config.conf, "gs", options)
-        monkeypatch.setitem(fsspec.config.conf, "gcs", options)
         yield server
         gcsfs.GCSFileSystem.clear_instance_cache()
 
@@ -234,6 +233,9 @@ def test_what_only_gcsfs_can_read_is_left_to_it(gs, monkeypatch):
     monkeypatch.setattr(store, "_use_client_cert", True)
     assert signing.address_of(Location.of("gs://bucket/a.tar")) is None
     monkeypatch.setattr(store, "_use_client_cert", False)
+    monkeypatch.setattr(store, "version_aware", True)
+    assert signing.address_of(Location.of("gs://bucket/a.tar#1")) is None
+    monkeypatch.setattr(store, "version_aware", False)
     monkeypatch.setattr(signing, "_is_zonal", lambda store, bucket: bucket == "bucket")
     assert signing.address_of(Location.of("gs://bucket/a.tar")) is None
     gs.objects["a.tar"] = DATA
