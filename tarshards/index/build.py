@@ -13,11 +13,12 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import DUPLICATE_FIELD, NOT_ADJACENT, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NOT_ADJACENT, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
+from tarshards.tar.elsewhere import Contents, Step, UnresolvedError
 from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through, walk
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
@@ -79,20 +80,52 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
         raise failure(error, ranges.name) from error
     if found is None:
         return None
-    keys, fields, (sample, field, offset, size, twice), archives = found
+    keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end = found
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
-    index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives)
-    if twice or RESERVED & set(fields) or not _are_different(keys):
-        index.faults = _faults(index, twice, ranges)
+    index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
+    if not elsewhere and not twice and not RESERVED & set(fields) and _are_different(keys):
+        return index
+    wrong = {member: DUPLICATE_FIELD for (member,) in struct.iter_unpack("<I", twice)}
+    steps: dict[int, list[Step]] = {}
+    contents = Contents(ranges.read_up_to, concatenated=concatenated)
+    for member, header in struct.iter_unpack("<IQ", elsewhere):
+        try:
+            steps[member] = contents.find(header, whole=True)
+        except UnresolvedError as error:
+            wrong.setdefault(member, f"{INCOMPLETE}: {error}")
+    if not all(steps.values()):
+        index, steps, wrong = _without_folders(index, steps, wrong)
+        index.fingerprint = fingerprint(ranges, index.arrays["offset"])
+    index.elsewhere = steps
+    index.faults = _faults(index, wrong, ranges)
     return index
 
 
-def _faults(index: Index, twice: bytes, ranges: Ranges) -> dict[int, Fault]:
-    """Return the samples that ``group_members`` refuses; *twice* are the members whose field was in their sample."""
+def _without_folders(
+    index: Index, steps: dict[int, list[Step]], wrong: dict[int, str]
+) -> tuple[Index, dict[int, list[Step]], dict[int, str]]:
+    """Return all that without links to directories, which are in no sample: those members that have no steps."""
+    import numpy as np
+
+    kept = np.ones(len(index.sample), np.bool_)
+    kept[[member for member, found in steps.items() if not found]] = False
+    samples, numbers = np.unique(index.sample[kept], return_inverse=True)
+    arrays = {name: np.asarray(getattr(index, name)[kept]).tobytes() for name in index.arrays}
+    arrays["sample"] = numbers.astype("<u4").tobytes()
+    keys = [index.keys[sample] for sample in samples.tolist()]
+    place = (np.cumsum(kept) - 1).tolist()
+    index = Index(index.shard_size, index.fingerprint, keys, index.fields, arrays, index.archives, end=index.end)
+    steps = {place[member]: found for member, found in steps.items() if found}
+    return index, steps, {place[member]: reason for member, reason in wrong.items() if kept[member]}
+
+
+def _faults(index: Index, wrong: dict[int, str], ranges: Ranges) -> dict[int, Fault]:
+    """Return the samples that ``group_members`` refuses; *wrong* are members at fault, and why."""
     fields = [index.fields[number] for number in index.field.tolist()]
-    wrong = {member for (member,) in struct.iter_unpack("<I", twice)}
-    wrong |= {member for member, field in enumerate(fields) if field in RESERVED}
+    for member, field in enumerate(fields):
+        if field in RESERVED:
+            wrong.setdefault(member, DUPLICATE_FIELD)
 
     def fault(reason: str, member: int, field: str | None = None) -> Fault:
         size = int(index.size[member - 1]) if member else 0
@@ -108,7 +141,7 @@ def _faults(index: Index, twice: bytes, ranges: Ranges) -> dict[int, Fault]:
     for member in sorted(wrong):
         sample = int(index.sample[member])
         if sample not in faults:
-            faults[sample] = fault(DUPLICATE_FIELD, member, fields[member])
+            faults[sample] = fault(wrong[member], member, fields[member])
     return dict(sorted(faults.items()))
 
 

@@ -334,7 +334,7 @@ def _values(
         if isinstance(source, Measure) and source.measure == "size":
             for field in reversed(source.fields):
                 for member in index.members_of(field).tolist():
-                    values[name][index.sample[member]] = int(index.size[member])
+                    values[name][index.sample[member]] = index.content_size(member)
         else:
             read[name] = source
     fields: list[str] | None = None

@@ -12,7 +12,7 @@ from zlib import crc32
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
 from tarshards.storage.location import Location
-from tarshards.tar.read import BLOCK, padding
+from tarshards.tar.read import BLOCK, END, padding
 
 MAX_FIELDS = 1 << 16
 ARRAYS = ("sample", "field", "offset", "size")
@@ -91,9 +91,8 @@ class Members:
         self._settle()
         packed, end = self.last
         arrays = {name: bytes(array_) for name, array_ in self.arrays.items()}
-        return Index(
-            shard_size, crc32(self.first + packed[max(end - BLOCK, 0) : end]), self.keys, list(self.fields), arrays
-        )
+        value = crc32(self.first + packed[max(end - BLOCK, 0) : end])
+        return Index(shard_size, value, self.keys, list(self.fields), arrays, end=shard_size - len(END))
 
 
 def check_fields(fields: list[str], url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +16,7 @@ from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, index_location, refuse_compressed
+from tarshards.index.sidecar import MISSING, REBUILD, Index, for_each_shard, index_location, refuse_compressed
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -25,6 +25,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
+from tarshards.tar.elsewhere import Contents, UnresolvedError
 from tarshards.tar.read import BLOCK
 
 HELD = 1 << 22  # members of the shards whose indexes are held at once
@@ -68,7 +69,8 @@ class OpenShard:
         self._fill: Any = None  # ``fill`` of the members of a local shard, once they are read
         self._is_mapped = isinstance(self.ranges, LocalRanges)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
-        self._faults = index.faults
+        # The samples that cannot be read like the others.
+        self._special = index.faults.keys() | {int(index.sample[member]) for member in index.elsewhere}
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -96,37 +98,65 @@ class OpenShard:
         Of a remote shard, it is taken from *windows*, which hold it, or else fetched. Raises SampleError for one at
         fault, as the index says.
         """
-        if self._faults and sample in self._faults:
-            raise self.index.fault(sample, self.name)
+        fields = self._fields
+        if self._special and sample in self._special:
+            fields = self._plain_fields(sample)
         result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
         try:
             if self._fill is None:  # plain attributes because cached properties are slower to read
                 if not self._is_mapped:
                     windows = self.fetch([sample]) if windows is None else windows
-                    if len(windows) != 1 or not windows[0].fill(result, self._fields, sample):
-                        self._take(result, sample, windows)
-                    return self._with_files(result, sample) if self._lazy else result
+                    if len(windows) != 1 or not windows[0].fill(result, fields, sample):
+                        self._take(result, sample, windows, fields)
+                    return self._complete(result, sample) if self._lazy or self._special else result
                 self._fill = self.members.fill  # type: ignore[union-attr]
-            undecided = self._fill(result, self._fields, sample, 0)
+            undecided = self._fill(result, fields, sample, 0)
             while undecided >= 0:
                 self._decide(undecided)
-                undecided = self._fill(result, self._fields, sample, undecided + 1)
-            if self._lazy:
-                self._with_files(result, sample)
+                undecided = self._fill(result, fields, sample, undecided + 1)
+            if self._lazy or self._special:
+                self._complete(result, sample)
         except OSError as error:
             offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
             reason = error.strerror or str(error)
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
         return result
 
-    def _take(self, result: Sample, sample: int, windows: Sequence[Window], *, again: bool = True) -> Sample:
+    def _plain_fields(self, sample: int) -> list[str | None]:
+        """Return the fields to read of a special sample but its links and sparse members; raise for one at fault."""
+        if sample in self.index.faults:
+            raise self.index.fault(sample, self.name)
+        fields = list(self._fields)
+        for member in range(self.index.first[sample], self.index.first[sample + 1]):
+            if member in self.index.elsewhere:
+                fields[self.index.field[member]] = None
+        return fields
+
+    def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
+        """Return the content of a link or sparse member, whose headers, and those that it leads to, are compared."""
+        self._check_size()
+        try:
+            return Contents(self.ranges.read_up_to).read(self.index.elsewhere[member], leave)
+        except UnresolvedError as error:
+            key, field = self.keys[self.index.sample[member]], self.index.fields[self.index.field[member]]
+            raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error
+
+    def _take(
+        self,
+        result: Sample,
+        sample: int,
+        windows: Sequence[Window],
+        fields: list[str | None],
+        *,
+        again: bool = True,
+    ) -> Sample:
         if len(windows) > 1:
             begin, end = self.index.first[sample], self.index.first[sample + 1]
             windows = [window for window in windows if window.begin < end and window.end > begin]
         for window in windows:
-            if not window.fill(result, self._fields, sample):
+            if not window.fill(result, fields, sample):
                 found = self._fetch_again(sample, window) if again else self.fetch([sample], mapped=False)
-                return self._take(result, sample, found, again=False)
+                return self._take(result, sample, found, fields, again=False)
         return result
 
     def find_kept(self, key: int) -> list[Window] | None:
@@ -153,11 +183,14 @@ class OpenShard:
             self.kept.pop(key, None)
         return stays
 
-    def _with_files(self, result: Sample, sample: int) -> Sample:
-        """Put the lazy fields of a sample into *result*, and return it."""
+    def _complete(self, result: Sample, sample: int) -> Sample:
+        """Put the lazy fields of a sample, its links and its sparse members into *result*, and return it."""
         for member in range(self.index.first[sample], self.index.first[sample + 1]):
-            if (field := self._lazy[self.index.field[member]]) is not None:
+            number = self.index.field[member]
+            if self._lazy and (field := self._lazy[number]) is not None:
                 result[field] = self.file(member)
+            elif member in self.index.elsewhere and (field := self._fields[number]) is not None:
+                result[field] = self.take(member)
         return result
 
     def file(self, member: int) -> MemberFile:
@@ -165,7 +198,12 @@ class OpenShard:
         index, head = self.index, None
         offset, size = int(index.offset[member]), int(index.size[member])
         name = f"{self.keys[index.sample[member]]}.{index.fields[index.field[member]]}"
-        if self.members is None:
+        if member in index.elsewhere:
+            content = self._content(member, lambda *place: place)
+            if isinstance(content, bytes):
+                return MemberFile.of(content, name=name, url=self.name)
+            offset, size = content
+        elif self.members is None:
             low = first_byte(index, member)
             head = Head(offset - low, partial(self._check_head, member, low))
         elif error := self.find_stale(np.array([member])).get(0):
@@ -175,19 +213,21 @@ class OpenShard:
     def _check_head(self, member: int, low: int, head: bytes) -> None:
         """Raise ShardIndexError unless *head*, the bytes of a remote shard from *low* on, has a member's headers."""
         self._check_size()
+        if member == len(self.index.sample) - 1 and (last := self.index.archive_end) is not None:
+            self.index.check_end(self.ranges.read_up_to(last, BLOCK), url=index_location(self.location).name)
         try:
             check_header(lambda at, size: head[at - low : at - low + size], self.index, member, url=self.name, low=low)
         except ShardIndexError:  # extended headers may begin before them
             self._decide(member)
 
     def take(self, member: int) -> bytes:
-        """Return the data of one member."""
+        """Return the content of one member."""
+        if member in self.index.elsewhere:
+            return self._content(member)  # type: ignore[no-any-return]
         if self.members is None:
             low = first_byte(self.index, member)
-            stop = int(self.index.offset[member]) + int(self.index.size[member])
-            data = self.ranges.read(low, stop - low)
-            self._check_size()
-            return Window(self.name, self.index, member, member + 1, low, data, self._decide).take(member)
+            data = self.ranges.read(low, self._stop(member + 1) - low)
+            return self._window(member, member + 1, low, data).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
         return self.ranges.read(int(self.index.offset[member]), int(self.index.size[member]))
@@ -214,6 +254,8 @@ class OpenShard:
         return None
 
     def _decide(self, member: int) -> None:
+        if member in self.index.elsewhere:  # the bytes after its header are not what it contains
+            raise self.index.not_plain(member, self.name)
         check_header(self.ranges.read, self.index, member, url=self.name)
 
     def fetch(self, samples: Sequence[int] | np.ndarray, *, mapped: bool = True) -> list[Window]:
@@ -224,9 +266,26 @@ class OpenShard:
         windows = []
         for begin, end, low, size in self._stretches(np.asarray(samples, np.int64)):
             data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
-            self._check_size()
-            windows.append(Window(self.name, self.index, begin, end, low, data, self._decide))
+            windows.append(self._window(begin, end, low, data))
         return windows
+
+    def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
+        """Return members of a remote shard, after its size and, with the last of them, its end are compared."""
+        self._check_size()
+        window = Window(self.name, self.index, begin, end, low, data, self._decide)
+        if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
+            is_here = last + BLOCK <= self._stop(end)
+            block = window.cut(last, BLOCK) if is_here else self.ranges.read_up_to(last, BLOCK)
+            self.index.check_end(block, url=index_location(self.location).name)
+        return window
+
+    def _stop(self, end: int) -> int:
+        """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
+        stop = int(self.index.offset[end - 1]) + int(self.index.size[end - 1])
+        last = self.index.archive_end
+        if end == len(self.index.sample) and last is not None and last + BLOCK - stop <= GAP:
+            stop = min(last + BLOCK, self.index.shard_size)
+        return stop
 
     def ask(self, samples: np.ndarray) -> None:
         """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs."""
@@ -255,11 +314,10 @@ class OpenShard:
 
     def _stretches(self, samples: np.ndarray) -> list[tuple[int, int, int, int]]:
         """Return what is requested for *samples*: the begin and end of members, the first byte, and how many."""
-        offset, size = self.index.offset, self.index.size
         stretches = []
         for begin, end in self._members_of(samples):
             low = first_byte(self.index, begin)
-            stretches.append((begin, end, low, int(offset[end - 1]) + int(size[end - 1]) - low))
+            stretches.append((begin, end, low, self._stop(end) - low))
         return stretches
 
     def _members_of(self, samples: np.ndarray) -> list[tuple[int, int]]:

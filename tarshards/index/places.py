@@ -191,9 +191,10 @@ class MappedPlaces:
         if len(shards.urls) > SOON and not shards.shards.are_loaded():
             return None
         try:
-            return cls(shards, terms)
+            places = cls(shards, terms)
         except TypeError:  # without the compiled kernels, shards have no buffer
             return None
+        return None if any(shard.index.elsewhere for shard in places._shards.values()) else places
 
     def are_small(self) -> bool:
         """Return whether the shards are read into memory as a whole sooner than the samples, one here and one there."""

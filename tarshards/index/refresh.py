@@ -68,6 +68,8 @@ def find_index(shard: Shard | str) -> Index:
     """
     shard = Shard.of(shard)
     index = _build(shard, _load(shard.url))
+    for member in index.elsewhere:
+        raise index.not_plain(member, Location.of(shard.url).name)
     for fault in _faults(index, shard.url):
         reason = f"{fault.reason}; write the other samples to a new shard with `tarcheck --repair`"
         raise SampleError(reason, url=fault.url, offset=fault.offset, key=fault.key, field=fault.field)
@@ -126,7 +128,9 @@ def _difference(index: Index, found: Index) -> str | None:
         return difference
     if index.shard_size != found.shard_size:
         return f"the shard has {found.shard_size} bytes, but had {index.shard_size} when it was indexed"
-    return None if index.fingerprint == found.fingerprint else "the shard's headers have changed since it was indexed"
+    if (index.fingerprint, index.archive_end) != (found.fingerprint, found.archive_end):
+        return "the shard's headers have changed since it was indexed"
+    return None
 
 
 def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool, sync: bool) -> IndexOutcome:

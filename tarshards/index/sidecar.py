@@ -18,18 +18,20 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import is_missing, is_refused
-from tarshards.tar.read import BLOCK
+from tarshards.tar.elsewhere import Step
+from tarshards.tar.read import BLOCK, padding
 
 if TYPE_CHECKING:
     import numpy as np
 
-VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, only where samples are at fault
+VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
 FEW = 64  # local shards after which it is asked whether threads would read them sooner
 MANY = 1 << 10  # local shards that threads read until that is asked again
 MISSING = "no index found; create one with `tarindex`"
+REBUILD = "rebuild it with `tarindex`"
 
 
 def _array(name: str) -> cached_property[np.ndarray]:
@@ -64,8 +66,13 @@ class Index:
 
     ``archives`` is the number of archives that the shard consists of: more than one if it is concatenated.
 
-    ``faults`` are the samples at fault, by number: those with a duplicate field, and those whose key occurred before.
-    They are numbered and counted like others, but cannot be read.
+    ``end`` is the offset of the zeros that end the last archive; None in indexes that do not say it.
+
+    ``faults`` are the samples at fault, by number: those with a duplicate field, those whose key occurred before, and
+    those with a member that has no content. They are numbered and counted like others, but cannot be read.
+
+    ``elsewhere`` are the links and sparse members, by number, with the steps to their content. For a link ``size`` is
+    0, for a sparse member that of the pieces which are stored at ``offset``.
     """
 
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
@@ -79,10 +86,13 @@ class Index:
         arrays: dict[str, bytes],
         archives: int = 1,
         faults: dict[int, Fault] | None = None,
+        end: int | None = None,
+        elsewhere: dict[int, list[Step]] | None = None,
     ):
         self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
         self.arrays = arrays  # as the file holds them
-        self.archives, self.faults = archives, faults or {}
+        self.archives, self.faults, self.elsewhere = archives, faults or {}, elsewhere or {}
+        self.end = end
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -118,6 +128,17 @@ class Index:
         reason, offset, field = self.faults[sample]
         return SampleError(reason, url=url, offset=offset, key=self.keys[sample], field=field)
 
+    def content_size(self, member: int) -> int:
+        """Return the bytes of a member's content."""
+        steps = self.elsewhere.get(member)
+        return steps[-1].size if steps else int(self.size[member])
+
+    def not_plain(self, member: int, url: str) -> ShardIndexError:
+        """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
+        reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
+        key, field = self.keys[self.sample[member]], self.fields[self.field[member]]
+        return ShardIndexError(reason, url=url, offset=int(self.offset[member]) - BLOCK, key=key, field=field)
+
     def fields_of(self, sample: int) -> list[str]:
         """Return the fields of a sample."""
         return [self.fields[self.field[member]] for member in range(self.first[sample], self.first[sample + 1])]
@@ -141,13 +162,19 @@ class Index:
         shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
         if self.archives > 1:
             shard["archives"] = self.archives
-        version = WITH_FAULTS if self.faults else VERSION
+        if self.end is not None:
+            shard["end"] = self.end
+        version = WITH_FAULTS if self.faults or self.elsewhere else VERSION
         head = {"format": FORMAT, "version": version, "shard": shard, "keys": self.keys, "fields": self.fields}
         arrays = {name: self.arrays[name] for name in FORMATS if name in self.arrays}
-        faults = {"faults": [[sample, *fault] for sample, fault in self.faults.items()]} if self.faults else {}
+        marks: dict[str, Any] = {}
+        if self.faults:
+            marks["faults"] = [[sample, *fault] for sample, fault in self.faults.items()]
+        if self.elsewhere:
+            marks["elsewhere"] = [[member, *steps] for member, steps in self.elsewhere.items()]
         packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
-        packer.pack_map_header(len(head) + len(arrays) + len(faults) + 1)
-        for name, value in (head | arrays | faults).items():
+        packer.pack_map_header(len(head) + len(arrays) + len(marks) + 1)
+        for name, value in (head | arrays | marks).items():
             packer.pack(name)
             packer.pack(value)
         packed = packer.bytes() + CHECKSUM
@@ -169,7 +196,9 @@ class Index:
             shard = found["shard"]
             named = found["keys"], found["fields"], arrays
             faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
-            index = cls(shard["size"], shard["fingerprint"], *named, shard.get("archives", 1), faults)
+            elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
+            marks = shard.get("archives", 1), faults, shard.get("end"), elsewhere
+            index = cls(shard["size"], shard["fingerprint"], *named, *marks)
             problem = _inconsistency(index)
         except ShardIndexError:
             raise
@@ -236,13 +265,29 @@ class Index:
         """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
         self.check_size(ranges.size, url=url)
         if fingerprint(ranges, self.arrays["offset"]) != self.fingerprint:
-            raise ShardIndexError("stale: the shard's headers have changed since it was indexed", url=url)
+            raise ShardIndexError(f"stale: the shard's headers have changed since it was indexed; {REBUILD}", url=url)
+        if self.archive_end is not None:
+            self.check_end(ranges.read(self.archive_end, min(BLOCK, ranges.size - self.archive_end)), url=url)
+
+    @cached_property
+    def archive_end(self) -> int | None:
+        """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
+        offsets, sizes = self.arrays["offset"], self.arrays["size"]
+        if self.end is not None or not offsets:
+            return self.end
+        end = int.from_bytes(offsets[-8:], "little") + int.from_bytes(sizes[-8:], "little")
+        return end + padding(end)
+
+    def check_end(self, block: bytes, *, url: str | None = None) -> None:
+        """Raise ShardIndexError, which names *url*, unless *block*, the one at ``archive_end``, is zeros."""
+        if any(block):
+            raise ShardIndexError(f"stale: members were appended since the shard was indexed; {REBUILD}", url=url)
 
     def check_size(self, size: int, *, url: str | None = None) -> None:
         """Raise ShardIndexError, which names *url*, unless the shard that was indexed had *size* bytes."""
         if size != self.shard_size:
             reason = f"stale: the shard has {size} bytes, but had {self.shard_size} when it was indexed"
-            raise ShardIndexError(reason, url=url)
+            raise ShardIndexError(f"{reason}; {REBUILD}", url=url)
 
 
 def fingerprint(ranges: Ranges, offset: bytes) -> int:
@@ -409,6 +454,10 @@ def _inconsistency(index: Index) -> str | None:
         return "a key or a field that is not a string"
     if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
         return "a fault without a sample, reason or place"
+    if not (index.end is None or (type(index.end) is int and 0 <= index.end <= index.shard_size)):
+        return "an end beyond the shard's end"
+    if not all(_are_steps(member, steps, index) for member, steps in index.elsewhere.items()):
+        return "a link or sparse member without the steps to its content"
     if not members:
         return "keys without members" if index.keys else None
     if (
@@ -425,6 +474,18 @@ def _inconsistency(index: Index) -> str | None:
     if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
         return "members that overlap or lie beyond the shard's end"
     return None
+
+
+def _are_steps(member: Any, steps: list[Step], index: Index) -> bool:
+    """Return whether *steps* are those to the content of a member."""
+    if not (isinstance(member, int) and 0 <= member < len(index.sample) and steps):
+        return False
+    for header, name, link, size in steps:
+        if not (type(header) is type(size) is int and 0 <= header < index.shard_size and size >= 0):
+            return False
+        if not (isinstance(name, str) and isinstance(link, (str, type(None)))):
+            return False
+    return [step.link is None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 def _is_fault(sample: Any, fault: Any, samples: int) -> bool:

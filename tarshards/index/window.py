@@ -42,7 +42,7 @@ class Window:
         count = int(sample[-1]) - self._sample + 1
         start = 0 if self._mapped is None else self._mapped.start  # headers are to begin at multiples of 512 from there
         members = MappedMembers(
-            memoryview(self._buffer)[start:] if is_compiled else _Bytes(self._cut, low, len(self._buffer) - start),
+            memoryview(self._buffer)[start:] if is_compiled else _Bytes(self.cut, low, len(self._buffer) - start),
             index.keys[self._sample : self._sample + count],
             index.fields,
             np.searchsorted(sample, np.arange(self._sample, self._sample + count + 1)).astype("<i8"),
@@ -102,16 +102,16 @@ class Window:
     def check(self, member: int) -> None:
         """Raise ShardIndexError unless the headers of *member* say what the index says."""
         try:
-            check_header(self._cut, self._index, member, url=self._name, low=self.low)
+            check_header(self.cut, self._index, member, url=self._name, low=self.low)
         except ShardIndexError:  # extended headers may begin before the window
             self._decide(member)
 
     def take(self, member: int) -> bytes:
         """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""
         self.check(member)
-        return self._cut(int(self._index.offset[member]), int(self._index.size[member]))
+        return self.cut(int(self._index.offset[member]), int(self._index.size[member]))
 
-    def _cut(self, offset: int, size: int) -> bytes:
+    def cut(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset* of the shard."""
         if self._mapped is None:
             return bytes(self._buffer[offset - self._zero : offset - self._zero + size])
@@ -124,10 +124,10 @@ class _Bytes:
     """The *size* bytes of a shard from *low* on, which *cut* returns, as the twin in Python reads a mapped file."""
 
     def __init__(self, cut: Callable[[int, int], bytes], low: int, size: int):
-        self._cut, self._low, self._size = cut, low, size
+        self.cut, self._low, self._size = cut, low, size
 
     def __len__(self) -> int:
         return self._size
 
     def read(self, offset: int, size: int) -> bytes:
-        return self._cut(self._low + offset, size)
+        return self.cut(self._low + offset, size)

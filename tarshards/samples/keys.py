@@ -15,6 +15,7 @@ KeyRule = Callable[[str], tuple[str, str] | None]
 
 # Why members do not form a sample.
 DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
+INCOMPLETE = "incomplete"  # a member of the sample has no content; what follows says why
 
 
 def split_name(name: str) -> tuple[str, str] | None:

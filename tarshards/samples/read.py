@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from io import FileIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -17,6 +17,7 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
     DUPLICATE_FIELD,
+    INCOMPLETE,
     NOT_ADJACENT,
     KeyRule,
     Sample,
@@ -36,6 +37,7 @@ from tarshards.storage.streams import failure
 from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive
 
 if TYPE_CHECKING:
+    from tarshards.storage.ranges import Ranges
     from tarshards.tar._tar_py import Event
 
 T = TypeVar("T")
@@ -212,7 +214,14 @@ def read_shard(
         ):
             leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
             samples = read_archive(
-                stream, grouping, url=name, end=end, concatenated=concatenated, ledger=ledger, leave=leave
+                stream,
+                grouping,
+                url=name,
+                end=end,
+                concatenated=concatenated,
+                ledger=ledger,
+                leave=leave,
+                anywhere=_anywhere(stream, location),
             )
             yield from samples if files is None else files.over(samples)
             yield from grouping.end() if files is None else files.over(grouping.end())
@@ -235,6 +244,18 @@ def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
     return lambda _, offset, size: Extent(descriptor, url, begin + offset, size)
+
+
+def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
+    """Return what reads a remote shard, whose stream cannot go back, for its links; None where that is not needed."""
+    if not location.is_remote or isinstance(stream, Decompressed) or stream.seekable():
+        return None
+
+    @cache
+    def ranges() -> Ranges:
+        return location.ranges()
+
+    return lambda offset, size: ranges().read_up_to(offset, size)
 
 
 def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
@@ -296,6 +317,7 @@ class _Grouping:
         self.grouper = Grouper(url, split, split is split_name)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._delivered = self._refused = self._fields = 0
+        self._incomplete: dict[int, str] = {}  # why members have no content, by their offsets
 
     def __enter__(self) -> _Grouping:
         return self
@@ -314,10 +336,15 @@ class _Grouping:
         samples, events, *reached = self.grouper.read(buffer, position, zeros, limit, base)
         return self.deliver(samples, events), tuple(reached)  # type: ignore[return-value]
 
-    def add(self, name: str, data: bytes, offset: int) -> Iterable[Sample]:
+    def add(self, name: str, data: bytes | None, offset: int) -> Iterable[Sample]:
         """Return the samples that a member completes."""
         found = self.grouper.next(iter([(name, data, offset)]))
         return () if found is None else self.deliver(*found)
+
+    def refuse(self, name: str, reason: str, offset: int) -> Iterable[Sample]:
+        """Return the samples before that of a member without content, which is a fault of its sample."""
+        self._incomplete[offset] = f"{INCOMPLETE}: {reason}"
+        return self.add(name, None, offset)
 
     def end(self) -> Iterator[Sample]:
         """Yield the last sample; raise SampleError if there were not as many samples as expected."""
@@ -343,7 +370,7 @@ class _Grouping:
                 yield from islice(rest, before - taken)
                 taken = before
                 if kind is None:
-                    reason = NOT_ADJACENT if field is None else DUPLICATE_FIELD
+                    reason = NOT_ADJACENT if field is None else self._incomplete.get(offset, DUPLICATE_FIELD)
                     refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
                 elif self._ledger is not None:

@@ -53,6 +53,10 @@ class Ranges:
         """Return the *size* bytes at *offset*; raise OpenError where they cannot be read."""
         raise NotImplementedError
 
+    def read_up_to(self, offset: int, size: int) -> bytes:
+        """Return the *size* bytes at *offset*, or as many as there are."""
+        return self.read(offset, max(0, min(size, self.size - offset)))
+
     def hold(self, offset: int, size: int) -> Any:
         """Return the *size* bytes at *offset*, as a ``MappedBlock`` where a cache has them on its disk."""
         return self.read(offset, size)

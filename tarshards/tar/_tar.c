@@ -37,16 +37,17 @@ static PyObject *scan(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer view;
     long long position, zeros_before, limit;
-    if (!PyArg_ParseTuple(args, "y*LLL:scan", &view, &position, &zeros_before, &limit)) return NULL;
+    int stops = 0;
+    if (!PyArg_ParseTuple(args, "y*LLL|p:scan", &view, &position, &zeros_before, &limit, &stops)) return NULL;
     PyObject *members = PyList_New(0);
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
-    Found found;
+    Found found = {.elsewhere = 0};
     int failed = !members;
     if (position < 0 || zeros_before < 0 || limit < 0) {
         PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
         failed = 1;
     }
-    while (!failed && next_member(view.buf, view.len, limit, &scan, &found))
+    while (!failed && !(stops && found.elsewhere) && next_member(view.buf, view.len, limit, &scan, &found))
         failed = append(members, scanned_member(&found)) < 0;
     PyBuffer_Release(&view);
     if (failed) {
@@ -208,9 +209,10 @@ typedef struct {
     Bytes sample, field, offset, size; /* one number per member */
     Bytes latest;                      /* for each field, the number of samples when it last occurred, 8 bytes */
     Bytes twice;                       /* the numbers of the members whose field occurred in their sample before */
+    Bytes elsewhere;                   /* of links and sparse members: the number, 4 bytes, and the first header, 8 bytes */
     Names names;
     int concatenated; /* whether archives may follow the first */
-    int64_t archives;
+    int64_t archives, end; /* end: the offset of the zeros at the end of the last archive */
 } Walk;
 
 /* Read bytes of the archive into the window; 1 if complete, 0 if the archive is shorter, -1 for an exception. */
@@ -309,11 +311,14 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
         int64_t count = 0, number, key_length;
         do {
             for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
-                if (*found.kind) continue;
-                int64_t offset = position + found.start;
+                if (*found.kind && !found.elsewhere) continue;
+                int64_t offset = position + found.start, before = (int64_t)walk->sample.used / 4;
                 number = split_plain(&walk->names, found.name, found.name_length, &key_length);
                 if ((number < 0 ? add_split(walk, &found, offset)
                                 : add_member(walk, found.name, key_length, number, offset, found.end - found.start)) < 0)
+                    return -1;
+                if (found.elsewhere && (int64_t)walk->sample.used / 4 > before &&
+                    (put(&walk->elsewhere, before, 4) < 0 || put(&walk->elsewhere, position + found.header, 8) < 0))
                     return -1;
             }
         } while (walk->concatenated && pass_end(&scan) && ++walk->archives);
@@ -329,6 +334,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
         if (ahead < scan.need) ahead = scan.need;
     }
     if (position > size || !zeros_before) return 0;
+    walk->end = position - zeros_before * BLOCK;
     int64_t padding = zeros_before * BLOCK + size - position;
     if (padding == size ? size > EMPTY : padding > MAX_END && !walk->concatenated) return 0;
     if ((came = read_window(walk, position, size - position)) < 1) return came;
@@ -356,17 +362,18 @@ static PyObject *walk(PyObject *self, PyObject *args) {
     walk.fields = PyList_New(0);
     walk.numbers = PyDict_New();
     PyObject *result = NULL;
-    Bytes *arrays[] = {&walk.sample, &walk.field,  &walk.offset, &walk.size,
-                       &walk.names.key, &walk.latest, &walk.twice,  &walk.window};
+    Bytes *arrays[] = {&walk.sample,    &walk.field,  &walk.offset, &walk.size,     &walk.names.key,
+                       &walk.latest, &walk.twice, &walk.elsewhere, &walk.window};
     int sound = walk.keys && walk.fields && walk.numbers ? walk_through(&walk, size, limit, least, most, large) : -1;
     if (sound > 0)
-        result = Py_BuildValue("OO(NNNNN)L", walk.keys, walk.fields,
+        result = Py_BuildValue("OO(NNNNNN)LL", walk.keys, walk.fields,
                                PyBytes_FromStringAndSize(walk.sample.data, (Py_ssize_t)walk.sample.used),
                                PyBytes_FromStringAndSize(walk.field.data, (Py_ssize_t)walk.field.used),
                                PyBytes_FromStringAndSize(walk.offset.data, (Py_ssize_t)walk.offset.used),
                                PyBytes_FromStringAndSize(walk.size.data, (Py_ssize_t)walk.size.used),
                                PyBytes_FromStringAndSize(walk.twice.data, (Py_ssize_t)walk.twice.used),
-                               (long long)walk.archives);
+                               PyBytes_FromStringAndSize(walk.elsewhere.data, (Py_ssize_t)walk.elsewhere.used),
+                               (long long)walk.archives, (long long)walk.end);
     else if (!sound)
         result = Py_NewRef(Py_None);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) PyMem_Free(arrays[i]->data);
@@ -461,14 +468,15 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
     return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
 }
 
-/* Add a field to the open sample; the second one of a name is a fault, for which the sample is left out. */
+/* Add a field to the open sample; the second one of a name, or one whose data is None, is a fault, for which the sample
+   is left out. */
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     PyObject *data = piece->data ? Py_NewRef(piece->data)
                                  : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
     int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
     Py_XDECREF(data);
-    if (failed || PyDict_Size(self->sample) > before) return failed ? -1 : 0;
+    if (failed || (PyDict_Size(self->sample) > before && data != Py_None)) return failed ? -1 : 0;
     Py_CLEAR(self->sample);
     return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
@@ -543,7 +551,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
-        if (found.end > view.len) {
+        if (found.end > view.len || found.elsewhere) {
             failed = !(last = scanned_member(&found));
             break;
         }
@@ -911,10 +919,10 @@ done:
 
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
-     "scan(buffer, position, zeros, limit) -> (members, position, need, zeros, problem); see tarshards.tar._tar_py"},
+     "scan(buffer, position, zeros, limit, stops=False) -> (members, position, need, zeros, problem); see tarshards.tar._tar_py"},
     {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards.tar._tar_py"},
     {"walk", walk, METH_VARARGS,
-     "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives) or None; see "
+     "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives, end) or None; see "
      "tarshards.tar._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
      "plain_header(name, size) -> bytes or None; see tarshards.tar._tar_py"},

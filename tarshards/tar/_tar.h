@@ -13,6 +13,8 @@
 
 static const char zeros[BLOCK];
 static const char continued[] = "continued members of multi-volume archives are not supported";
+static const char global_place[] = "a global pax header that sets path, size, linkpath or a sparse map is not supported";
+static const char sparse[] = "sparse member";
 static const char after_end[] = "members after the end of the archive";
 
 /* The contents of the extended headers before a member. */
@@ -20,6 +22,8 @@ typedef struct {
     const char *path;
     int64_t path_length; /* -1: not given */
     int64_t size;        /* -1: not given */
+    int sparse;          /* whether they say that the member is sparse */
+    int named;           /* whether the path is that of a sparse member, which replaces any other */
 } Extended;
 
 static int64_t round_up(int64_t size) { return (size + BLOCK - 1) & ~(int64_t)(BLOCK - 1); }
@@ -94,11 +98,15 @@ static const char *parse_pax(const char *data, int64_t length, int global, Exten
         int64_t value_length = left - key_length - 1;
         int is_path = key_length == 4 && !memcmp(key, "path", 4);
         int is_size = key_length == 4 && !memcmp(key, "size", 4);
-        if (key_length >= 10 && !memcmp(key, "GNU.sparse", 10)) return "sparse members are not supported";
+        int is_sparse = key_length >= 10 && !memcmp(key, "GNU.sparse", 10);
+        int is_link = key_length == 8 && !memcmp(key, "linkpath", 8);
+        int is_real_name = key_length == 15 && !memcmp(key, "GNU.sparse.name", 15);
         if (key_length == 17 && !memcmp(key, "GNU.volume.offset", 17)) return continued;
-        if (global && (is_path || is_size)) return "a global pax header that sets path or size is not supported";
-        if (is_path) {
+        if (global && (is_path || is_size || is_link || is_sparse)) return global_place;
+        if (is_sparse) extended->sparse = 1;
+        if (is_real_name || (is_path && !extended->named)) {
             if (memchr(value, 0, (size_t)value_length)) return "bad pax header";
+            extended->named = is_real_name;
             extended->path = value;
             extended->path_length = value_length;
         }
@@ -127,6 +135,7 @@ static const char *kind_of(char type, const char *name, int64_t length) {
     case '4': return "block device";
     case '5': case 'D': return "directory";
     case '6': return "fifo";
+    case 'S': return sparse;
     case 'V': return "volume label";
     default: return NULL;
     }
@@ -145,12 +154,13 @@ typedef struct {
     const char *name;
     int64_t name_length, header, start, end; /* offsets in the buffer */
     const char *kind;
+    int elsewhere;    /* whether its content is not the bytes after its headers: a link, or a sparse member */
     char joined[257]; /* buffer for a prefix and a name */
 } Found;
 
 /* Find the next member in the buffer; 0 if there is a problem, or the buffer does not hold all of its headers. */
 static int next_member(const char *data, int64_t length, int64_t limit, Scan *scan, Found *found) {
-    Extended extended = {NULL, -1, -1};
+    Extended extended = {NULL, -1, -1, 0, 0};
     int64_t at = scan->position; /* the current block; beyond the position within a chain of extended headers */
     scan->need = BLOCK;
     while (at <= length - BLOCK) {
@@ -197,9 +207,18 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
             scan->need = at - scan->position + BLOCK;
             continue;
         }
-        if (type == 'S') scan->problem = "sparse members are not supported";
-        if (type == 'M') scan->problem = continued;
-        if (scan->problem) break;
+        if (type == 'M') {
+            scan->problem = continued;
+            break;
+        }
+        int64_t start = at + BLOCK;
+        int more = type == 'S' && block[482]; /* blocks that continue the map of a sparse member */
+        for (; more && start <= length - BLOCK; start += BLOCK) more = data[start + 504] != 0;
+        if (more) {
+            scan->need = start + BLOCK - scan->position;
+            if (scan->need > MAX_EXTENDED) scan->problem = "an extended header with a bad size";
+            break;
+        }
 
         found->name = block;
         found->name_length = bounded_length(block, 100);
@@ -215,7 +234,10 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
             found->name_length += prefix_length + 1;
         }
         found->kind = kind_of(type, found->name, found->name_length);
-        int has_data = type == 0 || type == '0' || type == '7' || type == 'D';
+        int is_sparse = type == 'S' || (extended.sparse && found->kind && !*found->kind);
+        if (is_sparse) found->kind = sparse;
+        found->elsewhere = is_sparse || type == '1' || type == '2';
+        int has_data = type == 0 || type == '0' || type == '7' || type == 'D' || type == 'S';
         if (extended.size >= 0 && has_data) size = extended.size;
         if (!has_data) size = 0;
         if (!found->kind) scan->problem = "a member of an unknown type";
@@ -224,7 +246,7 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
         else if (size > limit) scan->problem = "a member larger than the limit";
         if (scan->problem) break;
         found->header = scan->position;
-        found->start = at + BLOCK;
+        found->start = start;
         found->end = found->start + size;
         scan->position = found->start + round_up(size);
         scan->need = BLOCK;

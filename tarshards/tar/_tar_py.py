@@ -33,15 +33,14 @@ KINDS = {
     0x34: "block device",
     0x35: "directory",
     0x36: "fifo",
+    0x53: "sparse member",  # "S", GNU's
     0x44: "directory",  # "D", GNU's with a list of its contents
     0x56: "volume label",  # "V"
 }
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
-PROBLEMS = {
-    0x53: "sparse members are not supported",  # "S"
-    0x4D: CONTINUED,  # "M"
-}
+GLOBAL_PLACE = "a global pax header that sets path, size, linkpath or a sparse map is not supported"
+ELSEWHERE = frozenset(("hard link", "symbolic link", "sparse member"))  # content that is not the bytes after the headers
 
 ScannedMember = tuple[str, int, int, int, str]
 
@@ -52,7 +51,14 @@ PlainColumn = tuple[str, int, Any, Any, bytes | None]
 Event = tuple[int, str | None, Any, Any, int]
 
 
-def scan(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
+def is_apart(found: ScannedMember, size: int) -> bool:
+    """Return whether the content of a member is not all in a buffer of *size* bytes, or has to be found elsewhere."""
+    return found[3] > size or found[4] in ELSEWHERE
+
+
+def scan(
+    buffer: bytes, position: int, zeros: int, limit: int, stops: bool = False
+) -> tuple[list[ScannedMember], int, int, int, str | None]:
     """Parse the headers in *buffer* from *position* up to its end.
 
     *zeros* is the number of blocks before *position* that contain only zeros; *limit* is the maximum size of a member.
@@ -61,22 +67,22 @@ def scan(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[Sca
     beyond the buffer. The returned *position* is where parsing must continue, maybe beyond the buffer, too; the next
     call needs at least *need* bytes from there. *kind* is "" for a regular file, else it names the type. *problem* is
     None, or describes what is wrong at *position*. A header after zeros is a problem, too: where archives were
-    concatenated, parsing can continue there with *zeros* 0.
+    concatenated, parsing can continue there with *zeros* 0. If it *stops*, it does so after a link or a sparse member.
     """
     if position < 0 or zeros < 0 or limit < 0:
         raise ValueError("position, zeros and limit must not be negative")
-    return scan_headers(buffer, position, zeros, limit, trusts=False)
+    return scan_headers(buffer, position, zeros, limit, stops, trusts=False)
 
 
 def scan_headers(
-    buffer: bytes, position: int, zeros: int, limit: int, *, trusts: bool
+    buffer: bytes, position: int, zeros: int, limit: int, stops: bool = False, *, trusts: bool
 ) -> tuple[list[ScannedMember], int, int, int, str | None]:
     """Do what ``scan`` does; if it *trusts* them, the checksums of the headers are not verified."""
     members: list[ScannedMember] = []
     problem = None
     need, at, length = BLOCK, position, len(buffer)
     path: bytes | None = None
-    size_record = None
+    size_record, is_sparse, is_named = None, False, False
     while at <= length - BLOCK:
         block = buffer[at : at + BLOCK]
         if block[0] == 0 and block == ZEROS:
@@ -109,15 +115,28 @@ def scan_headers(
                 records, problem = _parse_pax(body, kind_code == 0x67)
                 if problem:
                     break
-                path = records.get(b"path", path)
+                if b"GNU.sparse.name" in records:
+                    path, is_named = records[b"GNU.sparse.name"], True
+                elif not is_named:
+                    path = records.get(b"path", path)
+                is_sparse = is_sparse or any(record.startswith(b"GNU.sparse") for record in records)
                 size_record = records.get(b"size", size_record)
             at = following
             if kind_code == 0x67 and path is None and size_record is None:
                 position = at
             need = at - position + BLOCK
             continue
-        problem = PROBLEMS.get(kind_code)
-        if problem:
+        if kind_code == 0x4D:  # "M"
+            problem = CONTINUED
+            break
+        start = at + BLOCK
+        more = kind_code == 0x53 and block[482] != 0  # blocks that continue the map of a sparse member
+        while more and start <= length - BLOCK:
+            more = buffer[start + 504] != 0
+            start += BLOCK
+        if more:
+            need = start + BLOCK - position
+            problem = "an extended header with a bad size" if need > MAX_EXTENDED else None
             break
         raw_name = path
         if raw_name is None:
@@ -127,7 +146,9 @@ def scan_headers(
         kind = KINDS.get(kind_code)
         if kind == "" and kind_code != 0x37 and raw_name.endswith(b"/"):
             kind = "directory"
-        if kind_code not in b"\x0007D":
+        if kind == "" and is_sparse:
+            kind = "sparse member"
+        if kind_code not in b"\x0007DS":
             size = 0
         elif size_record is not None:
             size = int(size_record)
@@ -141,11 +162,12 @@ def scan_headers(
             problem = "a member larger than the limit"
         if problem:
             break
-        start = at + BLOCK
         members.append((raw_name.decode("utf-8", "surrogateescape"), position, start, start + size, kind or ""))
-        path = size_record = None
+        path, size_record, is_sparse, is_named = None, None, False, False
         position = at = start + (size + 511 & ~511)
         need = BLOCK
+        if stops and kind in ELSEWHERE:
+            break
     return members, at if problem else position, need, zeros, problem
 
 
@@ -190,12 +212,13 @@ class Grouper:
     ) -> tuple[list[dict[str, Any]], list[Event], int, int, int, str | BaseException | None, ScannedMember | None]:
         """Group the members in *buffer* from *position*, as ``scan`` finds them; *base* is its offset in the archive.
 
-        Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or the member whose data
-        continues beyond the buffer, as ``scan`` gives it, which is not added. *problem* is what ``scan`` says, or an
+        Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or a member that is not
+        added, as ``scan`` gives it, after which grouping ended: one whose data continues beyond the buffer, a link or a
+        sparse member. *problem* is what ``scan`` says, or an
         exception that *split* raised: grouping ended there, and *position*, *need* and *zeros* say nothing.
         """
-        scanned, position, need, zeros, problem = scan(buffer, position, zeros, limit)
-        last = scanned.pop() if scanned and scanned[-1][3] > len(buffer) else None
+        scanned, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
+        last = scanned.pop() if scanned and is_apart(scanned[-1], len(buffer)) else None
         samples: list[dict[str, Any]] = []
         events: list[Event] = []
         for name, header, start, end, kind in scanned:
@@ -210,6 +233,8 @@ class Grouper:
 
     def next(self, members: Iterator[tuple[str, Any, int]]) -> tuple[list[dict[str, Any]], list[Event]] | None:
         """Group *members*, each (name, data, offset), until one leads to a sample or an event.
+
+        A member without data, None, is a fault of its sample, as a second one of a field is.
 
         Returns the samples and events, at most one each; None at the end of *members*.
         """
@@ -243,7 +268,7 @@ class Grouper:
                 events.append((len(samples), None, self._key, None, offset))
                 return
             self._sample = {"__key__": self._key, "__url__": self._url}
-        if parts[1] not in self._sample:
+        if parts[1] not in self._sample and data is not None:
             self._sample[parts[1]] = data
             return
         self._sample = {}
@@ -264,7 +289,7 @@ def walk(
     limit: int,
     split: Callable[[str], tuple[str, str] | None],
     concatenated: bool = False,
-) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes, bytes], int] | None:
+) -> tuple[list[str], list[str], tuple[bytes, bytes, bytes, bytes, bytes, bytes], int, int] | None:
     """Find the members of samples in an archive of *size* bytes, skipping the data of large members.
 
     *source* is a file descriptor, or a function that takes an offset and a size and returns bytes. *reads* gives the
@@ -272,11 +297,13 @@ def walk(
     maximum size of a member; *split* splits a name into key and field, or returns None. *concatenated* says that other
     archives may follow the first.
 
-    Returns ``(keys, fields, (sample, field, offset, size, twice), archives)``; *archives* is their number.
-    Adjacent members with the same key form a sample. The arrays have one little-endian number per member: uint32, the
-    position of its sample in *keys*; uint16, the low bits of the position of its field in *fields*; uint64, the offset
-    of its data; uint64, its size in bytes. *twice* lists, as uint32, the numbers of the members whose field occurred in
-    their sample before. Returns None for a damaged archive.
+    Returns ``(keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end)``; *archives* is their
+    number, and *end* the offset of the zeros at the end of the last. Adjacent members with the same key form a sample.
+    The arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low
+    bits of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. *twice*
+    lists, as uint32, the numbers of the members whose field occurred in their sample before. *elsewhere* lists links,
+    which have no data, and sparse members: uint32, the number; uint64, the offset of the first header. Returns None for
+    a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, keep lower-case fields as they are, and return None only for empty keys, for components with "__" in
@@ -293,6 +320,7 @@ def walk(
     members: list[tuple[int, int, int, int]] = []
     position, zeros, ahead, last, archives = 0, 0, least, None, 1
     twice: list[int] = []
+    elsewhere: list[tuple[int, int]] = []
     while position < size:
         ahead = min(ahead, size - position)
         window = read(position, ahead)
@@ -303,8 +331,8 @@ def walk(
             archives += 1
             more, length, need, zeros, problem = scan(window, length, 0, limit)
             found += more
-        for name, _header, start, end, kind in found:
-            if kind:
+        for name, header, start, end, kind in found:
+            if kind and kind not in ELSEWHERE:
                 continue
             key, _dot, field = name.partition(".")
             number = plain.get(field)
@@ -322,6 +350,8 @@ def walk(
             if latest.get(number) == len(keys):
                 twice.append(len(members))
             latest[number] = len(keys)
+            if kind:
+                elsewhere.append((len(members), position + header))
             members.append((len(keys) - 1, number & 0xFFFF, position + start, end - start))
         if problem:
             return None
@@ -334,7 +364,8 @@ def walk(
             ahead = max(need, min(2 * ahead, most))
     if position > size or not zeros:
         return None
-    padding = zeros * BLOCK + size - position
+    archive_end = position - zeros * BLOCK
+    padding = size - archive_end
     if (size > EMPTY) if padding == size else (padding > MAX_END and not concatenated):
         return None
     rest = read(position, size - position)
@@ -343,7 +374,8 @@ def walk(
     columns = zip(*members) if members else [()] * 4
     arrays = [struct.pack(f"<{len(members)}{code}", *column) for code, column in zip("IHQQ", columns)]
     arrays.append(struct.pack(f"<{len(twice)}I", *twice))
-    return keys, list(numbers), tuple(arrays), archives  # type: ignore[return-value]
+    arrays.append(b"".join(struct.pack("<IQ", *entry) for entry in elsewhere))
+    return keys, list(numbers), tuple(arrays), archives, archive_end  # type: ignore[return-value]
 
 
 def _pread(descriptor: int, offset: int, size: int) -> bytes:
@@ -393,13 +425,11 @@ def _parse_pax(body: bytes, is_global: bool) -> tuple[dict[bytes, bytes], str | 
         key, equals, value = body[match.end() : end - 1].partition(b"=")
         if not equals:
             return {}, "bad pax header"
-        if key.startswith(b"GNU.sparse"):
-            return {}, "sparse members are not supported"
         if key == b"GNU.volume.offset":
             return {}, CONTINUED
-        if is_global and key in (b"path", b"size"):
-            return {}, "a global pax header that sets path or size is not supported"
-        if key == b"path" and b"\0" in value:
+        if is_global and (key in (b"path", b"size", b"linkpath") or key.startswith(b"GNU.sparse")):
+            return {}, GLOBAL_PLACE
+        if key in (b"path", b"GNU.sparse.name") and b"\0" in value:
             return {}, "bad pax header"
         if key == b"size" and not SIZE.fullmatch(value):
             return {}, "bad pax header"

@@ -1,5 +1,7 @@
 """Read and write the members of plain POSIX tar archives; every fault raises, and equal input gives equal bytes.
 
+Members whose content lies elsewhere, links and sparse ones, are left to ``tarshards.tar.elsewhere``.
+
 This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk``, ``Grouper``,
 ``plain_header``, ``plain_members`` and ``plain_rows``.
 """
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from io import RawIOBase
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import TarError
 
@@ -38,6 +40,7 @@ MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a w
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of an archive that we write
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
+LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members that have a content
 AFTER_END = "members after the end of the archive"  # the problem that scan() has with a header after zeros
 
 #: What is often given in place of an archive, by what it begins with.
@@ -95,16 +98,19 @@ class Taker(Protocol[Item]):
     def add(self, name: str, data: bytes, offset: int) -> Iterable[Item]:
         """Return the items that lead from a member that is not in one buffer."""
 
+    def refuse(self, name: str, reason: str, offset: int) -> Iterable[Item]:
+        """Return the items that lead from a member that has no content, or raise an error."""
+
 
 class _Members:
     """Takes members as they are."""
 
-    def __init__(self, select: Callable[[str], bool] | None, ledger: MemberCounter | None):
-        self._select, self._ledger = select, ledger
+    def __init__(self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None):
+        self._select, self._ledger, self._url = select, ledger, url
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[list[Member], Reached]:
-        members, position, need, zeros, problem = scan(buffer, position, zeros, limit)
-        last = members.pop() if members and members[-1][3] > len(buffer) else None
+        members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
+        last = members.pop() if members and (members[-1][3] > len(buffer) or _has_content(members[-1][4])) else None
         select = self._select
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
         whole = cut(buffer, wanted, base, Member)
@@ -115,6 +121,13 @@ class _Members:
 
     def add(self, name: str, data: bytes, offset: int) -> tuple[Member]:
         return (Member(name, data, offset),)
+
+    def refuse(self, name: str, reason: str, offset: int) -> NoReturn:
+        raise TarError(f"{name!r}: {reason}", url=self._url, offset=offset)
+
+
+def _has_content(kind: str) -> bool:
+    return kind in LINKS or kind == SPARSE
 
 
 def read_members(
@@ -130,17 +143,18 @@ def read_members(
     """Yield the regular files of the tar archive in *stream*, in archive order.
 
     The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n bytes.
-    Members whose name *select* rejects are skipped without being held in memory. Directories, links and devices are
-    skipped, and counted by *ledger*. *url* names the archive in errors (by default the name of the stream).
+    Members whose name *select* rejects are skipped without being held in memory. Directories and devices are skipped,
+    and counted by *ledger*. A link to a member of the archive has that member's content, which is read by its place, so
+    the stream must be able to seek. *url* names the archive in errors (by default the name of the stream).
     With *concatenated* all archives that follow one another in *stream* are read as one, and those after the first
     counted by *ledger*; zeros that overwrote members then look like the end of an archive.
 
-    Raises TarError with the offset for a damaged or sparse member, a member of more than *limit* bytes, a truncated
+    Raises TarError with the offset for a damaged member, a link that leads to none, a member of more than *limit* bytes, a truncated
     archive (``end="optional"`` accepts truncation between members), and empty input; for members after blocks of zeros
     and more zeros at the end than writers leave, unless *concatenated*; and for nothing but zeros, unless they are the
     two blocks of an archive without members.
     """
-    taker = _Members(select, ledger)
+    taker = _Members(select, ledger, url or _name_of(stream))
     return read_archive(
         stream, taker, url=url, select=select, end=end, concatenated=concatenated, limit=limit, ledger=ledger
     )
@@ -157,16 +171,17 @@ def read_archive(
     limit: int = MEMBER_LIMIT,
     ledger: MemberCounter | None = None,
     leave: Callable[[str, int, int], Any] | None = None,
+    anywhere: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
     """Yield what *taker* makes of the members of an archive, whose options and errors are those of ``read_members``.
 
-    With *leave*, which needs a stream that can seek, the data of large members are not read: they get what it returns
+    Where the stream cannot seek, *anywhere* reads the archive for links: it takes an offset and a size. With *leave*, which needs a stream that can seek, the data of large members are not read: they get what it returns
     for their name, offset and size, unless that is None.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
-    if url is None and isinstance(name := getattr(stream, "name", None), str):
-        url = name
+    url = url or _name_of(stream)
+    contents = None
     buffer, base = b"", 0  # base: offset of the buffer in the archive
     position, zeros = 0, 0
     ahead = CHUNK  # bytes to read when the buffer has no further member
@@ -175,15 +190,17 @@ def read_archive(
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
         yield from items
         available = len(buffer)
-        if last is not None:  # its data continues beyond the buffer
+        if last is not None:  # its data continues beyond the buffer, or its content lies elsewhere
             name, header, start, stop, kind = last
-            if not kind and (select is None or select(name)):
+            if (not kind or _has_content(kind)) and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
                 data: Any = None
-                if missing >= LARGE and leave is not None:
+                if missing >= LARGE and leave is not None and not kind:
                     data = leave(name, base + start, stop - start)
                 if data is not None:
                     _pass_over(stream, stop - available, url, base + header)
+                elif missing <= 0:
+                    data = buffer[start:stop]
                 else:
                     if missing >= LARGE:
                         keep_memory()
@@ -192,18 +209,31 @@ def read_archive(
                         data += _read_rest(stream, missing - len(data), url, base + header)
                     if start < available:
                         data = buffer[start:] + data
-                yield from taker.add(name, data, base + header)
+                if not kind:
+                    yield from taker.add(name, data, base + header)
+                else:
+                    if contents is None:
+                        from tarshards.tar.elsewhere import Contents
+
+                        reached = base + (stop if stop > available else available)
+                        contents = Contents.of(stream, reached, anywhere, limit=limit, concatenated=concatenated)
+                    yield from contents.deliver(
+                        taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
+                    )
                 del data
             else:
-                _pass_over(stream, stop - available, url, base + header)
+                if stop > available:
+                    _pass_over(stream, stop - available, url, base + header)
                 if kind and ledger is not None:
                     ledger.skip(kind)
+            if position <= available:
+                continue  # the buffer has more
             if stop - start >= LARGE:
                 # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
-            available, buffer = stop, b""
+            available, buffer = (stop if stop > available else available), b""
         if isinstance(problem, BaseException):
             raise problem
         if problem == AFTER_END:
@@ -235,6 +265,11 @@ def read_archive(
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
     _check_end(rest, base, position, zeros, url, end, concatenated)
+
+
+def _name_of(stream: Any) -> str | None:
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) else None
 
 
 @cache
