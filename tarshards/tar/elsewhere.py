@@ -50,12 +50,21 @@ class Step(NamedTuple):
 class Contents:
     """Finds and reads the contents of the links and sparse members of an archive, which *read* reads.
 
-    Its headers are read once, when the first link is followed; what comes after damage is not found. With
-    *concatenated*, archives may follow the first.
+    Its headers are read once, when the first link is followed; what comes after damage is not found, unless *names*
+    returns the name of each member and the offset of its first header. With *concatenated*, archives may follow the
+    first.
     """
 
-    def __init__(self, read: Read, *, limit: int = MEMBER_LIMIT, concatenated: bool = False):
-        self._read, self._limit, self._concatenated = read, limit, concatenated
+    def __init__(
+        self,
+        read: Read,
+        *,
+        limit: int = MEMBER_LIMIT,
+        concatenated: bool = False,
+        names: Callable[[], Iterable[tuple[str, int]]] | None = None,
+    ):
+        self._read, self._limit = read, limit
+        self._names = names or partial(_names, read, limit, concatenated)
 
     @classmethod
     def of(
@@ -170,7 +179,7 @@ class Contents:
     def _places(self) -> dict[str, list[int]]:
         """The offsets of the first headers of all members, by their names."""
         places: dict[str, list[int]] = {}
-        for name, header in _names(self._read, self._limit, self._concatenated):
+        for name, header in self._names():
             places.setdefault(posixpath.normpath(name), []).append(header)
         return places
 

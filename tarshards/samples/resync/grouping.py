@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, is_reserved, split_name
-from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros
-from tarshards.tar.read import BLOCK, padding
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, is_reserved, split_name
+from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros, names_in
+from tarshards.storage.plain import PlainFile
+from tarshards.tar.elsewhere import Contents, Step, UnresolvedError
+from tarshards.tar.read import BLOCK, LINKS, SPARSE, padding
 
 SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
 
@@ -17,8 +19,9 @@ class FoundSample:
     """Adjacent members of one key: (field, start, end) of the data of each.
 
     *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* says why
-    the sample does not count as whole, None if it does. *twice* is the first duplicate field and the offset of its
-    header. *beside*: a gap or an end of archive is before, in or after it.
+    the sample does not count as whole, None if it does. *wrong* is the field of the first member at fault, a duplicate
+    or one without content, and the offset of its header. *elsewhere* has the steps to the content of links and sparse
+    members, by their numbers. *beside*: a gap or an end of archive is before, in or after it.
     """
 
     key: str
@@ -28,7 +31,8 @@ class FoundSample:
     members: list[tuple[str, int, int]] = field(default_factory=list)
     size: int = 0
     problem: str | None = None
-    twice: tuple[str, int] | None = None
+    wrong: tuple[str, int] | None = None
+    elsewhere: dict[int, list[Step]] = field(default_factory=dict)
     extended: bool = False  # a member has a pax or GNU long name header
     unsure: bool = False  # the name of the first member may be truncated, if its extended header is lost
     before: Gap | Zeros | None = None  # the piece before it, except samples, and the one after it
@@ -41,14 +45,24 @@ class FoundSample:
         """The names of the fields."""
         return frozenset(name for name, _, _ in self.members)
 
+    def content_size(self, number: int) -> int:
+        """Return the bytes of the content of a member, by its number."""
+        _, start, end = self.members[number]
+        return self.elsewhere[number][-1].size if number in self.elsewhere else end - start
+
 
 def group_found(
-    pieces: Iterable[Piece], *, split: KeyRule = split_name, skip: Callable[[str], object] = lambda reason: None
+    pieces: Iterable[Piece],
+    file: PlainFile,
+    *,
+    split: KeyRule = split_name,
+    skip: Callable[[str], object] = lambda reason: None,
 ) -> Iterator[FoundSample | Gap | Zeros]:
-    """Yield the samples in *pieces*, and the gaps and zeros; call *skip* with a reason for each member in no sample.
+    """Yield the samples in *pieces* of *file*, the gaps and zeros; call *skip* with a reason for members in no sample.
 
     A sample continues after a gap if its key does. It is yielded when complete, and so after a gap within it.
     """
+    contents = Contents(file.read, names=lambda: names_in(file))
     sample: FoundSample | None = None
     segment = 0  # counts the gaps and zeros so far
     after_gap = after_zeros = False  # no member of a sample since
@@ -71,8 +85,14 @@ def group_found(
             sample.beside = True
             sample.behind = sample.behind or last
         for name, header, start, end, kind in piece:
-            parts = None if kind else split(name)
-            if parts is None:
+            parts = split(name) if not kind or kind in (*LINKS, SPARSE) else None
+            steps, unresolved = None, None
+            if kind and parts is not None:
+                try:
+                    steps = contents.find(header, whole=True)
+                except UnresolvedError as error:
+                    unresolved = f"{INCOMPLETE}: {error}"
+            if parts is None or steps == []:
                 if kind != GLOBAL:
                     skip(kind or ("reserved name" if is_reserved(name) else "no extension"))
                 continue
@@ -88,8 +108,10 @@ def group_found(
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
             known = any(parts[1] == each for each, _, _ in sample.members) or parts[1] in ("__key__", "__url__")
-            if known and sample.problem is None:
-                sample.problem, sample.twice = DUPLICATE_FIELD, (parts[1], header)
+            if (known or unresolved) and sample.problem is None:
+                sample.problem, sample.wrong = unresolved or DUPLICATE_FIELD, (parts[1], header)
+            if steps:
+                sample.elsewhere[len(sample.members)] = steps
             after_gap = after_zeros = False
             sample.members.append((parts[1], start, end))
             sample.size += end + padding(end - start) - header

@@ -142,12 +142,13 @@ def _is_one_member(piece: Gap | Zeros, file: PlainFile) -> bool:
 
 
 def _is_plain(header: bytes) -> bool:
-    """Say whether *header*, a damaged one, gives the whole name of a regular file."""
+    """Say whether *header*, a damaged or unreadable one, gives the whole name of a file."""
     kind, prefix = header[156:157], header[345:346]
     is_extended = b"@LongLink" in header or b"PaxHeader" in header or prefix not in (b"", b"\0")
     mode = re.match(rb"[0-7 ]+[\0 ]", header[100:108])
     name = header[:100]
-    return kind in (b"", b"\0", b"0", b"7") and not is_extended and mode is not None and b"." in name and _is_name(name)
+    is_file = kind in (b"", b"\0", b"0", b"7") or checksum_error(header) == 0
+    return is_file and not is_extended and mode is not None and b"." in name and _is_name(name)
 
 
 def _end_in_zero(samples: list[FoundSample], name: str, file: PlainFile) -> bool:

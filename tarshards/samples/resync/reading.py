@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
-from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import wrong_number
 from tarshards.samples.resync.grouping import FoundSample
@@ -15,6 +15,7 @@ from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros
 from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.tar.elsewhere import Contents, UnresolvedError
 from tarshards.tar.read import ArchiveEnd
 
 
@@ -81,7 +82,8 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
     if isinstance(item, Gap):
         lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
-    field, offset = item.twice if item.twice and item.problem == DUPLICATE_FIELD else (None, item.offset)
+    is_of_member = item.wrong and str(item.problem).startswith((DUPLICATE_FIELD, INCOMPLETE))
+    field, offset = item.wrong if item.wrong and is_of_member else (None, item.offset)
     return SampleError(str(item.problem), url=url, offset=offset, key=item.key, field=field)
 
 
@@ -92,8 +94,20 @@ def _place(item: Gap | Zeros | FoundSample) -> int:
 def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
     """Read a sample that was found in *file*; raise OpenError where the file has become shorter."""
     sample: dict[str, Any] = {"__key__": found.key, "__url__": file.name}
-    for field, start, end in found.members:
-        sample[field] = data = file.read(start, end - start)
-        if len(data) < end - start:
-            raise OpenError("was truncated while it was read", url=file.name, offset=start, key=found.key, field=field)
+    for number, (field, _, _) in enumerate(found.members):
+        sample[field] = read_member(file, found, number)
     return sample
+
+
+def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
+    """Read a member of a sample that was found in *file*, by its number; raise OpenError where the file has changed."""
+    field, start, end = found.members[number]
+    reason = "was truncated while it was read"
+    try:
+        if number in found.elsewhere:
+            return Contents(file.read).read(found.elsewhere[number])  # type: ignore[no-any-return]
+        if len(data := file.read(start, end - start)) == end - start:
+            return data
+    except UnresolvedError as error:
+        reason = f"was written to while it was read: {error}"
+    raise OpenError(reason, url=file.name, offset=start, key=found.key, field=field)

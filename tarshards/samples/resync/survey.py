@@ -65,7 +65,7 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     def skip(reason: str) -> None:
         found.skipped[reason] += 1
 
-    for item in group_found(counted(walk(file) if pieces is None else pieces), split=split, skip=skip):
+    for item in group_found(counted(walk(file) if pieces is None else pieces), file, split=split, skip=skip):
         if isinstance(item, Gap):
             found.gaps.append(item)
         elif isinstance(item, Zeros):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tarshards.storage.plain import PlainFile
+from tarshards.tar.elsewhere import member_at
 from tarshards.tar.read import (
     BLOCK,
     END,
@@ -81,6 +82,13 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required", concatenated: bool = 
         run = []
         yield piece
     yield from _resolve(run, begin, file.size, concatenated)
+
+
+def names_in(file: PlainFile) -> Iterator[tuple[str, int]]:
+    """Yield the name of each member of a shard, sound or damaged, and the offset of its first header."""
+    for piece in walk(file):
+        if isinstance(piece, list):
+            yield from ((name, header) for name, header, _, _, kind in piece if kind != GLOBAL)
 
 
 def _resolve(run: list[Zeros | Gap], begin: int, size: int, concatenated: bool) -> Iterator[Zeros | Gap]:
@@ -239,7 +247,7 @@ def checksum_error(block: bytes) -> int | None:
 
 def _is_archive(file: PlainFile, start: int, end: int) -> bool:
     """Say whether an archive begins at *start* and ends in zeros at *end*, where a member of another one begins."""
-    if file.read(end - len(END), len(END)) != END or _member_at(file, end) is None:
+    if file.read(end - len(END), len(END)) != END or member_at(file.read, end) is None:
         return False
     data = file.read(start, end - start)
     found, *_ = scan(data, 0, 0, MEMBER_LIMIT)
@@ -283,31 +291,16 @@ def _is_sound(file: PlainFile, place: int) -> bool:
 
     A single header is not enough: a block of data may happen to look like one.
     """
-    member = _member_at(file, place)
+    member = member_at(file.read, place)
     if member is None:
         return _after_zeros(file, place) == file.size > place
     following = place + after(member)
     if following >= file.size:
         return place + member[3] <= file.size
-    if _member_at(file, following) is not None or _is_damaged_header(file.read(following, BLOCK)):
+    if member_at(file.read, following) is not None or _is_damaged_header(file.read(following, BLOCK)):
         return True
     beyond = _after_zeros(file, following)
-    return beyond > following and (beyond == file.size or _member_at(file, beyond) is not None)
-
-
-def _member_at(file: PlainFile, place: int) -> ScannedMember | None:
-    """Return the member whose header is at *place*, with offsets relative to it; None if there is none."""
-    length = LEAST
-    while True:
-        buffer = file.read(place, length)
-        if not any(buffer[:BLOCK]):
-            return None
-        found, position, need, _, problem = scan(buffer, 0, 0, MEMBER_LIMIT)
-        if found:
-            return found[0]
-        if problem or position + need <= length or len(buffer) < length:
-            return None
-        length = position + need
+    return beyond > following and (beyond == file.size or member_at(file.read, beyond) is not None)
 
 
 def _after_zeros(file: PlainFile, place: int) -> int:

@@ -124,9 +124,9 @@ class _Check:
         report = self.report
         report.samples += 1
         report.members += len(sample.members)
-        for field_, start, end in sample.members:
+        for number, (field_, _, _) in enumerate(sample.members):
             if sizes := self._sizes_of(field_):
-                sizes.add(end - start)
+                sizes.add(sample.content_size(number))
         self.keys.add(sample.key, (len(self.names) - 1, sample.offset))
         if len(self.forms) < FORMS:
             self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))

@@ -50,8 +50,8 @@ def scan_headers(file: PlainFile) -> ScannedShard | None:
     found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split_name)
     if found is None or not found[0]:
         return None
-    keys, fields, (*arrays, twice), _ = found
-    if twice or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
+    keys, fields, (*arrays, twice, elsewhere), *_ = found
+    if twice or elsewhere or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
     count = len(arrays[0]) // 4
     samples, places, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))

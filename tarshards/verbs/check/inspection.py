@@ -15,7 +15,7 @@ from tarshards.samples.codecs.image import EXTENSIONS
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
-from tarshards.samples.resync.reading import explain
+from tarshards.samples.resync.reading import explain, read_member
 from tarshards.samples.resync.survey import Survey, group_file
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, walk
 from tarshards.storage.plain import PlainFile
@@ -48,7 +48,7 @@ def whole_samples(
             whole = len(survey.samples) - lost
             report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
     else:
-        items = group_found(pieces.held or walk(file, concatenated=concatenated), skip=report.skip)
+        items = group_found(pieces.held or walk(file, concatenated=concatenated), file, skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
             if item.end < file.size and concatenated:
@@ -114,10 +114,10 @@ def _batches(samples: Iterable[FoundSample]) -> Iterator[list[FoundSample]]:
 
 
 def _undecodable(sample: FoundSample, file: PlainFile) -> Iterator[DecodeError]:
-    for name, start, end in sample.members:
+    for number, (name, start, _) in enumerate(sample.members):
         if _is_unsafe(name):
             continue
-        data = file.read(start, end - start)
+        data = read_member(file, sample, number)
         if _is_image(name) and _is_sound_jpeg(data):
             continue
         try:
@@ -162,6 +162,8 @@ def misread_by_dali(sample: FoundSample) -> str | None:
     """Say which of its names make DALI's tar reader, or ``wds2idx``, read another sample; None if none do."""
     fields = sample.fields
     longest, white = _longest_and_white(fields)
+    if sample.elsewhere:
+        return "links or sparse members"
     if sample.extended:
         return "names with a pax or GNU long name header"
     if white or WHITE.search(sample.key):
