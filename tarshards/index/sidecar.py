@@ -197,8 +197,8 @@ class Index:
             named = found["keys"], found["fields"], arrays
             faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
             elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
-            marks = shard.get("archives", 1), faults, shard.get("end"), elsewhere
-            index = cls(shard["size"], shard["fingerprint"], *named, *marks)
+            place = shard["size"], shard["fingerprint"]
+            index = cls(*place, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
             problem = _inconsistency(index)
         except ShardIndexError:
             raise

@@ -40,7 +40,9 @@ KINDS = {
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
 GLOBAL_PLACE = "a global pax header that sets path, size, linkpath or a sparse map is not supported"
-ELSEWHERE = frozenset(("hard link", "symbolic link", "sparse member"))  # content that is not the bytes after the headers
+ELSEWHERE = frozenset(
+    ("hard link", "symbolic link", "sparse member")
+)  # content that is not the bytes after the headers
 
 ScannedMember = tuple[str, int, int, int, str]
 

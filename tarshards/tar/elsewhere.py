@@ -13,7 +13,20 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.storage.compression import MAX_RATIO, is_bomb
-from tarshards.tar.read import AFTER_END, BLOCK, LARGE, LINKS, MEMBER_LIMIT, SPARSE, Item, MemberCounter, Taker, padding, scan
+from tarshards.tar.read import (
+    AFTER_END,
+    BLOCK,
+    LARGE,
+    LINKS,
+    MAX_READ,
+    MEMBER_LIMIT,
+    SPARSE,
+    Item,
+    MemberCounter,
+    Taker,
+    padding,
+    scan,
+)
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -67,9 +80,7 @@ class Contents:
         self._names = names or partial(_names, read, limit, concatenated)
 
     @classmethod
-    def of(
-        cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, concatenated: bool
-    ) -> Contents:
+    def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, concatenated: bool) -> Contents:
         """Return the contents of the archive in *stream*, which was read up to the offset *reached*.
 
         Without *read* the stream itself is read, if it can seek; links of others are unresolved.
@@ -256,12 +267,12 @@ def expand(head: bytes, stored: bytes, limit: int = MEMBER_LIMIT) -> bytes:
     """Return the content of a sparse member with the headers *head* and the data *stored*.
 
     Raises UnresolvedError for a map that contradicts the data or the size, for more than *limit* bytes, and for more
-    than 200 times as many as are stored, beyond the first MiB.
+    than both 64 MiB and 200 times as many as are stored, beyond the first MiB.
     """
     size = sparse_size(head)
     if size > limit:
         raise UnresolvedError("a sparse member larger than the limit")
-    if is_bomb(size, len(stored)):
+    if size > MAX_READ and is_bomb(size, len(stored)):
         reason = f"a sparse member of {size} bytes, more than {MAX_RATIO} times the {len(stored)} that are stored"
         raise UnresolvedError(f"{reason}; pack it without --sparse")
     pieces, at = _map(head, stored)

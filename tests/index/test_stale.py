@@ -316,7 +316,7 @@ def test_remote_headers_cost_no_request(tmp_path):
         site.clear()
         assert [sample["cls"] for sample in indexed[1:]] == [b"7"] * 8
         assert len(site.requests) == 8
-        assert site.bytes <= 8 * 2600
+        assert site.bytes <= 8 * 2600 + 1024  # after the last member the end of the archive is compared
 
 
 def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path, twin):

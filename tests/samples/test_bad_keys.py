@@ -123,7 +123,7 @@ def test_reading_past_damage_names_the_same_place(tmp_path, fault):
 
 def test_a_survey_names_the_first_duplicate(tmp_path):
     path = write_tar(tmp_path / "a.tar", [(name, b"") for name in ("a.x", "a.__key__", "a.x", "b.x")])
-    assert [sample.twice for sample in survey_shard(path).samples] == [("__key__", 512), None]
+    assert [sample.wrong for sample in survey_shard(path).samples] == [("__key__", 512), None]
 
 
 def test_regrouping_leaves_out_the_samples_at_fault(tmp_path):

@@ -161,9 +161,22 @@ def test_directories_and_links_are_counted(tmp_path):
         info = tarfile.TarInfo("d/a.txt")
         info.size = 5
         tar.addfile(info, io.BytesIO(b"hello"))
-    ledger = Ledger()
-    assert [sample["txt"] for sample in read_samples(tmp_path / "a.tar", on_error=ledger)] == [b"hello"]
-    assert ledger.skipped == {"directory": 1, "symbolic link": 1, "hard link": 1}
+        info = tarfile.TarInfo("d/b.txt")
+        info.type, info.linkname = tarfile.LNKTYPE, "d/a.txt"
+        tar.addfile(info)
+        info = tarfile.TarInfo("d/c.txt")
+        info.type, info.linkname = tarfile.SYMTYPE, "."
+        tar.addfile(info)
+    ledger = Ledger(max_errors=2)
+    samples = list(read_samples(tmp_path / "a.tar", on_error=ledger))
+    assert [(sample["__key__"], sample["txt"]) for sample in samples] == [("d/a", b"hello"), ("d/b", b"hello")]
+    assert ledger.skipped == {"directory": 1, "symbolic link": 1}
+    assert [(entry.key, entry.field, entry.reason) for entry in ledger.quarantined] == [
+        ("d/l", "jpg", "incomplete: symbolic link to 'elsewhere', which is not in the archive"),
+        ("d/h", "jpg", "incomplete: hard link to 'elsewhere', which is not in the archive"),
+    ]
+    with pytest.raises(SampleError, match="offset 512: d/l.jpg: incomplete: symbolic link to 'elsewhere'"):
+        list(read_samples(tmp_path / "a.tar"))
 
 
 def test_fields_are_sorted_and_encoded():

@@ -157,9 +157,10 @@ def blocks(archive):
 
 
 def tarfile_members(path):
-    """Read the regular files of an archive with Python's tarfile."""
+    """Read the regular files of an archive, and the links to them, with Python's tarfile."""
     with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape", ignore_zeros=True) as archive:
-        return [Member(info.name, archive.extractfile(info).read(), info.offset) for info in archive if info.isreg()]
+        found = [(info, archive.extractfile(info)) for info in archive if info.isreg() or info.issym() or info.islnk()]
+        return [Member(info.name, file.read(), info.offset) for info, file in found if file is not None]
 
 
 def tarfile_archive(members, *, format, mtime=0, **options):

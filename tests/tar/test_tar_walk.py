@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tar_corpus import TWINS, Skips, load_twin, pack
+from tar_corpus import TWINS, Skips, entry, load_twin, pack, pax
 from test_tar_scan import ARCHIVES, LIMITS, buffers
 
 from tarshards.errors import SampleError, TarshardsError
@@ -59,7 +59,7 @@ def fields_that_came_before(arrays):
 
 def samples_in(archive, found):
     """The samples that were found, with their data."""
-    keys, fields, (*arrays, _), _ = found
+    keys, fields, (*arrays, _, _), *_ = found
     columns = [struct.unpack(f"<{len(arrays[0]) // 4}{code}", array) for array, code in zip(arrays, "IHQQ")]
     samples = [{"__key__": key, "__url__": ""} for key in keys]
     for sample, field, offset, size in zip(*columns):
@@ -106,6 +106,12 @@ def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit
     if result is None:
         with pytest.raises(TarshardsError):
             samples_read(archive, limit, concatenated)
+    elif result[2][5]:
+        numbers, headers = zip(*struct.iter_unpack("<IQ", result[2][5]))
+        scanned = _tar_py.scan(archive, 0, 0, limit)[0]
+        special = {header: start for _, header, start, _, kind in scanned if kind in _tar_py.ELSEWHERE}
+        offsets = struct.unpack(f"<{len(result[2][2]) // 8}Q", result[2][2])
+        assert concatenated or [special[header] for header in headers] == [offsets[number] for number in numbers]
     elif twice or len(set(result[0])) < len(result[0]):  # keys that come back are not looked for
         with pytest.raises(SampleError, match=r"adjacent|duplicate"):
             samples_read(archive, limit, concatenated)
@@ -115,6 +121,7 @@ def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit
         counter = Skips()
         assert samples_in(archive, result) == samples_read(archive, limit, concatenated, counter)
         assert result[3] == 1 + counter.joined
+        assert not any(archive[result[4] :])
 
 
 @pytest.fixture(params=TWINS)
@@ -148,14 +155,25 @@ FOUND = (
         struct.pack("<4Q", 512, 1536, 3584, 4096),
         struct.pack("<4Q", 1, 600, 0, 1),
         b"",
+        b"",
     ),
     1,
+    len(ARCHIVE) - len(END),
 )
 
 
 def test_what_is_found(walk, source):
     assert walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name) == FOUND
-    assert walk(source(END), len(END), WHOLE, MEMBER_LIMIT, split_name) == ([], [], (b"",) * 5, 1)
+    assert walk(source(END), len(END), WHOLE, MEMBER_LIMIT, split_name) == ([], [], (b"",) * 6, 1, 0)
+
+
+def test_links_and_sparse_members_are_marked(walk, source):
+    archive = pack(MEMBERS[:1]) + entry(name=b"a.y", kind=b"1") + entry(name=b"b", kind=b"2")
+    archive += pax(b"GNU.sparse.major=1") + entry(b"12", name=b"b.y") + entry(name=b"b.z", kind=b"5") + END
+    keys, fields, arrays, archives, end = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
+    assert (keys, fields, archives, end) == (["a", "b"], ["x", "y"], 1, len(archive) - len(END))
+    assert arrays[2:4] == (struct.pack("<3Q", 512, 1536, 4096 - 512), struct.pack("<3Q", 1, 0, 2))
+    assert list(struct.iter_unpack("<IQ", arrays[5])) == [(1, 1024), (2, 2048)]
 
 
 @pytest.mark.parametrize("change", [1, 511, 512, 4096])
@@ -191,7 +209,7 @@ def test_only_new_fields_and_doubtful_names_are_asked_for(walk, source):
 
 def test_more_fields_than_an_index_holds_are_counted(walk, source):
     archive = pack([(f"a.{number}", b"") for number in range(65_538)]) + END
-    _, fields, arrays, _ = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
+    _, fields, arrays, *_ = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
     assert fields == [str(number) for number in range(65_538)]
     assert arrays[1][-4:] == struct.pack("<2H", 0, 1)
 
