@@ -86,38 +86,47 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
     index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
     if not elsewhere and not twice and not RESERVED & set(fields) and _are_different(keys):
         return index
-    wrong = {member: DUPLICATE_FIELD for (member,) in struct.iter_unpack("<I", twice)}
+    second = [member for (member,) in struct.iter_unpack("<I", twice)]
     steps: dict[int, list[Step]] = {}
+    unresolved: dict[int, str] = {}
     contents = Contents(ranges.read_up_to, concatenated=concatenated)
     for member, header in struct.iter_unpack("<IQ", elsewhere):
         try:
             steps[member] = contents.find(header, whole=True)
         except UnresolvedError as error:
-            wrong.setdefault(member, f"{INCOMPLETE}: {error}")
-    if not all(steps.values()):
-        index, steps, wrong = _without_folders(index, steps, wrong)
+            unresolved[member] = f"{INCOMPLETE}: {error}"
+    if folders := {member for member, found in steps.items() if not found}:  # links to them are in no sample
+        index, kept, second = _without(index, folders)
         index.fingerprint = fingerprint(ranges, index.arrays["offset"])
+        steps = {number: steps[member] for number, member in enumerate(kept) if member in steps}
+        unresolved = {number: unresolved[member] for number, member in enumerate(kept) if member in unresolved}
     index.elsewhere = steps
-    index.faults = _faults(index, wrong, ranges)
+    index.faults = _faults(index, unresolved | dict.fromkeys(second, DUPLICATE_FIELD), ranges)
     return index
 
 
-def _without_folders(
-    index: Index, steps: dict[int, list[Step]], wrong: dict[int, str]
-) -> tuple[Index, dict[int, list[Step]], dict[int, str]]:
-    """Return all that without links to directories, which are in no sample: those members that have no steps."""
-    import numpy as np
-
-    kept = np.ones(len(index.sample), np.bool_)
-    kept[[member for member, found in steps.items() if not found]] = False
-    samples, numbers = np.unique(index.sample[kept], return_inverse=True)
-    arrays = {name: np.asarray(getattr(index, name)[kept]).tobytes() for name in index.arrays}
-    arrays["sample"] = numbers.astype("<u4").tobytes()
-    keys = [index.keys[sample] for sample in samples.tolist()]
-    place = (np.cumsum(kept) - 1).tolist()
-    index = Index(index.shard_size, index.fingerprint, keys, index.fields, arrays, index.archives, end=index.end)
-    steps = {place[member]: found for member, found in steps.items() if found}
-    return index, steps, {place[member]: reason for member, reason in wrong.items() if kept[member]}
+def _without(index: Index, left_out: set[int]) -> tuple[Index, list[int], list[int]]:
+    """Return an index without some members, the numbers of its members in *index*, and those of second fields."""
+    keys: list[str] = []
+    samples: list[int] = []
+    kept: list[int] = []
+    twice: list[int] = []
+    fields: set[int] = set()
+    for member, (sample, field) in enumerate(zip(index.sample.tolist(), index.field.tolist())):
+        if member in left_out:
+            continue
+        if not keys or keys[-1] != index.keys[sample]:
+            keys.append(index.keys[sample])
+            fields = set()
+        if field in fields:
+            twice.append(len(kept))
+        fields.add(field)
+        samples.append(len(keys) - 1)
+        kept.append(member)
+    arrays = {name: getattr(index, name)[kept].tobytes() for name in index.arrays}
+    arrays["sample"] = struct.pack(f"<{len(samples)}I", *samples)
+    index = Index(index.shard_size, 0, keys, index.fields, arrays, index.archives, end=index.end)
+    return index, kept, twice
 
 
 def _faults(index: Index, wrong: dict[int, str], ranges: Ranges) -> dict[int, Fault]:
@@ -161,7 +170,8 @@ def _reason(location: Location, concatenated: bool) -> Exception:
     name = location.name
     try:
         with open_shard(location) as stream:
-            deque(read_members(stream, url=name, concatenated=concatenated), 0)
+            none = read_members(stream, url=name, select=lambda _: False, concatenated=concatenated)
+            deque(none, 0)
     except Exception as error:
         return error
     return TarError("changed while it was being indexed", url=name)

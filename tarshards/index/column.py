@@ -155,8 +155,8 @@ class Column:
         shard = self._shards.open(number)
         index = shard.index
         members = index.members_of(self._field)
-        for member in index.elsewhere.keys() & set(members.tolist() if index.elsewhere else ()):
-            raise index.not_plain(member, shard.name)
+        if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
+            raise index.not_plain(min(elsewhere), shard.name)
         if len(members) < len(index):
             missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
             if missing in index.faults:

@@ -223,7 +223,7 @@ class OpenShard:
     def take(self, member: int) -> bytes:
         """Return the content of one member."""
         if member in self.index.elsewhere:
-            return self._content(member)  # type: ignore[no-any-return]
+            return self._content(member)
         if self.members is None:
             low = first_byte(self.index, member)
             data = self.ranges.read(low, self._stop(member + 1) - low)

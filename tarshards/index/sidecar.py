@@ -197,8 +197,8 @@ class Index:
             named = found["keys"], found["fields"], arrays
             faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
             elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
-            place = shard["size"], shard["fingerprint"]
-            index = cls(*place, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
+            size, fingerprint_ = shard["size"], shard["fingerprint"]
+            index = cls(size, fingerprint_, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
             problem = _inconsistency(index)
         except ShardIndexError:
             raise
@@ -237,7 +237,7 @@ class Index:
         if (self.keys, self.fields) == (other.keys, other.fields) and all(
             self.arrays[name] == other.arrays[name] for name in common
         ):
-            return None
+            return self._other_mark(other)
         columns = [name for name in common if name not in ("sample", "field")]
         for sample, (key, other_key) in enumerate(zip(self.keys, other.keys)):
             mine, theirs = self._members(sample, columns), other._members(sample, columns)
@@ -245,8 +245,19 @@ class Index:
                 field = next((field for field in mine if mine[field] != theirs.get(field)), None)
                 return f"{key if field is None else f'{key}.{field}'} has changed since the shard was indexed"
         if len(self) == len(other):
-            return None  # only the numbers of the fields differ
+            return self._other_mark(other)  # otherwise only the numbers of the fields differ
         return f"the shard has {len(other)} samples, but had {len(self)} when it was indexed"
+
+    def _other_mark(self, other: Index) -> str | None:
+        """Describe the first difference between faults, or the contents of links and sparse members."""
+        faults = sorted(self.faults.items() ^ other.faults.items())
+        steps = [
+            member
+            for member in self.elsewhere | other.elsewhere
+            if self.elsewhere.get(member) != other.elsewhere.get(member)
+        ]
+        samples = [sample for sample, _ in faults] + [int(self.sample[member]) for member in steps]
+        return f"{self.keys[min(samples)]} has changed since the shard was indexed" if samples else None
 
     def _members(self, sample: int, columns: list[str]) -> dict[str, list[int]]:
         """Return *columns* of the members of a sample by their fields."""
@@ -454,8 +465,8 @@ def _inconsistency(index: Index) -> str | None:
         return "a key or a field that is not a string"
     if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
         return "a fault without a sample, reason or place"
-    if not (index.end is None or (type(index.end) is int and 0 <= index.end <= index.shard_size)):
-        return "an end beyond the shard's end"
+    if index.end is not None and not (isinstance(index.end, int) and 0 <= index.end <= index.shard_size):
+        return "an end of the archive that is beyond the shard's end"
     if not all(_are_steps(member, steps, index) for member, steps in index.elsewhere.items()):
         return "a link or sparse member without the steps to its content"
     if not members:
@@ -471,12 +482,14 @@ def _inconsistency(index: Index) -> str | None:
     if max(index.offset.max(), index.size.max()) > index.shard_size:
         return "a member beyond the shard's end"
     ends = index.offset + index.size
+    if index.end is not None and ends[-1] > index.end:
+        return "an end of the archive that is before the last member"
     if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
         return "members that overlap or lie beyond the shard's end"
     return None
 
 
-def _are_steps(member: Any, steps: list[Step], index: Index) -> bool:
+def _are_steps(member: Any, steps: list[Any], index: Index) -> bool:
     """Return whether *steps* are those to the content of a member."""
     if not (isinstance(member, int) and 0 <= member < len(index.sample) and steps):
         return False

@@ -38,8 +38,8 @@ Read = Callable[[int, int], bytes]  # takes an offset and a size; may return les
 
 
 NO_WAY_BACK = (
-    "and a pipe or compressed shard cannot be read backwards: pack with `tar --hard-dereference --dereference`, or read "
-    "an uncompressed file"
+    "to which pipes and compressed shards cannot go back: read an uncompressed file, or pack with "
+    "`tar --hard-dereference --dereference`"
 )
 
 
@@ -141,16 +141,12 @@ class Contents:
             steps.append(Step(places[-1], name, link, 0))
             path = link if kind == "hard link" else posixpath.join(posixpath.dirname(name), link)
             path = posixpath.normpath(path)
-            if path == ".":
-                return []
-            if path.startswith("../") or path == ".." or (path.startswith("/") and path not in self._places):
-                raise UnresolvedError(f"{told}, which is not in the archive")
-            found = self._places.get(path, [])
-            found = [place for place in found if place < places[-1]] if kind == "hard link" else found
+            every = self._places.get(path, [])
+            found = [place for place in every if place < places[-1]] if kind == "hard link" else every
             if not found:
-                if path in self._folders:
+                if path == "." or path in self._folders:
                     return []
-                raise UnresolvedError(f"{told}, which is not in the archive" + (" before it" * (path in self._places)))
+                raise UnresolvedError(f"{told}, which is not in the archive" + (" before it" if every else ""))
             if found[-1] in places:
                 raise UnresolvedError(f"{told}, which leads back to it")
             places.append(found[-1])
@@ -160,12 +156,12 @@ class Contents:
 
         With *leave*, a large one that is not sparse is what that returns for its offset and size, unless that is None.
         """
-        for header, name, link, size in steps:
+        for header, name, link, _ in steps:
             found, head, stored, kind = self._member(header)
-            is_link = kind in LINKS
-            if found != name or (link_target(head) if is_link else None) != link:
+            if found != name or (link_target(head) if kind in LINKS else None) != link:
                 raise UnresolvedError(f"{found!r} instead of {name!r}")
-        if is_link or kind not in ("", SPARSE):
+        size = steps[-1].size
+        if kind not in ("", SPARSE):
             raise UnresolvedError(f"{name!r} is a {kind}")
         at = header + len(head)
         if leave is not None and not kind and stored == size >= LARGE and (left := leave(at, size)) is not None:

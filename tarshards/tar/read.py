@@ -149,10 +149,10 @@ def read_members(
     With *concatenated* all archives that follow one another in *stream* are read as one, and those after the first
     counted by *ledger*; zeros that overwrote members then look like the end of an archive.
 
-    Raises TarError with the offset for a damaged member, a link that leads to none, a member of more than *limit* bytes, a truncated
-    archive (``end="optional"`` accepts truncation between members), and empty input; for members after blocks of zeros
-    and more zeros at the end than writers leave, unless *concatenated*; and for nothing but zeros, unless they are the
-    two blocks of an archive without members.
+    Raises TarError with the offset for a damaged member, a link that leads to none, a member of more than *limit*
+    bytes, a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members
+    after blocks of zeros and more zeros at the end than writers leave, unless *concatenated*; and for nothing but
+    zeros, unless they are the two blocks of an archive without members.
     """
     taker = _Members(select, ledger, url or _name_of(stream))
     return read_archive(
@@ -175,8 +175,9 @@ def read_archive(
 ) -> Iterator[Item]:
     """Yield what *taker* makes of the members of an archive, whose options and errors are those of ``read_members``.
 
-    Where the stream cannot seek, *anywhere* reads the archive for links: it takes an offset and a size. With *leave*, which needs a stream that can seek, the data of large members are not read: they get what it returns
-    for their name, offset and size, unless that is None.
+    Where the stream cannot seek, *anywhere* reads the archive for links: it takes an offset and a size. With *leave*,
+    which needs a stream that can seek, the data of large members are not read: they get what it returns for their name,
+    offset and size, unless that is None.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")

@@ -8,6 +8,7 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
@@ -21,18 +22,20 @@ from tarshards.samples.keys import split_name
 from tarshards.storage.location import Location
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
+LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 NAMES = ("{:03d}", "./d/{:03d}", "Ä{:03d}", "d" * 70 + "/{:03d}", "{:03d}" + "k" * 96, "n" * 120 + "{:03d}")
 NAMES += ("p" * 60 + "/" + "q" * 60 + "/{:03d}",)
 
 
 @dataclass
 class Entry:
-    """A member; *pax* are records of its own extended header."""
+    """A member; *pax* are records of its own extended header, *link* is what a link leads to."""
 
     name: str
     data: bytes = b""
     type: bytes = tarfile.REGTYPE
     pax: dict[str, str] = field(default_factory=dict)
+    link: str = "x"
 
 
 def npy(value: int) -> bytes:
@@ -59,7 +62,7 @@ def write(path: Path, entries: Iterable[Entry], format: str = "ustar", *, times:
             for entry in entries:
                 info = tarfile.TarInfo(entry.name)
                 info.size, info.type, info.mtime, info.pax_headers = len(entry.data), entry.type, times, entry.pax
-                info.linkname = "x" if entry.type == tarfile.LNKTYPE else ""
+                info.linkname = entry.link if entry.type in LINKS else ""
                 archive.addfile(info, io.BytesIO(entry.data))
     except ValueError:
         return write(path, entries, "gnu", times=times)
@@ -73,7 +76,7 @@ def write_by_gnu_tar(path: Path, entries: Iterable[Entry], format: str) -> bool:
     names = []
     for entry in entries:
         target = folder / entry.name
-        if target.exists() or entry.type == tarfile.LNKTYPE:
+        if target.exists() or entry.type in LINKS:
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
         target.mkdir() if entry.type == tarfile.DIRTYPE else target.write_bytes(entry.data)
@@ -88,8 +91,10 @@ def contents(path: Path) -> dict[tuple[str, str], bytes]:
     found = {}
     with tarfile.open(path, encoding="utf-8", errors="surrogateescape") as archive:
         for info in archive:
-            if info.isreg() and (parts := split_name(info.name)) is not None:
-                found[parts] = archive.extractfile(info).read()
+            if (info.isreg() or info.type in LINKS) and (parts := split_name(info.name)) is not None:
+                with suppress(KeyError, RecursionError):  # a link to what is not in the archive, or to itself
+                    if (file := archive.extractfile(info)) is not None:
+                        found[parts] = file.read()
     return found
 
 
@@ -126,7 +131,11 @@ def rewrite(entries: list[Entry], rng: random.Random) -> list[Entry]:
         elif kind == "directory":
             entries[at] = Entry(entry.name, type=tarfile.DIRTYPE)
         elif kind == "link":
-            entries[at] = Entry(entry.name, type=tarfile.LNKTYPE)
+            entries[at] = Entry(entry.name, type=rng.choice(LINKS), link=rng.choice(["x", rng.choice(entries).name]))
+        elif kind == "relink":
+            links = [at for at, entry in enumerate(entries) if entry.type in LINKS]
+            for at in links:
+                entries[at] = replace(entries[at], link=rng.choice(entries).name)
         elif kind == "path":  # its own header keeps the name, the one before it has another
             entries[at] = replace(entry, pax={"path": f"{rng.randrange(1000)}.cls"})
         elif kind == "path for data":  # in place of the last two blocks of data of the member before
@@ -140,7 +149,20 @@ def rewrite(entries: list[Entry], rng: random.Random) -> list[Entry]:
     return [entry for entry in entries if named.pop(entry.name, None) is not None]
 
 
-CHANGES = ("grow", "shrink", "content", "rename", "swap", "move", "replace", "remove", "add", "directory", "link")
+CHANGES = (
+    "grow",
+    "shrink",
+    "content",
+    "rename",
+    "swap",
+    "move",
+    "replace",
+    "remove",
+    "add",
+    "directory",
+    "link",
+    "relink",
+)
 CHANGES += ("path", "path for data") * 2
 
 
@@ -152,7 +174,11 @@ def keep_index(path: Path, index: Index) -> bool:
             if int(offset) > size:
                 return False
             headers += ranges.read(int(offset) - 512, 512)
-    kept = Index(size, crc32(headers), index.keys, index.fields, index.arrays)
+    end = None
+    with suppress(TarshardsError):
+        end = max(build_index(str(path)).end, int(index.offset[-1] + index.size[-1]) + 511 & -512)
+    marks = index.archives, index.faults, end, index.elsewhere
+    kept = Index(size, crc32(headers), index.keys, index.fields, index.arrays, *marks)
     kept.save(str(path))
     try:
         Index.load(str(path))
@@ -172,6 +198,13 @@ def stale(folder: Path, seed: int) -> tuple[Path, dict[tuple[str, str], bytes]] 
     entries = samples(rng.choice([2, 5, 12]), name, upper=rng.random() < 0.2)
     if rng.random() < 0.3:
         entries.insert(rng.randrange(len(entries)), Entry("README", b"r" * rng.randrange(1200)))
+    for _ in range(rng.choice([0, 0, 1, 3])):  # links, hard ones to what comes before them
+        at = rng.randrange(1, len(entries))
+        kind = rng.choice(LINKS)
+        link = rng.choice(entries[:at] if kind == tarfile.LNKTYPE else entries).name
+        entries[at] = Entry(
+            entries[at].name, type=kind, link=link if kind == tarfile.LNKTYPE else os.path.basename(link)
+        )
     format = rng.choice([*FORMATS])
     fraction = rng.choice([0, 0.5]) if format == "pax" else 0
     format = write(path, entries, format, times=fraction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,19 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import load_kernel
+from programs import load_kernel, need
 from range_server import serving
 from rewritten import NAMES, Entry, contents, keep_index, npy, samples, stale, write
 from soak import SOAK
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, Stream, readers, write_samples
+from tarshards import ArrayLoader, Ledger, Stream, read_samples, readers, write_samples
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.index import _headers_py, places
 from tarshards.index import open as opening
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.join import JoinedShards
+from tarshards.index.refresh import refresh_indexes, verify_index
 from tarshards.index.sidecar import Index
 from tarshards.storage import _mapped_py, ranges
 from tarshards.verbs.grep import KeyFilter
@@ -165,8 +167,9 @@ def unchanged(path: Path) -> set[str]:
     return set()
 
 
-def members_of(index: Index, i: int) -> tuple[str, str, int, int]:
-    return index.keys[index.sample[i]], index.fields[index.field[i]], int(index.offset[i]), int(index.size[i])
+def members_of(index: Index, i: int) -> tuple[str, str, int, int, str]:
+    place = int(index.offset[i]), int(index.size[i]), str(index.elsewhere.get(i))
+    return index.keys[index.sample[i]], index.fields[index.field[i]], *place
 
 
 @pytest.mark.soak
@@ -317,6 +320,81 @@ def test_remote_headers_cost_no_request(tmp_path):
         assert [sample["cls"] for sample in indexed[1:]] == [b"7"] * 8
         assert len(site.requests) == 8
         assert site.bytes <= 8 * 2600 + 1024  # after the last member the end of the archive is compared
+
+
+def tar(*arguments: object) -> None:
+    need("GNU tar")
+    subprocess.run(["tar", *map(str, arguments)], check=True)
+
+
+APPENDED = {
+    "append": ["-rf", "a.tar", "3.txt"],
+    "update": ["-uf", "a.tar", "2.txt", "3.txt"],
+    "concatenate": ["-Af", "a.tar", "b.tar"],
+    "delete the last": ["--delete", "-f", "a.tar", "2.txt"],
+    "delete the first": ["--delete", "-f", "a.tar", "1.txt"],
+}
+
+
+@pytest.fixture(params=APPENDED)
+def appended(request, tmp_path, monkeypatch) -> str:
+    """A shard that GNU tar changed; mostly its size stays, since it fills records of 10,240 bytes."""
+    monkeypatch.chdir(tmp_path)
+    for i in range(1, 4):
+        Path(f"{i}.txt").write_text(f"text {i}")
+        os.utime(f"{i}.txt", (0, 0))
+    tar("-cf", "a.tar", "1.txt", "2.txt")
+    tar("-cf", "b.tar", "3.txt")
+    build_index("a.tar").save("a.tar")
+    size = os.path.getsize("a.tar")
+    tar(*APPENDED[request.param])
+    assert (os.path.getsize("a.tar") == size) == (request.param != "concatenate")
+    return "a.tar"
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["end", "no end"])
+def test_what_is_appended_is_noticed_when_a_shard_is_opened(appended, said):
+    if not said:  # an index of an earlier version
+        index = Index.load(appended, check=False)
+        index.end = None
+        index.save(appended)
+    for read in by_access, by_stream, by_loader, numbers:
+        with pytest.raises(ShardIndexError, match=r"a\.tar\.index: stale: .*; rebuild it with `tarindex`"):
+            read(appended)
+    with pytest.raises(ShardIndexError):
+        verify_index(appended)
+    assert [outcome.shard.samples for outcome in refresh_indexes([appended])] == [len(list(read_samples(appended)))]
+    assert len(IndexedShards(appended)) == len(list(read_samples(appended)))
+
+
+def test_what_is_appended_is_noticed_by_who_takes_the_last_member_over_http(appended, tmp_path):
+    with serving(tmp_path) as site:
+        url = f"{site.url}/{appended}"
+        for read in by_access, by_stream:
+            found, errors = read(url)
+            assert "stale" in str(errors[-1])
+            assert "tarindex" in str(errors[-1])
+            assert not {"2", "3"} & {key for key, _, _ in found}
+        with IndexedShards(url, lazy="txt")[1]["txt"] as file, pytest.raises(ShardIndexError, match="tarindex"):
+            file.read()
+
+
+def test_members_of_no_sample_may_follow_the_last_sample(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("1.txt").write_text("text")
+    os.makedirs("d/e")
+    Path("README").write_bytes(b"r" * 70_000)
+    tar("-cf", "a.tar", "1.txt", "d", "README")
+    build_index("a.tar").save("a.tar")
+    assert len(IndexedShards("a.tar")) == 1
+    with serving(tmp_path) as site:
+        assert IndexedShards(f"{site.url}/a.tar")[0]["txt"] == b"text"
+        os.utime("d", (0, 0))
+        tar("-rf", "a.tar", "d")
+        with pytest.raises(ShardIndexError, match="members were appended"):
+            IndexedShards(f"{site.url}/a.tar")[0]
+    with pytest.raises(ShardIndexError, match="members were appended"):
+        IndexedShards("a.tar")
 
 
 def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path, twin):

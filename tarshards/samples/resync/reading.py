@@ -105,7 +105,7 @@ def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
     reason = "was truncated while it was read"
     try:
         if number in found.elsewhere:
-            return Contents(file.read).read(found.elsewhere[number])  # type: ignore[no-any-return]
+            return Contents(file.read).read(found.elsewhere[number])
         if len(data := file.read(start, end - start)) == end - start:
             return data
     except UnresolvedError as error:
