@@ -1,0 +1,67 @@
+"""The archives in tests/cases, as the programs made them: read as tarfile, GNU tar and bsdtar extract them.
+
+``tests/cases/make.sh`` says how each was made.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from programs import need
+
+from tarshards import IndexedShards, Ledger, read_samples
+from tarshards.index.build import build_index
+from tarshards.samples.keys import split_name
+
+CASES = Path(__file__).with_name("cases")
+LINKS = ["links-gnu", "links-pax", "links-bsdtar"]
+SPARSE = ["sparse-0.0", "sparse-0.1", "sparse-1.0", "sparse-old", "sparse-bsdtar"]
+
+
+def by_tarfile(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        found = [(info.name, archive.extractfile(info)) for info in archive if not info.issym() or info.linkname != "d"]
+        return {name: file.read() for name, file in found if file is not None}
+
+
+def extracted(command: list[str], path: Path, folder: Path) -> dict[str, bytes]:
+    """What a program extracts, read through the links that it makes."""
+    folder.mkdir()
+    subprocess.run([*command, str(path)], cwd=folder, check=True)
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files if "v1.0" not in file.parts}
+
+
+def members(samples) -> dict[tuple[str, str], bytes]:
+    return {
+        (sample["__key__"], field): data
+        for sample in samples
+        for field, data in sample.items()
+        if not field.startswith("__")
+    }
+
+
+@pytest.mark.parametrize("name", LINKS + SPARSE)
+@pytest.mark.parametrize("program", ["tarfile", "GNU tar", "bsdtar"])
+def test_links_and_sparse_members(tmp_path, name, program):
+    path = tmp_path / "a.tar"
+    shutil.copy(CASES / f"{name}.tar", path)
+    if program == "tarfile":
+        files = by_tarfile(path)
+    else:
+        need(program)
+        files = extracted([program.rpartition(" ")[2], "-xf"], path, tmp_path / "out")
+    wanted = {split_name(file): data for file, data in files.items()}
+    assert len(wanted) == (8 if name in LINKS else 2)
+    assert members(read_samples(path)) == wanted
+    ledger = Ledger(max_errors=9)
+    assert members(read_samples(path, on_damage="resync", on_error=ledger)) == wanted
+    index = build_index(str(path))
+    index.save(str(path))
+    assert members(IndexedShards(str(path))) == wanted
+    assert len(index.elsewhere) == (4 if name in LINKS else 1)
+    assert not ledger.quarantined
