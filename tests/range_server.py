@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +17,8 @@ from urllib.parse import unquote
 class Site:
     """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent.
 
+    *find* tells which file answers a path, with its query, and a header Authorization; by default the path does.
+
     What is PUT is stored, unless *refusal*, a status, says no. What is to GET is held back until no more was asked for
     within *hold* seconds, and then sent all together: a round.
     """
@@ -26,6 +28,7 @@ class Site:
     ranges: bool = True
     etag: str = '"v1"'
     missing: int = 404
+    find: Callable[[str, str], str] = lambda path, login: path.partition("?")[0]
     refusal: int | None = None
     hold: float = 0
     rounds: int = 0
@@ -95,7 +98,7 @@ def serving(folder: Path) -> Iterator[Site]:
 
         @property
         def _file(self) -> Path:
-            return site.folder / unquote(self.path.lstrip("/").partition("?")[0])
+            return site.folder / unquote(site.find(self.path, self.headers.get("Authorization", "")).lstrip("/"))
 
         def _answer(self, status: int) -> None:
             self.send_response(status)

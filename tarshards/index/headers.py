@@ -19,7 +19,7 @@ try:
 except ImportError:
     from tarshards.index._headers_py import MappedMembers, find_undecided
 
-__all__ = ["MappedMembers", "check_header", "find_undecided", "first_byte"]
+__all__ = ["MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte"]
 
 NEAR = 1 << 11  # bytes before a header in which the extended headers of a remote member are looked for
 EXTENDED = (1 << 20) + BLOCK  # the most bytes of the extended headers before one member
@@ -42,6 +42,32 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
     there = "no sound header" if found is None else f"{found[0]!r} of {found[1]} bytes"
     reason = f"stale index: it says {size} bytes, and here is {there}; rebuild it with `tarindex`"
     raise ShardIndexError(reason, url=url, offset=offset - BLOCK, key=key, field=field)
+
+
+def check_fetched(
+    cut: Callable[[int, int], bytes],
+    low: int,
+    read: Callable[[int, int], bytes],
+    index: Index,
+    member: int,
+    *,
+    url: str,
+) -> None:
+    """Do what ``check_header`` does for bytes that were fetched from the offset *low* on, and that *cut* takes.
+
+    *read* reads what is before *low*, and nothing else: what it reads may be newer than what was fetched.
+    """
+    try:
+        check_header(cut, index, member, url=url, low=low)
+    except ShardIndexError:
+        if not low:
+            raise
+
+        def joined(at: int, size: int) -> bytes:
+            before = read(at, min(size, low - at)) if at < low else b""
+            return before + cut(at + len(before), size - len(before))
+
+        check_header(joined, index, member, url=url)  # extended headers may begin before
 
 
 def first_byte(index: Index, member: int) -> int:

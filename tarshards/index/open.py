@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index import _headers_py, memory
-from tarshards.index.headers import MappedMembers, check_header, find_undecided, first_byte
+from tarshards.index.headers import MappedMembers, check_fetched, check_header, find_undecided, first_byte
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import MISSING, REBUILD, Index, for_each_shard, index_location, refuse_compressed
@@ -215,10 +215,24 @@ class OpenShard:
         self._check_size()
         if member == len(self.index.sample) - 1 and (last := self.index.archive_end) is not None:
             self.index.check_end(self.ranges.read_up_to(last, BLOCK), url=index_location(self.location).name)
+        self._check_fetched(lambda at, size: head[at - low : at - low + size], low, member)
+
+    def _check_fetched(self, cut: Callable[[int, int], bytes], low: int, member: int) -> None:
+        """Raise ShardIndexError unless the bytes of a remote shard from *low* on, which *cut* takes, have its headers.
+
+        It is these that are compared, not what the server has now: a cache may hold what was there before.
+        """
+        if member in self.index.elsewhere:
+            raise self.index.not_plain(member, self.name)
         try:
-            check_header(lambda at, size: head[at - low : at - low + size], self.index, member, url=self.name, low=low)
-        except ShardIndexError:  # extended headers may begin before them
-            self._decide(member)
+            check_fetched(cut, low, self.ranges.read, self.index, member, url=self.name)
+        except ShardIndexError as error:
+            if self.location.remote.cache_dir is None:
+                raise
+            reason = f"{error.reason}, or remove older blocks from the cache with `tarcache purge`"
+            raise ShardIndexError(
+                reason, url=self.name, offset=error.offset, key=error.key, field=error.field
+            ) from error
 
     def take(self, member: int) -> bytes:
         """Return the content of one member."""
@@ -272,7 +286,7 @@ class OpenShard:
     def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
         """Return members of a remote shard, after its size and, with the last of them, its end are compared."""
         self._check_size()
-        window = Window(self.name, self.index, begin, end, low, data, self._decide)
+        window = Window(self.index, begin, end, low, data, self._check_fetched)
         if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
             is_here = last + BLOCK <= self._stop(end)
             block = window.cut(last, BLOCK) if is_here else self.ranges.read_up_to(last, BLOCK)

@@ -8,32 +8,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import ShardIndexError
-from tarshards.index.headers import MappedMembers, check_header
+from tarshards.index.headers import MappedMembers
 from tarshards.index.sidecar import Index
 from tarshards.tar.read import BLOCK
 
 if TYPE_CHECKING:
     from tarshards.storage.cache import MappedBlock
 
+Check = Callable[[Callable[[int, int], bytes], int, int], object]
+
 is_compiled = not MappedMembers.__module__.endswith("_py")  # else each mapped file would stay open
 
 
 class Window:
-    """The members from *begin* to *end* of the shard *name*, whose bytes from offset *low* on are *data*.
+    """The members from *begin* to *end* of a shard, whose bytes from offset *low* on are *data*.
 
-    These are in memory, or mapped. *decide* is called for a member whose headers may begin before the window; it raises
-    where they differ.
+    These are in memory, or mapped. *check* is called for a member on whose headers the kernel does not decide, and with
+    what reads the bytes from *low* on; it raises where they differ from the index.
     """
 
-    def __init__(
-        self, name: str, index: Index, begin: int, end: int, low: int, data: Any, decide: Callable[[int], object]
-    ):
+    def __init__(self, index: Index, begin: int, end: int, low: int, data: Any, check: Check):
         self.begin, self.end, self.low = begin, end, low
         self._mapped: MappedBlock | None = None if isinstance(data, (bytes, bytearray, memoryview)) else data
         self._buffer: Any = data if self._mapped is None else self._mapped.mapping
         self._is_current: Callable[[], bool] | None = None if self._mapped is None else self._mapped.mapping.is_current
         self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
-        self._name, self._index, self._decide = name, index, decide
+        self._index, self._check = index, check
         has_before = begin > 0 and int(index.offset[begin - 1]) - BLOCK >= low
         self._base = begin - has_before  # the first member of the table
         self._is_begun = has_before or begin == 0  # whether the headers of the first member are known to begin here
@@ -101,10 +101,7 @@ class Window:
 
     def check(self, member: int) -> None:
         """Raise ShardIndexError unless the headers of *member* say what the index says."""
-        try:
-            check_header(self.cut, self._index, member, url=self._name, low=self.low)
-        except ShardIndexError:  # extended headers may begin before the window
-            self._decide(member)
+        self._check(self.cut, self.low, member)
 
     def take(self, member: int) -> bytes:
         """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""

@@ -11,8 +11,9 @@ one downloads it while the others wait, and one of these goes on if the download
 
 A file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC, the
 CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner if it
-is spooled (28, padded with zeros), and the key: a JSON list of URL, validator, size of the file, offset and length. The
-URL has no query and no userinfo, so that neither names nor files hold credentials.
+is spooled (28, padded with zeros), and the key: a JSON list of URL, validator, size of the file, offset, length, and a
+digest of what else tells files apart: the query without its signature, the endpoint of a store, and a login. The URL
+has no query and no userinfo, so that neither names nor files hold credentials.
 
 **What stays.** Blocks stay until the budget is full: the first to come are never replaced. An epoch reads every block
 once in an order of its own, so the least recently used block is the one needed next: with a cache of a quarter of the
@@ -56,6 +57,7 @@ from tarshards.storage.streams import failure, words
 
 log = logging.getLogger("tarshards")
 
+VERSION = 2  # of the keys of blocks
 MAGIC = b"tarshards block1"
 HEADER = struct.Struct("<16sIII28s")
 ALIGNED = 64  # bytes: the data begins at a multiple, for what copies or maps it
@@ -79,6 +81,7 @@ class Block(NamedTuple):
     """Which block: *length* bytes at *offset* of a file of *size* bytes.
 
     *url* has no query and no userinfo; *validator* is the ETag of the file's version, or else its Last-Modified.
+    *digest* tells apart the files of one *url*: it is ``Address.digest``.
     """
 
     url: str
@@ -86,6 +89,7 @@ class Block(NamedTuple):
     size: int
     offset: int
     length: int
+    digest: str = ""
 
     @property
     def key(self) -> bytes:
@@ -190,7 +194,7 @@ class CacheFolder:
     # The counts: bytes that are pinned and spooled, parts included, and for each process the bytes of its parts and
     # what it has reserved. The file begins with a space, and with a "!" while it is being changed.
 
-    BEGIN = b'{"tarshards cache":1,'
+    BEGIN = b'{"tarshards cache":'
 
     def read_counts(self) -> dict[str, Any]:
         """Return the counts as they are now, maybe about to change; raise OpenError if there are none."""
@@ -212,7 +216,8 @@ class CacheFolder:
         try:
             return json.loads(raw[1:]), raw[:1] == b" "
         except ValueError:
-            return {"tarshards cache": 1, "pinned": 0, "spool": 0, "budget": 0, "boot": "", "owners": {}}, False
+            empty = {"pinned": 0, "spool": 0, "budget": 0, "boot": "", "owners": {}}
+            return {"tarshards cache": VERSION, **empty}, False
 
     @contextmanager
     def counts(self) -> Iterator[dict[str, Any]]:
@@ -229,6 +234,8 @@ class CacheFolder:
                 os.pwrite(descriptor, b"!", 0)
                 if not right:
                     self.count(counts)
+                if counts["tarshards cache"] != VERSION:
+                    self._remove_earlier(counts)
                 yield counts
                 text = json.dumps(counts, separators=(",", ":")).encode()
                 os.pwrite(descriptor, b" " + text.ljust(len(raw) - 1), 0)
@@ -241,6 +248,13 @@ class CacheFolder:
         for kind in ("pinned", "spool"):
             files = sum(taken(entry.stat(follow_symlinks=False).st_size) for entry, found in self._files(kind))
             counts[kind] = files + sum(owner[kind] for owner in counts["owners"].values())
+
+    def _remove_earlier(self, counts: dict[str, Any]) -> None:
+        """Remove the blocks of another version, whose keys have other parts."""
+        for stored in self.entries():
+            if stored.block is None:
+                self.unlink(counts, stored.path, stored.kind, stored.status)
+        counts["tarshards cache"] = VERSION
 
     # The files.
 
@@ -283,7 +297,8 @@ class CacheFolder:
         # The magic of a damaged file may be gone, or the rest of it.
         if not is_named and magic != MAGIC and not MAGIC.startswith(raw):
             return None
-        block = Block(*json.loads(key)) if is_named else None
+        parts = json.loads(key) if is_named else []
+        block = Block(*parts) if len(parts) == len(Block._fields) else None
         return Stored(path, kind, status, block, owner.rstrip(b"\0").decode("ascii", "replace"))
 
     def purge(self, pattern: str | None = None) -> tuple[int, int]:

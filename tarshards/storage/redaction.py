@@ -12,6 +12,14 @@ _QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
 # A token has a character that words lack: "basic authentication" is none.
 _TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
 _SECRET_OPTION = r"(?i)key|secret|token|pass|sas|credential|connection_string"
+#: Parameters of a query that sign it, in lower case: of AWS, Google, Alibaba, Tencent, Azure, Akamai, and bare tokens.
+_SIGNATURE = (
+    r"x-(amz|goog|oss)-.+|signature|expires|key-pair-id|(aws|oss)accesskeyid|googleaccessid|security-token|sig|"
+    r"q-(sign-algorithm|ak|sign-time|key-time|header-list|url-param-list|signature)|"
+    r"hdn(ts|ea|tl)|__token__|__gda__|(access_|auth_)?token"
+)
+#: Those that only do so beside one named signature or sig: CloudFront's policy, and what Azure signs.
+_BESIDE_SIGNATURE = r"policy|s[vrpte]|ss|srt|si|sip|spr|sdd|ses|scid|s[aku]oid|sktid|sk[tesv]"
 _SHORTEST = 6  # characters of a secret that is hidden wherever it stands: shorter ones are parts of words
 
 
@@ -36,6 +44,19 @@ def without_values(query: str) -> str:
         # A lone word, also one padded as base64 is, may be a token.
         parts.append(f"{key}=..." if value.strip("=") and re.fullmatch(r"[\w.%-]+", key) else "..." if part else "")
     return "&".join(parts)
+
+
+def without_signature(query: str) -> str:
+    """Return *query* without what signs it, which differs from one request for an object to the next.
+
+    >>> without_signature("f=a&X-Amz-Expires=60&X-Amz-Signature=abc"), without_signature("se=1&sig=abc")
+    ('f=a', '')
+    >>> without_signature("f=a&se=1&key=k")
+    'f=a&se=1&key=k'
+    """
+    names = [part.partition("=")[0].lower() for part in query.split("&")]
+    signing = f"{_SIGNATURE}|{_BESIDE_SIGNATURE}" if {"signature", "sig"}.intersection(names) else _SIGNATURE
+    return "&".join(part for part, name in zip(query.split("&"), names) if not re.fullmatch(signing, name))
 
 
 def secrets_of(url: str) -> set[str]:

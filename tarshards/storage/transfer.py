@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, cached_property
+from hashlib import blake2b, pbkdf2_hmac
 from itertools import pairwise
 from time import monotonic, sleep, time
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -27,7 +28,7 @@ from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Reserved, Response, StalledError
 from tarshards.storage.location import Location
-from tarshards.storage.redaction import without_userinfo
+from tarshards.storage.redaction import without_signature, without_userinfo
 from tarshards.storage.streams import errno_of, read_at_most
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
@@ -88,6 +89,7 @@ class Version(NamedTuple):
 class Address:
     """Where the requests for a location go: its URL and the credentials to send."""
 
+    _login: str | None = None
     _moved: tuple[str, str, float] | None = None  # which URL has redirected, to which one, and until when to go there
 
     def __init__(self, location: Location):
@@ -113,6 +115,17 @@ class Address:
     def renew(self) -> bool:
         """Get new credentials for those that were refused; return whether there may be some."""
         return False
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of what tells the object from others: its URL without what signs it, and the login that asks.
+
+        A server may answer each login otherwise. What a store calls an object, its endpoint included, is in its URL.
+        """
+        place, _, query = self.target[0].partition("?")
+        login = "" if self._login is None else _digest_of_login(self._login, Origin.of(place))
+        named = f"{place}?{without_signature(query)} {login}"
+        return blake2b(named.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
     @property
     def place(self) -> str:
@@ -183,6 +196,12 @@ class Address:
             raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name) from None
         # Headers come as Latin-1, whatever their bytes are.
         return quote(target, encoding="iso-8859-1", safe=string.punctuation)
+
+
+@cache
+def _digest_of_login(login: str, origin: Origin) -> str:
+    """Return a digest that takes 20 ms to compute, so that trying passwords with it is slow."""
+    return pbkdf2_hmac("sha256", login.encode(), repr(origin).encode(), 1 << 16).hex()
 
 
 def urlsplit_or_none(url: str) -> Any:
@@ -709,7 +728,7 @@ def cached_block(address: Address, begin: int, end: int, version: Version) -> tu
     validator = version.validator
     if cache is None or validator is None or (query and validator != version.etag):  # others may have it too
         return None
-    return cache, Block(path, validator, version.size, begin, end - begin)
+    return cache, Block(path, validator, version.size, begin, end - begin, address.digest)
 
 
 def ask_for(address: Address, begin: int, end: int) -> Response:

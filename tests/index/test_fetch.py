@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import random
+from base64 import b64decode, b64encode
 from collections import Counter
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from tarshards import (
     mix,
     readers,
 )
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
 from tarshards.index.window import Window, is_compiled
@@ -197,6 +199,118 @@ def test_with_a_cache_nothing_is_fetched_twice(site, folder, tmp_path, index, ah
         assert len({each["__key__"] for each in samples}) == SHARDS * SAMPLES
         sent = site.bytes - 4 * (folder / "0.tar.index").stat().st_size * index
         assert (0.95 * data <= sent <= 1.1 * data) if epoch == 0 else sent < 20_000
+
+
+@pytest.fixture
+def twins(tmp_path) -> list[Path]:
+    """Two indexed shards of one size with the same members, but other data."""
+    for name in "a", "b":
+        path = str(tmp_path / f"{name}.tar")
+        with TarWriter(path) as writer:
+            for i in range(SAMPLES):
+                writer.write({"__key__": f"{i:03d}", "txt": name * SIZE})
+        build_index(path).save(path)
+    return [tmp_path / "a.tar", tmp_path / "b.tar"]
+
+
+def by_query(path: str, login: str) -> str:
+    """The file that get.tar?f=a names, or get.tar.index?f=a."""
+    found = urlsplit(path)
+    return f"{parse_qs(found.query)['f'][0]}{found.path.removeprefix('/get')}"
+
+
+def by_login(path: str, login: str) -> str:
+    (user,) = b64decode(login.removeprefix("Basic ")).decode().partition(":")[0]
+    return f"{user}{path.removeprefix('/get')}"
+
+
+def letters(url: str, index: bool, remote: Remote) -> set[str]:
+    """The letters in the data of a shard."""
+    stream = Stream.from_shards(url, index=index, shuffle=index, remote=remote)
+    return set("".join(sample["txt"].decode() for sample in stream))
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize(
+    ("find", "one", "other"),
+    [
+        (by_query, "get.tar?f=a", "get.tar?f=b"),
+        (by_query, "get.tar?X-Amz-Signature=1&f=a", "get.tar?X-Amz-Signature=1&f=b"),
+        (by_login, "a:secret@get.tar", "b:secret@get.tar"),
+    ],
+)
+def test_a_cache_tells_files_of_one_path_apart(twins, tmp_path, index, find, one, other):
+    """Both have one ETag and one size, as nginx gives them where files were written in the same second."""
+    remote = Remote(cache_dir=tmp_path / "cache")
+    with serving(tmp_path) as site:
+        site.find = find
+        for name, letter in (one, "a"), (other, "b"), (one, "a"):
+            user, at, rest = name.rpartition("@")
+            assert letters(site.url.replace("//", f"//{user}{at}") + f"/{rest}", index, remote) == {letter}
+    held = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    for secret in b"Signature", b"a:secret", b64encode(b"a:secret"), b"f=a":
+        assert secret not in held
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_cache_tells_objects_of_one_name_in_two_stores_apart(twins, tmp_path, index):
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    for twin in twins:
+        (tmp_path / twin.stem / "bucket").mkdir(parents=True)
+        for path in twin, Path(f"{twin}.index"):
+            path.rename(tmp_path / twin.stem / f"bucket/x{path.name[1:]}")
+    with serving(tmp_path / "a") as a, serving(tmp_path / "b") as b:
+        for site, letter in (a, "a"), (b, "b"):
+            options = {"key": "any", "secret": "any", "endpoint_url": site.url}
+            remote = Remote(cache_dir=tmp_path / "cache", storage_options=options)
+            for _ in range(2):
+                site.clear()
+                assert letters("s3://bucket/x.tar", index, remote) == {letter}
+            assert site.bytes < SAMPLES * SIZE, "signed again, it is the same object"
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=k{0}%2Fs3&X-Amz-Date={0}&X-Amz-Expires=9&X-Amz-Signature={0}",
+        "X-Goog-Credential=k{0}&X-Goog-Date={0}&X-Goog-Signature={0}",
+        "AWSAccessKeyId=k{0}&Signature={0}&Expires={0}",
+        "Policy={0}&Signature={0}&Key-Pair-Id={0}",
+        "sv=2024-11-04&st={0}&se={0}&sr=b&sp=r&sig={0}",
+        "token={0}",
+    ],
+)
+def test_a_url_that_is_signed_again_is_of_the_same_file(twins, tmp_path, signed):
+    remote = Remote(cache_dir=tmp_path / "cache")
+    with serving(tmp_path) as site:
+        for number in range(2):
+            site.clear()
+            assert letters(f"{site.url}/a.tar?{signed.format(number)}", True, remote) == {"a"}
+        assert site.bytes < SAMPLES * SIZE
+
+
+def lazy_letters(url: str, remote: Remote) -> set[str]:
+    samples = IndexedShards(url, lazy="txt", remote=remote)
+    return set("".join(sample["txt"].read().decode() for sample in samples))
+
+
+@pytest.mark.parametrize("read", [lambda url, remote: letters(url, True, remote), lazy_letters])
+@pytest.mark.parametrize("sample", [0, SAMPLES - 1])
+def test_members_in_a_cache_are_compared_with_the_index(twins, tmp_path, sample, read):
+    """A file that was replaced, but has its size and ETag, as nginx gives them within a second."""
+    remote = Remote(cache_dir=tmp_path / "cache")
+    with serving(tmp_path) as site:
+        assert read(f"{site.url}/a.tar", remote) == {"a"}
+        path = str(twins[0])
+        with TarWriter(path) as writer:
+            for i in range(SAMPLES):
+                writer.write({"__key__": f"{i if i != sample else 900:03d}", "txt": "c" * SIZE})
+        build_index(path).save(path)
+        with pytest.raises(
+            ShardIndexError, match=rf"'{sample:03d}.txt' .*`tarindex`, or .* `tarcache purge`"
+        ) as caught:
+            read(f"{site.url}/a.tar", remote)
+        assert caught.value.key == "900"
 
 
 @pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")

@@ -17,6 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from cache_worker import data_of, make_block
@@ -137,6 +138,7 @@ def test_a_process_has_one_cache_for_a_folder_and_budget(tmp_path):
         make_block(0)._replace(size=1 << 41),
         make_block(1),
         make_block(0, LENGTH - 1),
+        make_block(0)._replace(digest="0123"),
     ],
 )
 def test_blocks_differ_in_each_part_of_their_keys(tmp_path, fetches, other):
@@ -144,6 +146,26 @@ def test_blocks_differ_in_each_part_of_their_keys(tmp_path, fetches, other):
     assert fetches.take(cache, make_block(0))
     assert fetches.take(cache, other)
     assert not fetches.take(cache, make_block(0))
+
+
+def test_blocks_of_an_earlier_version_are_removed_and_never_read(tmp_path, fetches):
+    """Their keys did not tell all files apart."""
+    cache, block = open_cache(tmp_path), make_block(0)
+    assert fetches.take(cache, block)
+    module._leave_all()
+    (path,) = files(tmp_path)
+    key = json.dumps(list(block[:5]), separators=(",", ":")).encode()
+    name = name_of(key)
+    earlier = tmp_path / name[:2] / f"{name[2:]}.block"
+    earlier.parent.mkdir(exist_ok=True)
+    earlier.write_bytes(module.header_of(key, crc32(data_of(block)), "") + data_of(block))
+    path.unlink()
+    counts = tmp_path / "tarshards-cache"
+    counts.write_bytes(counts.read_bytes().replace(b'"tarshards cache":2', b'"tarshards cache":1'))
+    cache = open_again(tmp_path)
+    assert fetches.take(cache, block)
+    assert files(tmp_path) == [path]
+    check_counts(tmp_path, LEAST_CACHE)
 
 
 def test_a_url_keeps_its_secrets(tmp_path):
