@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from errno import ENOENT
 from functools import cached_property, wraps
 from inspect import signature
@@ -41,7 +42,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 #: The options that many tools share, under the headings of --help; a tool's own options come before them.
 HEADINGS = {
     "Input": (
-        *("--list", "--count", "--slice", "--fields", "--ignore-zeros"),
+        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros"),
         *("--on-error", "--max-errors", "--allow-empty"),
     ),
     "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),
@@ -325,13 +326,7 @@ class Input:
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         self.may_be_empty = allow_empty
         self.concatenated = ignore_zeros
-        said = {"connections": connections, "ahead": ahead, "cache_dir": cache_dir, "cache_bytes": cache_bytes}
-        given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-        if given:
-            from tarshards.storage.remote import Remote, set_default
-
-            with usage_errors():
-                set_default(Remote(**given))
+        read_as(connections=connections, ahead=ahead, cache_dir=cache_dir, cache_bytes=cache_bytes)
         if verbose:
             import logging
 
@@ -562,6 +557,16 @@ def _too_many(losses: int, allowed: int, first: object) -> TarshardsError:
     return TarshardsError(f"{losses} errors, but --max-errors allows {allowed}; the first: {first}")
 
 
+def read_as(**options: Any) -> None:
+    """Let this program read all files as those fields of ``Remote`` say that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        from tarshards.storage.remote import default, set_default
+
+        with usage_errors():
+            set_default(replace(default(), **given))
+
+
 def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator[T]:
     """Yield *samples*; call *check_nothing*, which may raise, if there are none."""
     items = iter(samples)
@@ -585,6 +590,9 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
 list_option = click.option("-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too.")
+index_dir_option = click.option(
+    "--index-dir", type=FOLDER, metavar="FOLDER", help="Indexes lie in FOLDER, not beside the shards."
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
 ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
@@ -716,11 +724,12 @@ def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that select samples before all others; its *source* then has these alone."""
 
     @wraps(command)
-    def with_selection(source: Input, where: str | None, keys: str | None, **values: Any) -> Any:
+    def with_selection(source: Input, where: str | None, keys: str | None, index_dir: str | None, **values: Any) -> Any:
+        read_as(index_dir=index_dir)
         source.select(where, keys)
         return command(source=source, **values)
 
-    return options(where_option, keys_option)(with_selection)
+    return options(where_option, keys_option, index_dir_option)(with_selection)
 
 
 def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:

@@ -13,11 +13,13 @@ from tarshards.cli._common import (
     allow_empty_option,
     check_output,
     ignore_zeros_option,
+    index_dir_option,
     list_option,
     named_shards,
     overwrite_option,
     parallel_option,
     quiet_option,
+    read_as,
     refuse,
     refuse_terminal,
     say,
@@ -31,6 +33,7 @@ from tarshards.cli._common import (
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
 @shards_argument
 @list_option
+@index_dir_option
 @ignore_zeros_option
 @click.option("--decode", is_flag=True, help="Decode all fields, except those that can run code.")
 @parallel_option("Threads", 1)
@@ -44,6 +47,7 @@ from tarshards.cli._common import (
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
+    index_dir: str | None,
     ignore_zeros: bool,
     decode: bool,
     parallel: int,
@@ -65,6 +69,7 @@ def main(
     from tarshards.verbs.repair import repair_shards
 
     refuse_terminal(not shards and not lists)
+    read_as(index_dir=index_dir)
     named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros)
     if repair is not None:
         refuse(

@@ -13,9 +13,11 @@ from tarshards.cli._common import (
     COUNT,
     Input,
     check_output,
+    index_dir_option,
     keys_option,
     output_option,
     overwrite_option,
+    read_as,
     reads_samples,
     refuse,
     say,
@@ -61,6 +63,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
 @where_option
 @keys_option
+@index_dir_option
 @click.option("--duplicates", is_flag=True, help="Samples that equal one before them, in all fields or in those of -f.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
 @click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
@@ -75,6 +78,7 @@ def main(
     ignore_case: bool,
     where: str | None,
     keys: str | None,
+    index_dir: str | None,
     duplicates: bool,
     invert: bool,
     most: int | None,
@@ -97,6 +101,7 @@ def main(
     refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
     if output != "-" or not list_keys:
         check_output(output, overwrite)
+    read_as(index_dir=index_dir)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = duplicate = None
     fields = source.take_field_words() or None

@@ -14,11 +14,13 @@ from tarshards.cli._common import (
     allow_empty_option,
     dry_run_option,
     ignore_zeros_option,
+    index_dir_option,
     list_option,
     max_errors_option,
     named_shards,
     parallel_option,
     quiet_option,
+    read_as,
     refuse,
     say,
     shard_progress,
@@ -33,6 +35,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @list_option
+@index_dir_option
 @ignore_zeros_option
 @parallel_option("Processes", 1)
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
@@ -57,6 +60,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
+    index_dir: str | None,
     ignore_zeros: bool,
     parallel: int,
     check: bool,
@@ -84,8 +88,12 @@ def main(
 
     --columns writes SHARD.columns.parquet: the width and height of images, the length of texts, the duration of audio,
     the size of fields, and values in json. --where, and select() in Python, then need not read samples.
+
+    --index-dir FOLDER is for shards that lie where nothing can be written: indexes, columns, manifest and key index are
+    put into FOLDER, where other tools find them by --index-dir, and Python by index_dir=.
     """
     refuse(not shards and not lists, "name SHARDS to index")
+    read_as(index_dir=index_dir)
     exports, has_manifest = format_ != "index", manifest or no_manifest
     refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
@@ -104,8 +112,11 @@ def main(
         with usage_errors("--columns"):
             parse_columns(columns)
     from tarshards.index import manifests, refresh
+    from tarshards.storage.location import Location
 
     named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros)}.values())
+    if index_dir is not None:  # whose manifest names shards in other folders
+        named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 

@@ -7,8 +7,10 @@ import click
 from tarshards.cli._common import (
     Input,
     check_output,
+    index_dir_option,
     output_option,
     overwrite_option,
+    read_as,
     reads_samples,
     refuse,
     say,
@@ -25,6 +27,7 @@ from stdin."""
 
 @tool(epilog=EPILOG)
 @reads_samples
+@index_dir_option
 @click.option("--missing", type=click.Choice(MISSING), default="fail", help="Keys not in all inputs.")
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")
 @output_option
@@ -33,6 +36,7 @@ from stdin."""
 @spill_options
 def main(
     source: Input,
+    index_dir: str | None,
     missing: str,
     conflict: str,
     output: str,
@@ -49,6 +53,7 @@ def main(
     """
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
+    read_as(index_dir=index_dir)
     samples = join_shards(
         source.specs,
         missing=missing,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from itertools import islice
+from os import PathLike
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -22,7 +23,7 @@ from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
-from tarshards.storage.remote import Remote
+from tarshards.storage.remote import Remote, with_index_dir
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher, Places
@@ -34,13 +35,14 @@ class SampleReader:
     """Reads samples by the number of their shard and their own number in it.
 
     *urls* are the shards' URLs and *names* those without credentials; *counts* are the samples of each shard, *sizes*
-    its bytes.
+    its bytes, and *remote* says how they are read.
     """
 
     urls: list[str]
     names: list[str]
     counts: np.ndarray
     sizes: np.ndarray
+    remote: Remote
     reserved = 2  # entries of a sample that are not fields: __key__, __url__
 
     def read(self, shard: int, sample: int) -> Sample:
@@ -134,7 +136,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     string) if given. Those that *lazy* names are each a ``MemberFile``, which reads only what is asked for.
     Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
     are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
-    pickled, inherited by forked processes and shared by threads.
+    pickled, inherited by forked processes and shared by threads. *index_dir* and *remote* are as for ``Opening``.
 
     A sample at fault, such as one with a duplicate field, has its place, but reading it raises SampleError. ``find``
     and ``locate`` give the place of the first sample of a key, which may be at fault.
@@ -151,11 +153,13 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         fields: str | Iterable[str] | None = None,
         lazy: str | Iterable[str] | None = None,
         remote: Remote | None = None,
+        index_dir: str | PathLike[str] | None = None,
     ):
+        remote = with_index_dir(remote, index_dir)
         shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls, remote)
         self.shards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
-        self.counts, self.sizes = self.shards.counts, self.shards.sizes
+        self.counts, self.sizes, self.remote = self.shards.counts, self.shards.sizes, self.shards.remote
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._range = range(self._ends[-1])
         self._fetcher: BlockFetcher | None = None

@@ -206,7 +206,7 @@ def columns_location(shard_url: str | Location) -> Location:
     location = Location.of(shard_url)
     if location.is_stream:
         raise ShardIndexError("streams have no columns", url=location.name)
-    return location.sibling(COLUMNS)
+    return location.described.sibling(COLUMNS)
 
 
 class ShardColumns(NamedTuple):
@@ -261,6 +261,7 @@ class ShardColumns(NamedTuple):
         packed, location = io.BytesIO(), columns_location(shard)
         metadata = {FORMAT: json.dumps({"version": VERSION, **made})}
         parquet.write_table(table.replace_schema_metadata(metadata), packed, compression="zstd")
+        location.make_folder()
         with location.open("wb", sync=sync) as stream:
             stream.write(packed.getvalue())
         return location.name
@@ -287,7 +288,9 @@ def build_columns(
     index.
     """
     sources, handle = parse_columns(columns), error_handler(on_error)
-    tasks = [(shard, sources, handle is not None, overwrite, sync) for shard in expand_shards(urls)]
+    tasks = [
+        (shard, Location.of(shard.url), sources, handle is not None, overwrite, sync) for shard in expand_shards(urls)
+    ]
     built = map(_build, tasks) if executor is None else bounded_map(_build, tasks, executor=executor, window=TASKS)
     written = []
     for name, errors in built:
@@ -300,10 +303,11 @@ def build_columns(
     return written
 
 
-def _build(task: tuple[Shard, dict[str, Source], bool, bool, bool]) -> tuple[str | None, list[TarshardsError]]:
+def _build(
+    task: tuple[Shard, Location, dict[str, Source], bool, bool, bool],
+) -> tuple[str | None, list[TarshardsError]]:
     """Write the columns of one shard that are due; return the name of the file, None if there is none to write."""
-    shard, sources, goes_on, overwrite, sync = task
-    location = Location.of(shard.url)
+    shard, location, sources, goes_on, overwrite, sync = task
     index, kept = Index.load(location), _current(location)
     due = {name: source for name, source in sources.items() if overwrite or kept.sources.get(name) != str(source)}
     if not due and kept.table is not None:

@@ -30,7 +30,7 @@ class JoinedShards(SampleReader):
             raise UrlError(f"cannot join {len(left.urls)} shards with {len(right.urls)}", url=right.names[0])
         self.left, self.right = left, right
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
-        self.reserved = left.reserved
+        self.reserved, self.remote = left.reserved, left.remote
 
     @contextmanager
     def ahead(

@@ -63,7 +63,8 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
 
 def key_index_location(shard_url: str | Location) -> Location:
     """Return the location of the key index of a series of shards, by its first shard."""
-    location = Location.of(series_url(Location.of(shard_url).url))
+    shard = Location.of(shard_url).described
+    location = Location.of(series_url(shard.url), shard.remote)
     return location.with_base(key_index_name(location.base))
 
 
@@ -80,8 +81,9 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     Raises ShardIndexError for a shard without index, and of more than 2 TiB.
     """
     location = key_index_location(shards[0].url)
-    urls = list(enumerate(shard.url for shard in shards))
-    found = map(_entries, urls) if executor is None else bounded_map(_entries, urls, executor=executor, window=TASKS)
+    location.make_folder()
+    tasks = [(number, Location.of(shard.url)) for number, shard in enumerate(shards)]
+    found = map(_entries, tasks) if executor is None else bounded_map(_entries, tasks, executor=executor, window=TASKS)
     with ExitStack() as stack:
         parts = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(PARTS)]
         count = 0
@@ -115,13 +117,13 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     return location.name
 
 
-def _entries(numbered: tuple[int, str]) -> np.ndarray:
+def _entries(numbered: tuple[int, Location]) -> np.ndarray:
     """Return the entries of the samples of one shard."""
-    number, url = numbered
-    index = Index.load(url)
+    number, location = numbered
+    index = Index.load(location)
     blocks = index.offset[index.first[:-1]] // BLOCK - 1
     if len(blocks) and int(blocks[-1]) >= 1 << 32:
-        raise ShardIndexError("a key index holds places of shards up to 2 TiB", url=Location.of(url).name)
+        raise ShardIndexError("a key index holds places of shards up to 2 TiB", url=location.name)
     entries = np.empty(len(index), ENTRY)
     entries["hash"] = hash_keys(index.keys)
     for name, values in ("shard", number), ("sample", np.arange(len(index))), ("header", blocks):

@@ -57,9 +57,9 @@ def earlier_shards(url: str, below: Iterable[str]) -> list[Shard]:
 
 
 def _describe(url: str) -> Shard | None:
-    """Return the shard *url* with the counts from its index; None where it has no index."""
+    """Return the written shard *url* with the counts from its index; None where it has no index."""
     try:
-        index = Index.load(url)
+        index = Index.load(Location.of(url).as_output)
     except ShardIndexError as error:
         if error.reason == MISSING:
             return None
@@ -78,17 +78,20 @@ def update_manifests(
     """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
     A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
-    that it names and that still exist, and the checksums of shards that are *unchanged*; shards are sorted by name.
+    that it names and that still exist, and the checksums of shards that are *unchanged*; shards are sorted by name. It
+    lies beside them, or in an *index_dir* where their indexes do.
     """
     if url is not None:
         series = {url: list(shards)}
     else:
         series = {}
         for shard in shards:
-            series.setdefault(series_url(shard.url), []).append(shard)
+            series.setdefault(series_url(Location.of(shard.url).described.url), []).append(shard)
         series = {name: _merged(name, group, unchanged) for name, group in series.items()}
     for name, group in series.items():
         if not dry_run:
+            if url is None:
+                Location.of(name).make_folder()
             write_manifest(name, group, sync=sync)
         yield name
 

@@ -433,7 +433,7 @@ class OpenShards:
                 for mine, its, unit in zip(found, told, ("samples", "bytes")):
                     if mine != its:
                         reason = f"{mine} {unit}, but {its} in the manifest"
-                        raise ShardIndexError(reason, url=index_location(self.urls[number]).name)
+                        raise ShardIndexError(reason, url=index_location(self.location(number)).name)
                 self._hold(number, index)
             return index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
-from tarshards.storage.remote import Remote
+from tarshards.storage.remote import Remote, with_index_dir
 from tarshards.tar.read import ArchiveEnd
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
@@ -30,6 +31,8 @@ class Opening:
 
     - *index*: read the shards through their indexes, which gives random access and planned epochs (True; every shard
       needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
+    - *index_dir*: the folder where `tarindex --index-dir` has put the indexes of shards beside which nothing can be
+      written, with their columns and key indexes; None: beside the shards. With it, every shard needs an index
     - *fields*: the names of the fields to read (``FieldNames.of`` makes them of what users give); None reads all. A
       name that no sample of a shard has is an error: with an index when the shard is opened, else at the shard's end
     - *lazy*: the names of the fields whose bytes are not read: each is a ``MemberFile``, which seeks. They are among
@@ -65,6 +68,7 @@ class Opening:
     concatenated: bool = False
     remote: Remote | None = None
     lazy: FieldNames | None = None
+    index_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.index not in (True, False, "auto"):
@@ -75,6 +79,9 @@ class Opening:
             raise ValueError("split= requires index=False: indexes are made with split_name")
         if self.remote is not None and not isinstance(self.remote, Remote):
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
+        if self.index_dir is not None and not self.index:
+            raise ValueError("index_dir= names the folder of indexes, and index=False reads none")
+        object.__setattr__(self, "remote", with_index_dir(self.remote, self.index_dir))
         check_reading(self.on_error, self.on_damage, self.end, self.split, self.lazy)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
@@ -87,18 +94,19 @@ class Opening:
             return self.index
         if self.split is not split_name:
             return False
-        if all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
+        if self.index_dir is None and all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
             return True  # as their manifest says
         probed = shards[:: -(-len(shards) // PROBED)]
         found = has_index([Location.of(shard.url, self.remote) for shard in probed])
         if all(found):
             return True
-        if any(found):
+        if any(found) or self.index_dir is not None:
             check_there(probed[found.index(False)].url)
-            raise ShardIndexError(
-                "no index found, but other shards have one; create it with `tarindex`, or pass index=False",
-                url=Location.of(probed[found.index(False)].url).name,
-            )
+            if any(found):
+                reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
+            else:
+                reason = f"no index found in {self.index_dir}; create it with `tarindex --index-dir`"
+            raise ShardIndexError(reason, url=Location.of(probed[found.index(False)].url).name)
         log.info(
             "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",
             visible(Location.of(shards[0].url).name),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from errno import EACCES, EPERM, EROFS
 from functools import partial
 from typing import NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, check_there, index_location
+from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
+from tarshards.storage.remote import Remote, default, set_default
 
 MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
 
@@ -98,10 +101,24 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
     index = _build(shard, earlier, crc=crc)
     fresh = earlier is not None and (not crc or "crc32" in earlier.arrays) and _difference(earlier, index) is None
     if not fresh and not dry_run:
-        index.save(url, sync=sync)
-    written = None if fresh else index_location(url).url
-    found = index.shard(url, indexed=fresh or not dry_run)._replace(sha256=shard.sha256 if fresh else None)
+        _save(index, url, sync=sync)
+    location = index_location(url)
+    written = None if fresh else location.url
+    is_beside = location == Location.of(url).sibling(INDEX)
+    found = index.shard(url, indexed=is_beside and (fresh or not dry_run))._replace(
+        sha256=shard.sha256 if fresh else None
+    )
     return IndexOutcome(found, written, faults=_faults(index, url))
+
+
+def _save(index: Index, url: str, *, sync: bool) -> None:
+    try:
+        index.save(url, sync=sync)
+    except OpenError as error:
+        if error.errno not in (EROFS, EACCES, EPERM):
+            raise
+        reason = f"{error.reason}; `--index-dir FOLDER` puts indexes elsewhere"
+        raise OpenError(reason, url=error.url, errno=error.errno) from error
 
 
 def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
@@ -144,7 +161,7 @@ def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool, syn
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:
     """Yield the outcomes of *function* for all shards, in order; *jobs* processes share them if they are many."""
     shards = list(map(Shard.of, named))
-    attempt = partial(_attempt, function)
+    attempt = partial(_attempt, function, default())
     if min(jobs, len(shards)) < 2 or not _are_many(shards):
         yield from map(attempt, shards)
         return
@@ -171,7 +188,8 @@ def _are_many(shards: Sequence[Shard]) -> bool:
     return False
 
 
-def _attempt(function: Callable[[Shard], IndexOutcome], shard: Shard) -> IndexOutcome:
+def _attempt(function: Callable[[Shard], IndexOutcome], remote: Remote, shard: Shard) -> IndexOutcome:
+    set_default(remote)  # of the program, in a process that is not forked
     try:
         return function(shard)
     except TarshardsError as error:

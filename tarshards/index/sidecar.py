@@ -267,9 +267,11 @@ class Index:
             for member in members
         }
 
-    def save(self, shard_url: str, *, sync: bool = True) -> None:
+    def save(self, shard_url: str | Location, *, sync: bool = True) -> None:
         """Write the sidecar of *shard_url*, whole or not at all, and with *sync* to the disk."""
-        with index_location(shard_url).open("wb", sync=sync) as stream:
+        location = index_location(shard_url)
+        location.make_folder()
+        with location.open("wb", sync=sync) as stream:
             stream.write(self.pack())
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
@@ -319,11 +321,11 @@ def refuse_compressed(ranges: Ranges, location: Location) -> None:
 
 
 def index_location(shard_url: str | Location) -> Location:
-    """Return the location of a shard's sidecar; raise ShardIndexError for a stream."""
+    """Return the location of a shard's sidecar, beside it or in an *index_dir*; raise ShardIndexError for a stream."""
     location = Location.of(shard_url)
     if location.is_stream:
         raise ShardIndexError("streams have no index", url=location.name)
-    return location.sibling(INDEX)
+    return location.described.sibling(INDEX)
 
 
 def check_there(url: str | Location) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
-from tarshards.storage.redaction import redacted, secrets_in, secrets_of, without_userinfo, without_values
+from tarshards.storage.redaction import (
+    redacted,
+    secrets_in,
+    secrets_of,
+    without_signature,
+    without_userinfo,
+    without_values,
+)
 from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, read_at_most, words
 
@@ -281,6 +289,43 @@ class Location:
 
     # Locations derived from it.
 
+    @property
+    def described(self) -> Location:
+        """The location beside which its index lies, and what else describes it: itself, or one in the `index_dir`.
+
+        There it has the path of its folder, so that shards of one name stay apart; that of a URL begins with its
+        scheme and host, and ends in a digest of its query.
+
+        >>> remote = Remote(index_dir="/i")
+        >>> [Location(url, remote).described.url for url in ("/d/a.tar", "http://host/d/a.tar?token=x", "s3://b/a.tar")]
+        ['/i/d/a.tar', '/i/http/host/d/a.tar', '/i/s3/b/a.tar']
+        """
+        folder = self.remote.index_dir
+        if folder is None or self.is_stream:
+            return self
+        if self.path is not None:
+            inner, base = os.path.realpath(os.path.dirname(self.path)), os.path.basename(self.path)
+        else:
+            scheme, _, rest = without_userinfo(self.folder).removesuffix("/").partition("://")
+            # No part may lead out of the folder, or be left out where the path is read.
+            parts = [
+                scheme,
+                *(part.replace(".", "%2E") if part in ("", ".", "..") else part for part in rest.split("/")),
+            ]
+            if query := without_signature(without_userinfo(self.query).removeprefix("?")):
+                from hashlib import blake2b
+
+                parts.append(blake2b(query.encode(errors="surrogateescape"), digest_size=8).hexdigest())
+            inner, base = "/".join(part or "%" for part in parts), self.base
+        return Location(
+            f"{os.fspath(folder).rstrip('/')}/{inner.strip('/')}/{base}", replace(self.remote, index_dir=None)
+        )
+
+    @property
+    def as_output(self) -> Location:
+        """It as a shard that is written: what describes it lies beside it."""
+        return self if self.remote.index_dir is None else Location(self.url, replace(self.remote, index_dir=None))
+
     def with_base(self, base: str) -> Location:
         """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
         return Location(self.folder + base + self.query, self.remote)
@@ -328,6 +373,10 @@ class Location:
 
                 name = unquote(name)
         return f"./{name}" if re.match("[^/]*:", name) else name
+
+    def absolute(self) -> Location:
+        """Return the location of a local path from the root; others are returned as they are."""
+        return self if self.path is None or self.scheme else Location(os.path.abspath(self.path), self.remote)
 
     def expanduser(self) -> Location:
         """Return the location with a leading `~` of its path replaced by the home directory."""

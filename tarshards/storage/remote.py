@@ -1,10 +1,10 @@
-"""How remote files are read: connections, memory, retries, and where blocks are cached, as one value."""
+"""How files are read, remote ones above all: connections, memory, retries, and folders for what is kept elsewhere."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tarshards.errors import whole_number
@@ -29,6 +29,8 @@ class Remote:
       later epochs and runs
     - *cache_bytes*: the most that the files in *cache_dir* take, at least 16 MiB; None is nine tenths of what is free
       on its disk and of what they take already
+    - *index_dir*: a folder for the indexes of shards, local ones too, and for the columns, manifests and key indexes
+      that would lie beside them; `tarindex --index-dir` fills it
 
     Raises ValueError or TypeError for other values.
     """
@@ -40,6 +42,7 @@ class Remote:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # which may hold credentials
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
+    index_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         whole_number("connections", self.connections, 1)
@@ -53,17 +56,24 @@ class Remote:
             raise TypeError(f"storage_options must be a dict, not {type(self.storage_options).__name__}")
         if self.cache_dir is None and self.cache_bytes is not None:
             raise ValueError("cache_bytes= requires cache_dir=")
-        if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", os.fspath(self.cache_dir))
+        for name in ("cache_dir", "index_dir"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
 
     def __hash__(self) -> int:
-        return hash((self.connections, self.ahead, self.timeout, self.retries, self.cache_dir, self.cache_bytes))
+        folders = self.cache_dir, self.cache_bytes, self.index_dir
+        return hash((self.connections, self.ahead, self.timeout, self.retries, folders))
 
     def budget(self, processes: int = 1) -> int:
         """Return the bytes that one of *processes* on this host may fetch ahead."""
         if self.ahead is not None:
             return self.ahead
         return max(LEAST_AHEAD, available_memory() // PART // processes)
+
+
+def with_index_dir(remote: Remote | None, index_dir: str | os.PathLike[str] | None) -> Remote | None:
+    """Return *remote*, or what is read by default, with this *index_dir* unless it is None."""
+    return remote if index_dir is None else replace(remote or default(), index_dir=index_dir)
 
 
 _default = Remote()

@@ -547,6 +547,7 @@ class MixedShards(SampleReader):
         self.names = [name for part in parts.values() for name in part.names]
         self.counts = np.concatenate([part.counts for part in parts.values()])
         self.sizes = np.concatenate([part.sizes for part in parts.values()])
+        self.remote = next(iter(parts.values())).remote
 
     @contextmanager
     def ahead(

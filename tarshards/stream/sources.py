@@ -205,7 +205,7 @@ class PlannedSource:
         from tarshards.index.join import JoinedShards
 
         source = copy.copy(self)
-        source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields))
+        source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields, remote=self.shards.remote))
         return source
 
     def selected(self, choose: Choice) -> PlannedSource:

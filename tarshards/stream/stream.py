@@ -113,6 +113,7 @@ class Stream:
         urls: Any,
         *,
         index: bool | Literal["auto"] = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
         shuffle: bool = False,
         seed: int = 0,
         tail: Tail | None = None,
@@ -132,10 +133,10 @@ class Stream:
     ) -> Stream:
         """Stream the samples of a shard expression, or of a list of them.
 
-        ``Opening`` documents how shards are opened: *index*, *fields*, *lazy*, *on_error*, which is also for the ops
-        that take it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through indexes the epoch
-        is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*, *block* and
-        *resample*.
+        ``Opening`` documents how shards are opened: *index*, *index_dir*, *fields*, *lazy*, *on_error*, which is
+        also for the ops that take it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through
+        indexes the epoch is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*,
+        *block* and *resample*.
         Without, shards are read one after the other. *world* picks the part of one rank and worker. Without it the
         stream is whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
 
@@ -145,7 +146,9 @@ class Stream:
         stream = Stream(())
         names = FieldNames.of(fields)
         files = lazy_fields(lazy, names)
-        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files)
+        opening = Opening(
+            index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files, index_dir
+        )
         stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
         stream._world = World.of(world)
         return stream

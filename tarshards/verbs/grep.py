@@ -144,7 +144,7 @@ def by_columns(
     """
     shards = expand_shards(urls)
     first = Location.of(shards[0].url)
-    if first.is_stream or not first.sibling(COLUMNS).is_taken():
+    if first.is_stream or not first.described.sibling(COLUMNS).is_taken():
         return None
     from tarshards.index.access import IndexedShards
     from tarshards.index.where import by_columns

@@ -225,7 +225,7 @@ def write_shard(
             if index is not None:
                 index.add_written(key, fields, values, packed, before)
     if index is not None and not location.is_stream:
-        index.index(writer.size, target).save(target, sync=sync)
+        index.index(writer.size, target).save(location.as_output, sync=sync)
     return writer.samples, writer.size
 
 

@@ -340,7 +340,7 @@ class _Gather:
         if not writer.is_compressed:
             from tarshards.index.build import build_index
 
-            build_index(target.url).save(target.url, sync=self.plan.sync)
+            build_index(target.url).save(target.as_output, sync=self.plan.sync)
         made = target.url, writer.samples, None if writer.is_compressed else writer.size
         write_marker(marker, {"shard": made}, sync=self.plan.sync)
         return made

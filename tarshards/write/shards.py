@@ -292,7 +292,7 @@ class ShardWriter(_Writer):
         indexed = False
         if self._members is not None and writer.target is not None:
             indexed = True
-            self._members.index(writer.size, writer.target).save(writer.target, sync=self._sync)
+            self._members.index(writer.size, writer.target).save(Location.of(writer.target).as_output, sync=self._sync)
         size = None if writer.is_compressed else writer.size
         self._entries[name] = Shard(name, writer.samples, size, indexed=indexed, sha256=writer.sha256)
         self.shards.append(name)

@@ -92,9 +92,9 @@ class ShardDataset(TorchStream):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *fields*, *lazy*,
-    *on_error*, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions`` *shuffle*,
-    *seed*, *tail*, *pool*, *block* and *resample*.
+    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *index_dir*, *fields*,
+    *lazy*, *on_error*, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions``
+    *shuffle*, *seed*, *tail*, *pool*, *block* and *resample*.
     Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
     Without, whole shards are shared out.
 
@@ -112,6 +112,7 @@ class ShardDataset(TorchStream):
         urls: Any,
         *,
         index: bool | Literal["auto"] = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
         shuffle: bool = False,
         seed: int = 0,
         tail: Tail | None = None,
@@ -131,7 +132,9 @@ class ShardDataset(TorchStream):
     ):
         names = FieldNames.of(fields)
         files = lazy_fields(lazy, names)
-        opening = Opening(index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files)
+        opening = Opening(
+            index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files, index_dir
+        )
         self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
         self.source.ledger.share()
         self.ops = ()
