@@ -240,7 +240,7 @@ class OpenShard:
             return self._content(member)
         if self.members is None:
             low = first_byte(self.index, member)
-            data = self.ranges.read(low, self._stop(member + 1) - low)
+            data = self._fetch(low, self._stop(member + 1) - low, mapped=False)
             return self._window(member, member + 1, low, data).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
@@ -279,13 +279,24 @@ class OpenShard:
         """
         windows = []
         for begin, end, low, size in self._stretches(np.asarray(samples, np.int64)):
-            data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
-            windows.append(self._window(begin, end, low, data))
+            windows.append(self._window(begin, end, low, self._fetch(low, size, mapped=mapped)))
         return windows
 
-    def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
-        """Return members of a remote shard, after its size and, with the last of them, its end are compared."""
+    def _fetch(self, low: int, size: int, *, mapped: bool) -> Any:
+        """Return *size* bytes of a remote shard from *low* on."""
+        from tarshards.storage.transfer import NO_RANGES
+
+        try:
+            data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
+        except OpenError as error:
+            if error.reason != NO_RANGES:
+                raise
+            raise OpenError(f"{NO_RANGES}; index=False streams shards whole", url=self.name) from error
         self._check_size()
+        return data
+
+    def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
+        """Return members of a remote shard, after, with the last of them, its end is compared."""
         window = Window(self.index, begin, end, low, data, self._check_fetched)
         if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
             is_here = last + BLOCK <= self._stop(end)

@@ -350,6 +350,23 @@ def _has_index(url: str | Location) -> bool:
         raise
 
 
+def has_ranges(url: str | Location) -> bool:
+    """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
+
+    Other errors are for who reads it.
+    """
+    location = Location.of(url)
+    if not location.is_remote:
+        return True
+    from tarshards.storage.transfer import NO_RANGES
+
+    try:
+        location.ranges().close()
+    except OpenError as error:
+        return error.reason != NO_RANGES
+    return True
+
+
 class Head(NamedTuple):
     """What the beginning of a sidecar says of its shard: size in bytes, fingerprint, and number of samples."""
 

@@ -55,6 +55,7 @@ _NUMBER = r"(\d{1,18})"  # of bytes: what 64 bits hold
 _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
 
 CHANGED = "changed while it was read"
+NO_RANGES = "the server serves no ranges, which random access requires"
 
 _T = TypeVar("_T")
 
@@ -748,7 +749,7 @@ def no_range(response: Response) -> str:
     """Say why *response* is not the range that was asked for."""
     if response.status == 206:
         return f"the server sent a wrong Content-Range {response.headers.get('Content-Range', '')[:80]!r}"
-    return "the server serves no ranges, which random access requires"
+    return NO_RANGES
 
 
 def check_body(response: Response, name: str) -> None:

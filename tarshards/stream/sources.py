@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tarshards.epoch.options import EpochOptions
 from tarshards.epoch.world import World
-from tarshards.errors import SampleError, ShardIndexError, StateError, WorldError, shortened
+from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
 from tarshards.index.options import Opening
-from tarshards.index.sidecar import check_there
+from tarshards.index.sidecar import check_there, has_ranges
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import Shard, expand_shards
@@ -357,7 +357,9 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if not read.COMPILED:
         _log_missing_kernels()
     shards = expand_shards(urls, opening.remote)
-    if opening.uses_index(shards):
+    if opening.uses_index(shards) and not _streams_after_all(
+        Location.of(shards[0].url, opening.remote), opening, options
+    ):
         from tarshards.index.access import IndexedShards
 
         indexed = IndexedShards(shards, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
@@ -368,6 +370,20 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
         name = Location.of(shards[0].url).name
         raise ShardIndexError("tail=, pool= and block= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)
+
+
+def _streams_after_all(first: Location, opening: Opening, options: EpochOptions) -> bool:
+    """Return whether indexed shards have to be streamed, since the server of the *first* sends whole files only.
+
+    Raises OpenError where the epoch has another order then. With index=True reading them raises it.
+    """
+    if opening.index is True or opening.lazy is not None or has_ranges(first):
+        return False
+    if options.needs_index or options.shuffle or options.resample:
+        reason = "the server serves no ranges, which shuffling samples, tail=, pool= and block= require"
+        raise OpenError(f"{reason}; index=False streams shards whole", url=first.name)
+    log.warning("%s: the server serves no ranges, so shards are streamed whole, as with index=False", first.name)
+    return True
 
 
 def _weights(options: EpochOptions, shards: int) -> Sequence[float]:

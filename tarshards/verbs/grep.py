@@ -241,10 +241,10 @@ class KeyFilter:
         self, urls: Any, *, on_error: ErrorPolicy = None, concatenated: bool = False, allow_pipe: bool = False
     ) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
-        from tarshards.index.sidecar import has_index
+        from tarshards.index.sidecar import has_index, has_ranges
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
-        if all(has_index([shard.url for shard in shards])):
+        if all(has_index([shard.url for shard in shards])) and has_ranges(shards[0].url):
             if (found := self._by_key_index(shards, ledger)) is not None:
                 return found
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)

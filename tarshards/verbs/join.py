@@ -55,9 +55,10 @@ def join_shards(
 
     def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards
-        from tarshards.index.sidecar import has_index
+        from tarshards.index.sidecar import has_index, has_ranges
 
-        if not all(has_index([shard.url for each in shards[1:] for shard in each])):
+        others = [shard.url for each in shards[1:] for shard in each]
+        if not (all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])):
             return None
         indexed = [IndexedShards(each) for each in shards[1:]]
         if sum(map(len, indexed)) * ENTRY > memory // 2 or any(each.has_faults() for each in indexed):

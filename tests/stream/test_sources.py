@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 from itertools import chain, islice
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from faulty_server import serving as misbehaving
 from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
-from tarshards import Ledger, Remote, ShardWriter, Stream, World, read_samples
+from tarshards import Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
 from tarshards.epoch.loop import Part
 from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
@@ -479,3 +481,54 @@ def test_what_on_error_lets_pass_may_be_all(make_uneven, tmp_path):
     ledger = Ledger(max_errors=1)
     assert list(Stream.from_shards(f"{tmp_path}/missing.tar", index=False, on_error=ledger)) == []
     assert len(ledger.quarantined) == 1
+
+
+@pytest.fixture
+def whole_files_only(tmp_path):
+    """A server without ranges, such as Python's http.server, of two indexed shards."""
+    with ShardWriter(str(tmp_path / "t-%d.tar"), max_samples=3, index=True) as writer:
+        for i in range(6):
+            writer.write({"__key__": f"{i}", "txt": f"{i}"})
+    with serving(tmp_path) as site:
+        site.ranges = False
+        yield site
+
+
+@pytest.mark.parametrize("names", ["t-{0..1}.tar", "t.shards.json"])
+def test_a_server_without_ranges_has_its_shards_streamed(whole_files_only, names, caplog):
+    url = f"{whole_files_only.url}/{names}"
+    stream = Stream.from_shards(url)
+    assert [sample["txt"] for sample in stream] == [b"%d" % i for i in range(6)]
+    (told,) = [record.getMessage() for record in caplog.records if "no ranges" in record.getMessage()]
+    assert "t-0.tar: the server serves no ranges, so shards are streamed whole, as with index=False" in told
+    for options in {"shuffle": True}, {"tail": "pad"}, {"pool": 10}, {"resample": True}:
+        with pytest.raises(
+            OpenError, match=r"t-0.tar: the server serves no ranges.*; index=False streams shards whole"
+        ):
+            Stream.from_shards(url, **options)
+        if "tail" not in options and "pool" not in options:
+            assert len(list(Stream.from_shards(url, index=False, **options))) == 6
+    with pytest.raises(OpenError, match=r"t-\d.tar.*: the server serves no ranges.*; index=False streams shards whole"):
+        list(Stream.from_shards(url, index=True))
+    with pytest.raises(OpenError, match=r"t-0.tar.*: the server serves no ranges.*; index=False streams shards whole"):
+        IndexedShards(url)[0]
+
+
+def test_tools_read_indexed_shards_of_a_server_without_ranges(whole_files_only, path_with_tools, tmp_path):
+    urls = f"'{whole_files_only.url}/t-{{0..1}}.tar'"
+    (tmp_path / "keys").write_text("4\n")
+    with TarWriter(str(tmp_path / "other.tar")) as writer:
+        for key in "53140":
+            writer.write({"__key__": key, "cls": f"c{key}"})
+    environment = {**os.environ, "PATH": path_with_tools, "no_proxy": "*"}
+
+    def texts(line: str) -> str:
+        line = f"set -o pipefail; cd {tmp_path}; {line} | tar xO"
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert texts(f"tarcat --keys keys {urls}") == "4"
+    assert texts(f"tarmerge --missing skip other.tar {urls}") == "c55c33c11c44c00"
+    done = subprocess.run(["bash", "-c", f"tarcheck {urls}"], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("shards    2"), done.stdout

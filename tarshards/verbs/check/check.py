@@ -152,14 +152,14 @@ class _Check:
 
     def _check_index(self, url: str, name: str) -> None:
         from tarshards.index.refresh import verify_index
-        from tarshards.index.sidecar import MISSING, Index
+        from tarshards.index.sidecar import MISSING, Index, has_ranges
 
         self.indexed[name] = True
         try:
             if Location.of(url).is_local:
                 verify_index(url)
-            else:
-                Index.load(url)  # comparing all headers would fetch them again
+            else:  # comparing all headers would fetch them again, or even whole shards
+                Index.load(url, check=has_ranges(url))
         except ShardIndexError as error:
             if error.reason == MISSING:
                 self.indexed[name] = False
