@@ -194,8 +194,11 @@ def shard_of(sample: Sample) -> str:
 
     >>> shard_of({"__url__": "http://host/d/train-000.tar.zst?token=1"}), shard_of({"__url__": "-"})
     ('train-000', 'stdin')
+    >>> shard_of({"__url__": "./a::b.tar"})
+    'a::b'
     """
     location = Location.of(sample.get("__url__", ""))
     if location.scheme == "-":
         return "stdin"
-    return re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", location.base.rpartition(":")[2])
+    base = location.base.rpartition(":")[2] if location.scheme else location.base
+    return re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", base)

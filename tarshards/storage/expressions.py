@@ -23,6 +23,7 @@ EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
 
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
+LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
 # Files beside shards that are not shards: globs leave them out.
 _BESIDE = (INDEX, COLUMNS, ".idx", SUFFIX[1:])
 
@@ -37,7 +38,8 @@ def expand_urls(spec: Spec) -> list[str]:
       and in a spec with braces `\\` is a backslash.
     - `one::two`: several specs. A `pipe:` command runs to the end of its string, `::` included: put it last,
       or give a list of specs. A chain of fsspec is one spec: `simplecache::http://host/a.tar`, `zip://a.tar::all.zip`;
-      what follows its caches and archives belongs to it.
+      what follows its caches and archives belongs to it. A local file of exactly that name takes precedence, also where
+      its name has `::` or braces in it; URLs write it as `%3A%3A`.
     - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
@@ -93,7 +95,7 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
             yield from _expand(each, lists, remote)
         return
     for part in _split(os.fspath(spec)):
-        for url in _braces(part):
+        for url in [part] if "{" in part and os.path.lexists(os.path.expanduser(part)) else _braces(part):
             if url.startswith("@"):
                 yield from _read_list(url[1:], lists, remote)
             elif not url:
@@ -111,7 +113,7 @@ def shards_in(file: Location, spec: str) -> Iterator[Shard]:
     It is data, often someone else's. Raises UrlError where it names a command, stdin, a list, an entry of a file, or
     from a remote file a local one.
     """
-    for part in _split(spec):
+    for part in _split(spec, file):
         for name in _braces(part):
             location = Location.of(name, file.remote)
             if not name or name.startswith("@") or _split_entry(location) is not None:
@@ -146,12 +148,50 @@ def _kind(file: Location) -> str:
     return "manifest" if file.base.endswith(".json") else "catalog"
 
 
-def _split(spec: str) -> Iterator[str]:
-    """Yield the parts of *spec* between `::`; a chain of fsspec is one part.
+def _split(spec: str, file: Location | None = None) -> Iterator[str]:
+    """Yield the parts of *spec* between `::`; a chain of fsspec is one part, and so is the name of a file that exists.
+
+    Names are relative to the current folder, or to *file*.
 
     >>> list(_split("a.tar::simplecache::http://host/b.tar::pipe:ssh host 'std::cat'"))
     ['a.tar', 'simplecache::http://host/b.tar', "pipe:ssh host 'std::cat'"]
     """
+    parts = list(_parts(spec))
+    folder = "" if file is None else None if file.path is None else os.path.dirname(file.path)
+    begin = 0
+    while begin < len(parts):
+        end = begin + 1 if folder is None else _end_of_name(parts, begin, folder)
+        name = "::".join(parts[begin:end])
+        is_file = end > begin + 1 or (
+            folder is not None and "::" in name and os.path.lexists(os.path.join(folder, name))
+        )
+        yield f"./{name}" if is_file and Location(name).scheme else name
+        begin = end
+
+
+def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
+    """Return the end of the most *parts* from *begin* on that are, with `::` between them, a name in *folder*."""
+    from glob import escape, has_magic, iglob
+
+    found = begin + 1
+    for end in range(begin + 2, len(parts) + 1):
+        try:
+            name = os.path.expanduser(next(_braces("::".join(parts[begin:end]))))
+        except UrlError:  # the rest of the braces may be in the next part
+            continue
+        if name.startswith(("@", "pipe:")) or "://" in name:
+            break
+        path = os.path.join(folder, name)
+        if os.path.lexists(path) or (has_magic(name) and any(iglob(os.path.join(escape(folder), name)))):
+            found = end
+        elif has_magic(name) or max(map(len, name.split("/"))) > LONGEST_NAME:
+            break
+        if "::" in (inner := os.path.dirname(path)) and not os.path.lexists(inner):
+            break
+    return found
+
+
+def _parts(spec: str) -> Iterator[str]:
     start = link = 0
     for separator in SEPARATOR.finditer(spec):
         if spec.startswith("pipe:", start):
@@ -201,12 +241,20 @@ def _shards_of(location: Location) -> Iterator[Shard]:
     if location.base.endswith(".json") and found == [location] and not location.is_stream:
         yield from _read_manifest(location)
         return
-    shards = [each.url for each in found if each == location or not each.base.endswith(_BESIDE)]
+    shards = [_plain(each) for each in found if each == location or not each.base.endswith(_BESIDE)]
     if not shards:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
     yield from map(Shard, shards)
+
+
+def _plain(location: Location) -> str:
+    """Return the URL of a shard; that of a local file whose name begins like a scheme, as `a:b.tar`, gets `./`.
+
+    What lies beside it is then named in the same way.
+    """
+    return f"./{location.url}" if location.scheme not in ("", "file") and location.is_local else location.url
 
 
 def _read_manifest(location: Location) -> Iterator[Shard]:

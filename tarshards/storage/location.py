@@ -128,7 +128,7 @@ class Location:
 
         close = get_close_matches(self.scheme, known, n=1, cutoff=0.5)
         hint = f", did you mean {close[0]!r}?" if close else "."
-        if len(self.scheme) == 1:
+        if re.match(r"\w:[\\/]", self.url):
             hint = "; paths of Windows are not supported."
         elif "//" not in self.url and ("." in self.scheme or not close):
             hint = "; names are separated by `::`, and ./NAME is a file with a colon in its name."
@@ -350,7 +350,7 @@ class Location:
             from urllib.parse import quote
 
             name = quote(name)
-        return self.with_base(name)
+        return self.with_base(name.removeprefix("./") if self.folder else name)
 
     def relative(self, other: Location) -> str:
         """Return the name by which `beside` gives *other*; its path or URL where there is none.

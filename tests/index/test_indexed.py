@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -66,6 +67,35 @@ def write(tmp_path):
 
 def keys(samples) -> list[str]:
     return [sample["__key__"] for sample in samples]
+
+
+@pytest.mark.parametrize("name", ["a::b", "a:b", "zip::b", "d/a::b", "v::1/b"])
+def test_names_with_colons_are_indexed_and_read(tmp_path, monkeypatch, name, path_with_tools):
+    """As any others, by tools, from the manifest, and with a key index."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for shard in range(2):
+        with TarWriter(str(tmp_path / f"{name}-{shard}.tar")) as writer:
+            for i in range(3):
+                writer.write({"__key__": f"{shard}{i}", "txt": f"{shard}{i}"})
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def texts(line: str) -> str:
+        return subprocess.run(
+            ["bash", "-ec", line], env=environment, stdout=subprocess.PIPE, check=True, text=True
+        ).stdout
+
+    shards = [f"{name}-{shard}.tar" for shard in range(2)]
+    texts(f"tarindex --key-index {' '.join(shards)}")
+    for urls in shards, "::".join(shards), f"{name}.shards.json" if "/" in name else f"./{name}.shards.json":
+        assert len(IndexedShards(urls)) == len(list(read_samples(urls))) == 6
+        assert IndexedShards(urls)["12"]["txt"] == b"12"
+        assert IndexedShards(urls).shards.key_index is not None
+    texts(f"tarindex --check {' '.join(shards)}")
+    assert texts(f"tarcat --keys <(echo 12) {' '.join(shards)} | tar xO") == "12"
+    assert os.path.basename(name) + "-1/12.txt" in texts(
+        f"tarcat --rekey '{{shard}}/{{key}}' {' '.join(shards)} | tar t"
+    )
 
 
 def test_it_is_a_sequence_of_what_reading_gives(make_uneven):

@@ -1,5 +1,6 @@
 """Shard expressions name exactly the URLs that bash, the list and the file system say."""
 
+import os
 import subprocess
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.expressions import Shard, expand_shards, expand_urls
+from tarshards.storage.expressions import Shard, expand_shards, expand_urls, relative_to, shards_in
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import dump_manifest, parse_manifest
 
 
@@ -114,6 +116,51 @@ def test_nothing_is_an_error(spec):
 def test_what_is_no_expression_is_a_type_error(spec):
     with pytest.raises(TypeError, match="a shard expression is"):
         expand_urls(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "urls"),
+    [
+        ("d/a::b.tar", ["d/a::b.tar"]),
+        ("d/a::b.tar::c.tar", ["d/a::b.tar", "c.tar"]),
+        ("c.tar::d/a::b.tar::c.tar", ["c.tar", "d/a::b.tar", "c.tar"]),
+        ("v::1/x-{0..1}.tar", ["./v::1/x-0.tar", "./v::1/x-1.tar"]),
+        ("v::1/x-*.tar::c.tar", ["./v::1/x-0.tar", "./v::1/x-1.tar", "c.tar"]),
+        ("{d/a::b,c}.tar", ["d/a::b.tar", "c.tar"]),
+        ("e::f::g.tar", ["./e::f::g.tar"]),
+        ("e::f::g.tar::e::f.tar", ["./e::f::g.tar", "e", "f.tar"]),
+        ("zip::a.tar", ["./zip::a.tar"]),
+        ("k:l.tar", ["./k:l.tar"]),
+        ("?:l.tar", ["./k:l.tar"]),
+        ("m{1,2}.tar", ["m{1,2}.tar"]),
+        (Path("d/a::b.tar"), ["d/a::b.tar"]),
+        ("@list", ["d/a::b.tar", "c.tar"]),
+        ("http://host/d/a::b.tar", ["http://host/d/a", "b.tar"]),
+        ("pipe:cat d/a::b.tar", ["pipe:cat d/a::b.tar"]),
+    ],
+)
+def test_a_file_of_exactly_that_name_takes_precedence(here, spec, urls):
+    names = "d/a::b.tar", "v::1/x-0.tar", "v::1/x-1.tar", "e::f::g.tar", "zip::a.tar", "k:l.tar", "m{1,2}.tar", "c.tar"
+    make(here, *names)
+    (here / "list").write_text("d/a::b.tar::c.tar\n")
+    assert expand_urls(spec) == urls
+
+
+@pytest.mark.parametrize("folder", ["", "d/", "http://host/", "*"])
+def test_of_many_names_few_combinations_are_looked_for(here, monkeypatch, folder):
+    make(here, *(f"{folder}t-{i}.tar" for i in range(1000)))
+    looks = []
+    lexists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: looks.append(path) or lexists(path))
+    assert len(expand_urls("::".join(f"{folder}t-{i}.tar" for i in range(1000)))) == 1000
+    assert len(looks) < 40_000
+
+
+def test_names_of_a_catalog_are_relative_to_it(here):
+    make(here, "sets/a::b.tar")
+    file = Location("sets/catalog.yaml")
+    assert [shard.url for shard in shards_in(file, "a::b.tar::c.tar")] == ["sets/a::b.tar", "sets/c.tar"]
+    assert relative_to(file, "sets/a::b.tar::c.tar") == "./a::b.tar::../c.tar"
 
 
 def test_globs_are_sorted_and_stay_in_their_place(here):
