@@ -284,11 +284,11 @@ class OpenShard:
 
     def _fetch(self, low: int, size: int, *, mapped: bool) -> Any:
         """Return *size* bytes of a remote shard from *low* on."""
-        from tarshards.storage.transfer import NO_RANGES
-
         try:
             data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
         except OpenError as error:
+            from tarshards.storage.transfer import NO_RANGES
+
             if error.reason != NO_RANGES:
                 raise
             raise OpenError(f"{NO_RANGES}; index=False streams shards whole", url=self.name) from error

@@ -17,7 +17,7 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import Shard
 from tarshards.storage.location import Location
-from tarshards.storage.remote import Remote, with_index_dir
+from tarshards.storage.remote import Remote, default, with_index_dir
 from tarshards.tar.read import ArchiveEnd
 
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
@@ -94,18 +94,19 @@ class Opening:
             return self.index
         if self.split is not split_name:
             return False
-        if self.index_dir is None and all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
+        index_dir = (self.remote or default()).index_dir
+        if index_dir is None and all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
             return True  # as their manifest says
         probed = shards[:: -(-len(shards) // PROBED)]
         found = has_index([Location.of(shard.url, self.remote) for shard in probed])
         if all(found):
             return True
-        if any(found) or self.index_dir is not None:
+        if any(found) or index_dir is not None:
             check_there(probed[found.index(False)].url)
             if any(found):
                 reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
             else:
-                reason = f"no index found in {self.index_dir}; create it with `tarindex --index-dir`"
+                reason = f"no index found in {index_dir}; create it with `tarindex --index-dir`"
             raise ShardIndexError(reason, url=Location.of(probed[found.index(False)].url).name)
         log.info(
             "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",

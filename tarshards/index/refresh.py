@@ -15,6 +15,7 @@ from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote, default, set_default
+from tarshards.storage.streams import is_answer
 
 MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
 
@@ -115,7 +116,7 @@ def _save(index: Index, url: str, *, sync: bool) -> None:
     try:
         index.save(url, sync=sync)
     except OpenError as error:
-        if error.errno not in (EROFS, EACCES, EPERM):
+        if error.errno not in (EROFS, EACCES, EPERM) and not (Location.of(url).is_remote and is_answer(error)):
             raise
         reason = f"{error.reason}; `--index-dir FOLDER` puts indexes elsewhere"
         raise OpenError(reason, url=error.url, errno=error.errno) from error

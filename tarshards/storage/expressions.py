@@ -8,7 +8,7 @@ from importlib import import_module
 
 from tarshards.errors import UrlError, shortened
 from tarshards.storage.beside import COLUMNS, INDEX
-from tarshards.storage.location import CHAINED, SEPARATOR, Location
+from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
@@ -160,7 +160,9 @@ def _split(spec: str, file: Location | None = None) -> Iterator[str]:
     folder = "" if file is None else None if file.path is None else os.path.dirname(file.path)
     begin = 0
     while begin < len(parts):
-        end = begin + 1 if folder is None else _end_of_name(parts, begin, folder)
+        end = begin + 1
+        if folder is not None and end < len(parts):
+            end = _end_of_name(parts, begin, folder)
         name = "::".join(parts[begin:end])
         is_file = end > begin + 1 or (
             folder is not None and "::" in name and os.path.lexists(os.path.join(folder, name))
@@ -254,7 +256,8 @@ def _plain(location: Location) -> str:
 
     What lies beside it is then named in the same way.
     """
-    return f"./{location.url}" if location.scheme not in ("", "file") and location.is_local else location.url
+    is_file = location.scheme not in FAMILIES and "://" not in location.url and os.path.lexists(location.url)
+    return f"./{location.url}" if is_file else location.url
 
 
 def _read_manifest(location: Location) -> Iterator[Shard]:

@@ -58,7 +58,7 @@ class Remote:
             raise ValueError("cache_bytes= requires cache_dir=")
         for name in ("cache_dir", "index_dir"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+                object.__setattr__(self, name, os.path.expanduser(os.fspath(getattr(self, name))))
 
     def __hash__(self) -> int:
         folders = self.cache_dir, self.cache_bytes, self.index_dir

@@ -357,9 +357,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if not read.COMPILED:
         _log_missing_kernels()
     shards = expand_shards(urls, opening.remote)
-    if opening.uses_index(shards) and not _streams_after_all(
-        Location.of(shards[0].url, opening.remote), opening, options
-    ):
+    if opening.uses_index(shards) and not _must_stream(Location.of(shards[0].url, opening.remote), opening, options):
         from tarshards.index.access import IndexedShards
 
         indexed = IndexedShards(shards, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
@@ -372,7 +370,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     return ShardSource(shards, opening, options)
 
 
-def _streams_after_all(first: Location, opening: Opening, options: EpochOptions) -> bool:
+def _must_stream(first: Location, opening: Opening, options: EpochOptions) -> bool:
     """Return whether indexed shards have to be streamed, since the server of the *first* sends whole files only.
 
     Raises OpenError where the epoch has another order then. With index=True reading them raises it.

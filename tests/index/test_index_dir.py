@@ -134,6 +134,8 @@ def test_indexes_of_remote_shards(shards, tool, tmp_path, monkeypatch):
             url = f"{site.url}/get.tar?f={name}/t-0.tar"
             assert texts(IndexedShards(url, index_dir=tmp_path / "idx"))[0] == f"{name}00"
         assert site.asked(".index") == 0
+        site.refusal = 405
+        assert "405 Method Not Allowed; `--index-dir FOLDER`" in tool(f"tarindex -q '{site.url}/a/t-0.tar'", 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,10 @@ def test_the_folder_is_found_from_everywhere(shards, tool, tmp_path, monkeypatch
     (tmp_path / "link").symlink_to(shards / "a")
     assert texts(IndexedShards(f"{tmp_path}/link/t-0.tar", index_dir=tmp_path / "idx"))[0] == "a00"
     monkeypatch.chdir(shards)
-    assert texts(IndexedShards("a/t-0.tar", index_dir="../idx"))[0] == "a00"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in "../idx", "~/idx":
+        assert texts(IndexedShards("a/t-0.tar", index_dir=folder))[0] == "a00"
+        assert texts(Stream.from_shards("a/t-0.tar", remote=Remote(index_dir=folder)))[0] == "a00"
 
 
 def test_a_folder_without_the_indexes_is_an_error(shards, tmp_path):
