@@ -318,6 +318,8 @@ class CacheFolder:
 
     def verify(self) -> Iterator[tuple[Stored, bool]]:
         """Yield each block and whether it is whole; those that are not are removed, and in the end all are counted."""
+        with self.counts():  # which removes the blocks of an earlier version
+            pass
         for stored in self.entries():
             is_whole = self._is_whole(stored)
             if not is_whole:

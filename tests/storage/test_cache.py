@@ -148,7 +148,8 @@ def test_blocks_differ_in_each_part_of_their_keys(tmp_path, fetches, other):
     assert not fetches.take(cache, make_block(0))
 
 
-def test_blocks_of_an_earlier_version_are_removed_and_never_read(tmp_path, fetches):
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_blocks_of_an_earlier_version_are_removed_and_never_read(tmp_path, fetches, is_verified):
     """Their keys did not tell all files apart."""
     cache, block = open_cache(tmp_path), make_block(0)
     assert fetches.take(cache, block)
@@ -162,6 +163,8 @@ def test_blocks_of_an_earlier_version_are_removed_and_never_read(tmp_path, fetch
     path.unlink()
     counts = tmp_path / "tarshards-cache"
     counts.write_bytes(counts.read_bytes().replace(b'"tarshards cache":2', b'"tarshards cache":1'))
+    if is_verified:
+        assert list(CacheFolder.existing(str(tmp_path)).verify()) == []
     cache = open_again(tmp_path)
     assert fetches.take(cache, block)
     assert files(tmp_path) == [path]
