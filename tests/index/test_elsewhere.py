@@ -191,7 +191,7 @@ def test_streams_of_pipes_quarantine_links_alone(shard):
     assert all("--hard-dereference" in entry.reason for entry in ledger.quarantined if entry.key != "d/3")
     subprocess.run(["gzip", "-k", shard], check=True)
     with pytest.raises(
-        SampleError, match=r"offset \d+: d/1\.x\.npy: incomplete: hard link to 'd/0\.x\.npy', and a pipe"
+        SampleError, match=r"offset \d+: d/1\.x\.npy: incomplete: hard link to 'd/0\.x\.npy', to which pipes"
     ):
         list(read_samples(f"{shard}.gz"))
 
