@@ -87,7 +87,7 @@ _KINDS = {
 }
 _KIND_OF = {extension: kind for extensions, kind in _KINDS.items() for extension in extensions.split()}
 _KIND_OF |= {extension: ("sc:ImageObject", f"image/{extension}") for extension in IMAGES}
-_KIND_OF |= dict.fromkeys(("jpg", "jpeg"), ("sc:ImageObject", "image/jpeg"))
+_KIND_OF |= dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), ("sc:ImageObject", "image/jpeg"))
 _KIND_OF |= dict.fromkeys(("tif", "tiff"), ("sc:ImageObject", "image/tiff"))
 _BYTES = ("sc:Text", "application/octet-stream")
 

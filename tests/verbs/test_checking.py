@@ -186,7 +186,7 @@ def test_damaged_jpegs_are_found_as_by_decoding_them_at_their_full_size(tmp_path
         samples.append({"__key__": f"{i:03d}", "jpg": bytes(data)})
     a = write(tmp_path / "a.tar", samples)
     found = check_shards([a], decode=True, jobs=2)
-    monkeypatch.setattr(inspection, "_is_sound_jpeg", lambda data: False)
+    monkeypatch.setattr(inspection, "is_sound_jpeg", lambda data: False)
     assert found.as_json() == check_shards([a], decode=True, jobs=2).as_json()
     assert 100 < found.total("error") < 300
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image, open_image
+from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image, is_sound_jpeg, open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
@@ -21,7 +21,7 @@ ImageCheck = Literal["header", "full"]
 
 #: Fields that are decoded before DALI, which has no decoder for them; all others are passed to it as bytes.
 DECODED = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id", "npy"])
-UNDECODED = frozenset(["GIF", "AVIF", "HEIF", "JXL"])  # formats of Pillow and its plugins
+UNDECODED = frozenset(["GIF", "ICO", "AVIF", "HEIF", "JXL"])  # formats of Pillow and its plugins
 
 
 class EncodedSample(NamedTuple):
@@ -124,7 +124,7 @@ class ImageGuard:
         header = read_header(data)
         size = _size_by_pillow(data) if header is None else (header.height, header.width)
         _check_pixels(*size)
-        if self.check == "full":
+        if self.check == "full" and not is_sound_jpeg(data):
             try:
                 decode_image(data, "rgb8")
             except Exception as exc:

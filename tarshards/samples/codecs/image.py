@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 EXTENSIONS = frozenset(
-    "jpg jpeg png ppm pgm pbm pnm webp gif bmp tif tiff avif jp2 j2k heic heif jxl".split()  # noqa: SIM905
+    "jpg jpeg jpe jfif png ppm pgm pbm pnm webp gif bmp ico tif tiff avif jp2 j2k heic heif jxl".split()  # noqa: SIM905
 )
 
 # Pillow may only detect these formats: some others (EPS) run programs.
-FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF"
+FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "ICO", "TIFF", "JPEG2000", "AVIF"
 PLUGINS = {"HEIF": ("pillow_heif", "heic"), "JXL": ("pillow_jxl", "jxl")}  # format: module, extra
 
 IMAGESPECS = {  # name: container, element, mode
@@ -51,6 +51,7 @@ IMAGESPECS = {  # name: container, element, mode
 
 # libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
+EIGHTH = {"min_height": 1, "min_width": 1}  # of the size: every bit of a JPEG is read, but few pixels are computed
 
 
 def check_imagespec(images: Any) -> str | None:
@@ -70,18 +71,13 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     Animations give their first frame, and 16 bits become 8, except for ``l16``: uint16, of 8 bits 257 times the value.
     EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and truncated images.
     """
-    container, element, mode = IMAGESPECS[imagespec]
-    orientation = read_orientation(data) if exif_transpose else 1
-    if (container, orientation) == ("pil", 1):
-        return _decode_pillow(data, mode)
     import numpy as np
 
-    if container == "pil":
-        from PIL import Image
-
-        image = _decode_pillow(data, mode)
-        return Image.fromarray(np.ascontiguousarray(oriented(np.asarray(image), orientation)))
+    container, element, mode = IMAGESPECS[imagespec]
+    orientation = read_orientation(data) if exif_transpose else 1
     pixels = _decode_jpeg(data, mode) if data.startswith(b"\xff\xd8\xff") else None
+    if container == "pil":
+        return _to_picture(data, mode, pixels, orientation)
     if pixels is None:
         pixels = np.array(_decode_pillow(data, mode, keeps_16_bits=element == "uint16"))
     if orientation != 1:
@@ -96,8 +92,39 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1) if mode != "L" else pixels))
 
 
-def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
-    """Decode with simplejpeg; return None if it is missing or Pillow must decode the file (CMYK, odd samplings)."""
+def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: int) -> Image.Image:
+    """Return a PIL image of *pixels*, or as Pillow decodes it; where it is not turned, with what Pillow tells of it."""
+    import numpy as np
+    from PIL import Image
+
+    if pixels is None:
+        picture = _decode_pillow(data, mode)
+        if orientation == 1:
+            return picture
+        pixels = np.asarray(picture)
+    picture = Image.fromarray(np.ascontiguousarray(oriented(pixels, orientation)))
+    if orientation == 1:
+        with suppress(Exception):  # of metadata that are damaged where the pixels are not
+            picture.info = open_image(data).info
+    return picture
+
+
+def is_sound_jpeg(data: bytes) -> bool:
+    """Say whether *data* is a JPEG that decodes at an eighth of its size; where it is not, ``decode_image`` decides.
+
+    That reads every bit, where damage shows, but computes fewer pixels.
+    """
+    try:
+        return data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", **EIGHTH) is not None
+    except ValueError:
+        return False
+
+
+def _decode_jpeg(data: bytes, mode: str, **scaling: int) -> np.ndarray | None:
+    """Decode with simplejpeg; return None if it is missing or Pillow must decode the file (CMYK, odd samplings).
+
+    Raises ValueError for damage, which Pillow passes over: CMYK is checked here, and decoded there.
+    """
     try:
         import simplejpeg
     except ImportError:
@@ -106,12 +133,13 @@ def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
     from PIL import Image
 
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colorspace = _jpeg_header(data)
         _check_pixels(width, height)
         if colorspace not in ("Gray", "YCbCr", "RGB"):  # it converts CMYK to other RGB values than Pillow
+            simplejpeg.decode_jpeg(data, "CMYK", **EIGHTH)
             return None
         if mode != "L":
-            return simplejpeg.decode_jpeg(data, mode)
+            return simplejpeg.decode_jpeg(data, mode, **scaling)
         if colorspace == "Gray":
             return simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
         # libjpeg's luma differs from the rounded L of Pillow, which other libraries return
@@ -120,6 +148,19 @@ def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
         if DAMAGE.search(str(exc)):
             raise
         return None
+
+
+def _jpeg_header(data: bytes) -> tuple[int, int, str]:
+    """Return the height, width and colour space of a JPEG."""
+    import simplejpeg
+
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # it decodes 4:4:1, but has no name for it
+        header = image_headers.read_header(data)
+        assert header is not None
+        return header.height, header.width, "YCbCr"
+    return height, width, colorspace
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -132,6 +173,8 @@ def open_image(data: bytes) -> Image.Image:
         _register(kind)
         if kind == "JXL":  # which is decoded when it is opened
             _check_pixels(*image_headers.jxl_size(data))
+    for begin, end in image_headers.icon_images(data):  # which Pillow decodes when it opens the file
+        _verify_png(data[begin:end])
     try:
         return Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:  # whose text is the address of a Python object
@@ -168,11 +211,7 @@ def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
-
-    if data.startswith(b"\x89PNG"):  # only verify() checks the checksums and the end
-        with suppress(UnidentifiedImageError):
-            Image.open(BytesIO(data), formats=["PNG"]).verify()
+    _verify_png(data)
     image = open_image(data)
     _check_pixels(*image.size)
     if image.format == "JPEG2000":  # which is decoded as far as it goes
@@ -186,6 +225,16 @@ def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Im
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)
+
+
+def _verify_png(data: bytes) -> None:
+    """Compare the checksums of a PNG, and find its end; pass over other bytes."""
+    from PIL import Image, UnidentifiedImageError
+
+    if data.startswith(image_headers.PNG):
+        image_headers.read_header(data)
+        with suppress(UnidentifiedImageError):
+            Image.open(BytesIO(data), formats=["PNG"]).verify()
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
@@ -205,7 +254,7 @@ def _check_pixels(width: int, height: int) -> None:
         raise ValueError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
 
 
-@encoder("jpg", "jpeg")
+@encoder("jpg", "jpeg", "jpe", "jfif")
 def encode_jpeg(value: Any) -> bytes:
     """Encode as JPEG of quality 100, without chroma subsampling."""
     import numpy as np

@@ -3,11 +3,12 @@
 Of other formats what Pillow passes over, or tells only when it has decoded them.
 
 Formats: ITU-T T.81 (JPEG), annex B; PNG, third edition (W3C), section 5; ITU-T T.800 (JPEG 2000), annexes A and I;
-ISO 14496-12 (boxes and brands of HEIC and AVIF); ISO 18181-1 (JPEG XL), annex D, and -2.
+ISO 14496-12 (boxes and brands of HEIC and AVIF); ISO 18181-1 (JPEG XL), annex D, and -2; Microsoft's ICO.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 START_OF_SCAN, END_OF_IMAGE = 0xDA, b"\xff\xd9"
 
 
+ICON = b"\0\0\1\0"
 JPEG2000_BOXES, JPEG2000_CODESTREAM = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"
 JXL_BOXES, JXL_CODESTREAM = b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a"
 JXL_BITS = 9, 13, 18, 30  # that hold a side less 1
@@ -107,6 +109,31 @@ def check_jpeg2000(data: bytes) -> None:
         end = max((stop for name, _, stop in _boxes(data) if name == b"jp2c"), default=0)
     if data[end - 2 : end] != END_OF_IMAGE:
         raise DecodeError(f"a truncated JPEG 2000: no end of the codestream in {len(data)} bytes")
+
+
+def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each image in an icon: a PNG, or a BMP without its file header; nothing for other bytes.
+
+    Raises DecodeError where one is cut, or not of the size that the icon says.
+    """
+    if data[:4] != ICON:
+        return
+    count = int.from_bytes(data[4:6], "little")
+    if not count or len(data) < 6 + 16 * count:
+        raise DecodeError(f"a truncated icon: {len(data)} bytes for {count} images")
+    for entry in range(6, 6 + 16 * count, 16):
+        across, down = data[entry] or 256, data[entry + 1] or 256
+        size, begin = struct.unpack_from("<II", data, entry + 8)
+        if begin + size > len(data) or size < 24:
+            raise DecodeError(f"a truncated icon: its image at {begin} of {size} bytes does not end in {len(data)}")
+        if data[begin : begin + 8] == PNG:
+            width, height = struct.unpack_from(">II", data, begin + 16)
+        else:
+            width, height = struct.unpack_from("<II", data, begin + 4)
+            height //= 2  # the other half is the mask
+        if (width, height) != (across, down):
+            raise DecodeError(f"an icon of {across} x {down} pixels whose image has {width} x {height}")
+        yield begin, begin + size
 
 
 def jxl_size(data: bytes) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from tarshards.errors import DecodeError
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import EXTENSIONS
+from tarshards.samples.codecs.image import EXTENSIONS, is_sound_jpeg
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
@@ -118,7 +118,7 @@ def _undecodable(sample: FoundSample, file: PlainFile) -> Iterator[DecodeError]:
         if _is_unsafe(name):
             continue
         data = read_member(file, sample, number)
-        if _is_image(name) and _is_sound_jpeg(data):
+        if _is_image(name) and is_sound_jpeg(data):
             continue
         try:
             decode_field(name, data, images="rgb8")
@@ -135,27 +135,6 @@ def _is_image(name: str) -> bool:
     """Say whether ``decode_field`` decodes the field *name* as an image."""
     extension = name.rpartition(".")[2]
     return extension in EXTENSIONS and extension not in DECODERS
-
-
-def _is_sound_jpeg(data: bytes) -> bool:
-    """Say whether *data* is a JPEG that decodes at an eighth of its size.
-
-    That reads every bit, where damage shows, but computes fewer pixels. Where this is False, ``decode_field`` decides.
-    """
-    if not data.startswith(b"\xff\xd8\xff"):
-        return False
-    try:
-        import simplejpeg
-        from PIL import Image
-
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        limit = Image.MAX_IMAGE_PIXELS
-        if colorspace not in ("Gray", "YCbCr", "RGB") or (limit is not None and width * height > limit):
-            return False
-        simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
-    except (ImportError, ValueError):
-        return False
-    return True
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:

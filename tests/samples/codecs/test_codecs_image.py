@@ -2,8 +2,10 @@
 
 import io
 import re
+import struct
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,9 +19,13 @@ from soak import SOAK
 from webdataset.autodecode import ImageHandler
 from with_torch import needs_torch, torch
 
+from tarshards import readers
 from tarshards.errors import DecodeError, EncodeError
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.readers.draws import draws_of
+from tarshards.loaders.dali.guard import ImageGuard
 from tarshards.samples.codecs import decode_field, encode_field
-from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image
+from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image, is_sound_jpeg
 from tarshards.stream.ops import decode
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "images.md"
@@ -73,6 +79,11 @@ FILES = {
     "lossy.j2k": saved(RGB, "JPEG2000", no_jp2=True, irreversible=True, quality_mode="rates", quality_layers=[8]),
     "png_named.jpg": saved(RGB, "PNG"),
     "jpg_named.png": saved(RGB, "JPEG"),
+    "jfif": saved(RGB, "JPEG"),
+    "jpe": saved(RGB.convert("L"), "JPEG"),
+    "ico": saved(RGBA.resize((40, 32)), "ICO", sizes=[(16, 16), (40, 32)]),
+    "bitmap.ico": saved(RGBA.resize((40, 32)), "ICO", sizes=[(16, 16), (40, 32)], bitmap_format="bmp"),
+    "masked.ico": saved(RGB.resize((40, 32)), "ICO", sizes=[(40, 32)], bitmap_format="bmp"),
 }
 SPECS = [imagespec for imagespec in IMAGESPECS if find_spec("torch") or not imagespec.startswith("torch")]
 THEIRS = [imagespec for imagespec in SPECS if not imagespec.endswith("16")]
@@ -180,7 +191,7 @@ def test_truncated_images_are_errors_never_half_a_picture(field, simplejpeg):
     data = FILES[field]
     whole = decode_field(field, data, images="rgba8")
     for length in sorted({*range(64), *range(64, len(data), 41), *range(len(data) - 64, len(data))}):
-        if data.startswith((b"\x89PNG", b"GIF", b"BM")) and length >= len(data) - 4:  # where there is no more picture
+        if data.startswith((b"GIF", b"BM")) and length >= len(data) - 4:  # where there is no more picture
             with suppress(DecodeError):
                 assert np.array_equal(decode_field(field, data[:length], images="rgba8"), whole)
             continue
@@ -242,6 +253,99 @@ def test_jpeg_that_libjpeg_calls_corrupt_is_an_error():
     for place in range(start, start + 30):
         with pytest.raises(DecodeError, match="Corrupt JPEG data"):
             decode_field("jpg", data[:place] + data[place + 40 :], images="rgb8")
+
+
+def read_by(reader, data):
+    """What a reader of an ArrayLoader gives."""
+    payloads = Payloads.of([data])
+    opened = reader.open("jpg", payloads[0])
+    batch = opened.make(1)
+    if failed := opened.read(batch, 0, payloads, draws_of(0, 0, [0])):
+        raise failed[0]
+    return batch[0]
+
+
+#: All that decodes or checks an image. Those that give every pixel as it is, in RGB, come first.
+WAYS = {
+    **{spec: partial(decode_image, imagespec=spec) for spec in ("rgb8", "pilrgb", "pil")},
+    "readers.image()": partial(read_by, readers.image()),
+    "readers.decoded": partial(read_by, readers.decoded("pil")),
+    **{spec: partial(decode_image, imagespec=spec) for spec in SPECS if spec not in ("rgb8", "pilrgb", "pil")},
+    "readers.image(8)": partial(read_by, readers.image(8)),
+    "a crop": partial(read_by, readers.image(8, crop="center", dtype="float32")),
+    "tarcheck": lambda data: is_sound_jpeg(data) or decode_image(data, "rgb8"),
+    "DALI": lambda data: ImageGuard("jpg", on_bad="drop", check="full")._check_image(data),
+}
+
+
+def seen_by(data):
+    """Return the ways that give *data*, after a check that pixels are equal."""
+    given = {}
+    for name, way in WAYS.items():
+        with suppress(Exception):
+            given[name] = way(data)
+    pixels = [np.asarray(given[name]) for name in list(WAYS)[:5] if name in given]
+    assert all(np.array_equal(each, pixels[0]) for each in pixels)
+    return set(given)
+
+
+def damaged(data, rng):
+    """*data* cut anywhere, and with a bit, or a byte near the beginning, changed."""
+    for place in rng.integers(0, len(data), 4 * SOAK):
+        yield data[:place]
+    for place, bit in zip(rng.integers(0, len(data), 12 * SOAK), rng.integers(0, 8, 12 * SOAK)):
+        yield data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+    for place in rng.integers(0, min(len(data), 400), 8 * SOAK):
+        yield data[:place] + rng.bytes(1) + data[place + 1 :]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
+@pytest.mark.parametrize("field", FILES)
+def test_whatever_decodes_an_image_calls_the_same_ones_damaged(field, simplejpeg, capfd):
+    ways = seen_by(FILES[field])
+    assert set(WAYS) - ways <= {"DALI"}  # which refuses some formats
+    for data in damaged(FILES[field], np.random.default_rng(0)):
+        assert seen_by(data) & ways in (set(), ways)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+@pytest.mark.parametrize("field", [field for field, data in FILES.items() if data.startswith(b"\xff\xd8")])
+def test_a_jpeg_whose_header_says_twice_its_rows_or_half_is_an_error(field, factor):
+    data = bytearray(FILES[field])
+    (frame,) = (match.start() for match in re.finditer(rb"\xff[\xc0\xc2]\0", data))
+    data[frame + 5 : frame + 7] = int(37 * factor).to_bytes(2, "big")
+    assert seen_by(bytes(data)) == set()
+
+
+def test_jpegs_of_4_4_1_are_decoded_and_checked():
+    simplejpeg = pytest.importorskip("simplejpeg")
+    row = np.ascontiguousarray(np.asarray(RGB)[:8, :32])
+    data = bytearray(simplejpeg.encode_jpeg(row, colorsubsampling="411"))
+    frame = data.index(b"\xff\xc0")
+    assert data[frame + 11] == 0x41
+    data[frame + 5 : frame + 9], data[frame + 11] = struct.pack(">HH", 32, 8), 0x14  # its blocks one below the other
+    assert seen_by(bytes(data)) == set(WAYS)
+    data[frame + 5 : frame + 7] = struct.pack(">H", 64)
+    assert seen_by(bytes(data)) == set()
+
+
+def test_a_pil_image_of_a_jpeg_keeps_its_metadata():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(RGB, "JPEG", exif=exif, icc_profile=b"a profile", dpi=(90, 90))
+    picture, theirs = decode_image(data, "pil"), Image.open(io.BytesIO(data)).convert("RGB")
+    assert picture.info == theirs.info
+    assert picture.getexif() == theirs.getexif() == {0x0112: 6}
+    assert ImageOps.exif_transpose(picture).size == (37, 53)
+
+
+@pytest.mark.parametrize("size", [(300, 300), (39, 32)])
+def test_an_icon_whose_image_is_not_of_the_size_that_it_says_is_an_error(size):
+    data = bytearray(FILES["masked.ico"])
+    data[6:8] = bytes(side % 256 for side in size)
+    with pytest.raises(DecodeError, match=r"an icon of .* pixels whose image has 40 x 32"):
+        decode_field("ico", bytes(data), images="rgb8")
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\xff\xd8\xff", b"\x89PNG", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\0" * 1000])

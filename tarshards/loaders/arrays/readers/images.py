@@ -211,7 +211,7 @@ def _size_of(payload: bytes) -> tuple[int, int]:
 
 def _header(payload: bytes) -> tuple[int, int]:
     if jpeg := _simplejpeg(payload):
-        with suppress(ValueError):  # Pillow reports what is wrong with it
+        with suppress(ValueError, KeyError):  # Pillow reports what is wrong with it
             height, width, _, _ = jpeg.decode_jpeg_header(payload)
             return height, width
     with open_image(payload) as image:
@@ -230,7 +230,7 @@ def _decode(payload: bytes, least: tuple[int, int], out: np.ndarray | None) -> n
     jpeg = _simplejpeg(payload)
     if jpeg:
         scaling = {"min_height": least[0], "min_width": least[1], "min_factor": SMALLEST_FACTOR}
-        with suppress(ValueError):  # which the codec raises with its reason, or can do better
+        with suppress(ValueError, KeyError):  # which the codec raises with its reason, or can do better
             height, width, colorspace, _ = jpeg.decode_jpeg_header(payload, **scaling)
             if colorspace in ("Gray", "YCbCr", "RGB"):
                 buffer = _buffer(height * width * 3) if out is None else out
