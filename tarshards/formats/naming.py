@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import EncodeError, SampleError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
-from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
 from tarshards.samples.codecs.basic import encode_json
-from tarshards.samples.codecs.image import EXTENSIONS
 from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
@@ -30,7 +29,7 @@ INTEGERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 _TEXTS = frozenset(["txt", "text", "transcript"])
 _ALIKE = {"txt": _TEXTS, "json": frozenset(["json", "jsn"]), "cls": INTEGERS, "npy": frozenset(["npy"])}
 _ALIKE["mp"] = frozenset(["mp", "msg", "msgpack"])
-_MEDIA = EXTENSIONS | {"wav", "flac", "mp3", "ogg", "m4a", "mp4", "webm", "mkv", "avi", "pdf"}
+_MEDIA = image.EXTENSIONS | audio.EXTENSIONS | video.EXTENSIONS | {"pdf"}
 _BYTES = _MEDIA | {"bin", "gz", "npz", "cbor", "ten", "tb", "tenbin", "pth", "pkl", "pickle", "pyd", "null"}
 MAGICS = {
     b"\xff\xd8\xff": "jpg",
@@ -88,8 +87,8 @@ def _field_of(column: str, extension: str) -> str:
 def kind_of(data: bytes, path: str | None = None) -> str:
     r"""Return the extension for bytes: that of their *path* if it is an image's or the like, or by their beginning.
 
-    >>> kind_of(b"\xff\xd8\xff\xe0"), kind_of(b"?", "a/b.PNG"), kind_of(b"?")
-    ('jpg', 'png', 'bin')
+    >>> kind_of(b"\xff\xd8\xff\xe0"), kind_of(b"?", "a/b.PNG"), kind_of(b"?", "a.opus"), kind_of(b"?")
+    ('jpg', 'png', 'opus', 'bin')
     """
     if path is not None and (suffix := path.rpartition(".")[2].lower()) in _MEDIA:
         return suffix

@@ -30,7 +30,8 @@ from tarshards.errors import (
 from tarshards.index.access import IndexedShards
 from tarshards.index.sidecar import Head, Index, for_each_shard, read_head
 from tarshards.parallel import bounded_map
-from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs import audio_headers, decode_field
+from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
@@ -131,9 +132,14 @@ def _length(field: str, data: bytes) -> int:
 
 
 def _duration(field: str, data: bytes) -> float:
+    header = audio_headers.read_header(data)
     soundfile = require("soundfile", extra="media")
     try:
-        return float(soundfile.info(io.BytesIO(data)).duration)
+        if header.container is not None:
+            samples, rate = decode_audio(data)
+            return len(samples) / rate
+        info = soundfile.info(io.BytesIO(data))
+        return float((header.frames or info.frames) / info.samplerate)
     except Exception as error:
         raise DecodeError(f"no audio whose duration can be read: {error}") from error
 

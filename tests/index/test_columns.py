@@ -176,10 +176,25 @@ def test_durations_are_those_that_were_written(tmp_path):
         data = io.BytesIO()
         soundfile.write(data, np.zeros((800 * (i + 1), 2)), 8000, format=form)
         sounds.append({"__key__": form, form: data.getvalue()})
-    write_samples([*sounds, {"__key__": "none", "wav": b"RIFF"}], name)
+    cut = {"__key__": "cut", "wav": sounds[0]["wav"][:-100]}
+    write_samples([*sounds, {"__key__": "none", "wav": b"RIFF"}, cut], name)
     list(refresh_indexes([name]))
     build_columns(name, "duration:wav;flac;ogg", on_error="skip")
-    assert pq.read_table(f"{name}.columns.parquet")["duration"].to_pylist() == pytest.approx([0.1, 0.2, 0.3, None])
+    durations = pq.read_table(f"{name}.columns.parquet")["duration"].to_pylist()
+    assert durations == pytest.approx([0.1, 0.2, 0.3, None, None])
+
+
+def test_durations_of_what_ffmpeg_alone_reads(tmp_path):
+    av, name, data = pytest.importorskip("av"), str(tmp_path / "a.tar"), io.BytesIO()
+    with av.open(data, "w", format="ipod") as container:
+        sound = container.add_stream("alac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4000), np.int16), format="s16p", layout="mono")
+        frame.rate = 8000
+        container.mux([*sound.encode(frame), *sound.encode(None)])
+    write_samples([{"__key__": "a", "m4a": data.getvalue()}], name)
+    list(refresh_indexes([name]))
+    build_columns(name, "duration:m4a")
+    assert pq.read_table(f"{name}.columns.parquet")["duration"].to_pylist() == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Codecs for sound by libsndfile (``pip install 'tarshards[media]'``): WAV, AIFF, FLAC, Ogg (Vorbis, Opus) and MP3."""
+"""Codecs for sound (``pip install 'tarshards[media]'``).
+
+libsndfile decodes WAV, AIFF, FLAC, Ogg (Vorbis, Opus), MP3, NIST SPHERE, AU and CAF; PyAV AAC, and the sound of MP4,
+Matroska and WebM.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarshards.samples.codecs import audio_headers
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import encoder, require
+from tarshards.samples.codecs.video import opened
 
 if TYPE_CHECKING:
     import numpy as np
 
-EXTENSIONS = frozenset(["wav", "aif", "aiff", "flac", "ogg", "oga", "opus", "mp3"])
+EXTENSIONS = frozenset(
+    "wav aif aiff aifc flac ogg oga opus mp3 sph au snd caf m4a aac mka weba w64 mp2 ac3 amr wma wv ape".split()  # noqa: SIM905
+)
 AUDIOSPECS = "audio", "torchaudio"
 MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
@@ -55,24 +62,62 @@ def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) ->
         rate = header.rate
         whole = whole if part is None else whole[part(header.frames, rate)]
         return Sound(_to_float(whole), rate)
+    whole, rate = (_by_libsndfile if header.container is None else _by_ffmpeg)(data, header)
+    return Sound(_to_float(whole if part is None else whole[part(len(whole), rate)]), rate)
+
+
+def _by_libsndfile(data: bytes, header: audio_headers.SoundHeader) -> tuple[np.ndarray, int]:
     soundfile = require("soundfile", extra="media")
-    with _opened(data) as opened, soundfile.SoundFile(opened, closefd=False) as file:
-        claimed, size, rate = file.frames, file.frames * file.channels * 4, file.samplerate
-        if header.frames not in (None, claimed):
-            raise ValueError(f"{claimed} frames, where the header says {header.frames}")
-        if size > MAX_BYTES:
-            raise ValueError(f"decompression bomb? {claimed} frames of {file.channels} channels")
-        integers = "int16" if header.bits <= 16 else "int32"
-        whole = file.read(dtype=integers if header.kind == "FLAC" else "float32", always_2d=True)
+    try:
+        with _in_memory(data) as memory, soundfile.SoundFile(memory, closefd=False) as file:
+            claimed, rate = file.frames, file.samplerate
+            if file.subtype == "GSM610" and header.kind == "WAV":  # of which it takes the pad byte for a block
+                claimed = header.frames or claimed
+            if header.frames not in (None, claimed):
+                raise ValueError(f"{claimed} frames, where the header says {header.frames}")
+            _check_bytes(claimed, file.channels)
+            integers = "int16" if header.bits <= 16 else "int32"
+            whole = file.read(claimed, integers if header.kind == "FLAC" else "float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"libsndfile: {error.error_string}") from error
     if len(whole) != claimed:
         raise ValueError(f"damaged or truncated: {len(whole)} of {claimed} frames")
     if header.md5:
         _check_md5(whole, header)
-    return Sound(_to_float(whole if part is None else whole[part(claimed, rate)]), rate)
+    return whole, rate
+
+
+def _by_ffmpeg(data: bytes, header: audio_headers.SoundHeader) -> tuple[np.ndarray, int]:
+    import numpy as np
+
+    blocks, frames, packets, rate = [], 0, 0, 0
+    with opened(data, "audio", header.container or "") as (container, stream):
+        to_floats = require("av", extra="media").AudioResampler(
+            "fltp"
+        )  # which raises an error for a change of the rate
+        for packet in container.demux(stream):
+            packets += packet.size > 0
+            for frame in packet.decode():
+                if frame.is_corrupt:
+                    raise ValueError(f"damaged: the sound at {frame.time} s is corrupt")
+                frames, rate = frames + frame.samples, frame.sample_rate
+                _check_bytes(frames, frame.layout.nb_channels)
+                blocks += [converted.to_ndarray() for converted in to_floats.resample(frame)]
+        claimed = len(stream.index_entries) if header.container != "aac" else 0
+    if packets < claimed or not blocks:
+        raise ValueError(f"damaged or truncated: {packets} of {claimed} packets")
+    if header.frames not in (None, frames):
+        raise ValueError(f"{frames} frames, where the header says {header.frames}")
+    return np.concatenate(blocks, axis=1).T, rate
+
+
+def _check_bytes(frames: int, channels: int) -> None:
+    if frames * channels * 4 > MAX_BYTES:
+        raise ValueError(f"decompression bomb? {frames} frames of {channels} channels")
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[int | BytesIO]:
+def _in_memory(data: bytes) -> Iterator[int | BytesIO]:
     """Give a file in memory: of bytes libsndfile reads by calls of Python, which threads would wait for."""
     if not hasattr(os, "memfd_create"):
         yield BytesIO(data)
@@ -91,7 +136,7 @@ def _to_float(samples: np.ndarray) -> np.ndarray:
     """Return integers as float32 in [-1, 1), and floats as they are, in an array of their own."""
     import numpy as np
 
-    floats = samples.astype(np.float32)
+    floats = samples.astype(np.float32, order="C")
     if samples.dtype.kind == "i":
         floats *= np.float32(2.0 ** (1 - 8 * samples.dtype.itemsize))
     return floats

@@ -1,26 +1,32 @@
-"""Read the structure of sound files, and find the damage that libsndfile passes over, without decoding them.
+"""Read the structure of sound files, and find the damage that libsndfile and FFmpeg pass over, without decoding them.
 
 Formats: RIFF/WAVE (IBM and Microsoft, 1991) and RF64 (EBU Tech 3306); AIFF 1.3; FLAC (RFC 9639); Ogg (RFC 3533);
-MPEG audio layer III (ISO 11172-3, 13818-3) with the Xing, Info and VBRI headers.
+MPEG audio layer III (ISO 11172-3, 13818-3) with the Xing, Info and VBRI headers; SPHERE (NIST, 1990s); AU (Sun);
+CAF (Apple, Core Audio Format Specification); AAC in ADTS (ISO 14496-3, annex 1.A). ``video_headers`` reads the
+structure of MP4 and Matroska.
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tarshards.errors import DecodeError
 
-KINDS = "WAV", "AIFF", "FLAC", "Ogg", "MP3"
+KINDS = "WAV", "AIFF", "FLAC", "Ogg", "MP3", "SPHERE", "AU", "CAF", "AAC", "MP4", "Matroska"
 UNKNOWN = 0xFFFFFFFF  # the size that a program writes which cannot seek back
 STREAMED = "a streamed {}, whose header does not give its size; write it to a file: ffmpeg -i in.wav out.wav"
+GSM, GSM_BLOCK, GSM_FRAMES = 0x31, 65, 320  # the format of WAVE, and the bytes and frames of its blocks
 UNCOMPRESSED = frozenset({1, 3, 6, 7, 0xFFFE})  # WAVE formats with a fixed number of bytes a sample
 WAV_DTYPES = {(1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4"}
 FLAC_RATES = 0, 88200, 176400, 192000, 8000, 16000, 22050, 24000, 32000, 44100, 48000, 96000
+AU_BYTES = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # of a sample, by its encoding; of others none are whole
 BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 OGG_BEGIN, OGG_END = 2, 4  # flags of a page
 MP3_SAME = 0xFFFE0C00  # bits of its header that all frames share: sync, version, layer and rate
+ADTS_SAME = 0xFFFFFDC0  # the same of AAC: all but the private bit, and those of copyright and size
 MP3_RATES = 44100, 48000, 32000
 MP3_KBITS = (
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),  # of MPEG 2 and 2.5
@@ -31,7 +37,8 @@ MP3_KBITS = (
 class SoundHeader(NamedTuple):
     """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does.
 
-    With *dtype* they lie at *place* in the file, of *channels* each frame.
+    With *dtype* they lie at *place* in the file, of *channels* each frame. Of a file that libsndfile cannot read,
+    *container* is the name of its format in FFmpeg, or empty where ``video_headers`` knows it.
     """
 
     kind: str
@@ -42,6 +49,7 @@ class SoundHeader(NamedTuple):
     place: int = 0
     channels: int = 0
     rate: int = 0
+    container: str | None = None
 
 
 def read_header(data: bytes) -> SoundHeader:
@@ -53,12 +61,25 @@ def read_header(data: bytes) -> SoundHeader:
         return _read_wav(data)
     if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
         return _read_aiff(data)
-    if data[:4] == b"fLaC":
-        return _read_flac(data)
     if data[:4] == b"OggS":
         return _read_ogg(data)
-    if data[:3] == b"ID3" or (len(data) > 4 and _mp3_frame(_word(data, 0))):
-        return _read_mp3(data)
+    if data[:8] == b"NIST_1A\n":
+        return _read_sphere(data)
+    if data[:4] in (b".snd", b"dns."):
+        return _read_au(data)
+    if data[:4] == b"caff":
+        return _read_caf(data)
+    if data[4:8] == b"ftyp":
+        return SoundHeader("MP4", container="")
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return SoundHeader("Matroska", container="")
+    begin = _after_id3(data)
+    if data[begin : begin + 4] == b"fLaC":
+        return _read_flac(data[begin:])
+    if _adts_frame(data, begin):
+        return _read_adts(data, begin)
+    if begin or (len(data) > 4 and _mp3_frame(_word(data, 0))):
+        return _read_mp3(data, begin)
     raise DecodeError(f"not a sound in any of {' '.join(KINDS)}")
 
 
@@ -80,6 +101,8 @@ def _read_wav(data: bytes) -> SoundHeader:
         raise DecodeError("a WAV without its format or its samples")
     code, channels, rate = _little(data, form, 2), _little(data, form + 2, 2), _little(data, form + 4)
     speed, block, bits = _little(data, form + 8), _little(data, form + 12, 2), _little(data, form + 14, 2)
+    if (code, block) == (GSM, GSM_BLOCK):
+        return SoundHeader("WAV", payload // block * GSM_FRAMES)
     if code not in UNCOMPRESSED:
         return SoundHeader("WAV")
     if not block or block != channels * -(-bits // 8) or speed != rate * block or payload % block:
@@ -104,7 +127,68 @@ def _read_aiff(data: bytes) -> SoundHeader:
     is_plain = data[8:12] == b"AIFF" or form[18:22].lower() in (b"none", b"sowt", b"twos", b"fl32", b"fl64")
     if is_plain and payload is not None and payload != frames * width:
         raise DecodeError(f"an AIFF of {payload} bytes, where {frames} frames take {frames * width}")
-    return SoundHeader("AIFF", frames)
+    return SoundHeader("AIFF", None if form[18:22] == b"ima4" else frames)  # of which it counts blocks
+
+
+def _read_sphere(data: bytes) -> SoundHeader:
+    """Read the header of NIST SPHERE: lines of a name, a type and a value."""
+    begin = int(data[8:16]) if data[8:15].strip().isdigit() else 0
+    lines = (line.split(maxsplit=2) for line in data[16:begin].partition(b"end_head")[0].splitlines())
+    fields = {line[0]: line[2].strip() for line in lines if len(line) == 3}
+    coding = fields.get(b"sample_coding", b"pcm").decode("latin-1")
+    if "," in coding:
+        raise DecodeError(f"a SPHERE of {coding}, which nothing here unpacks: sph2pipe -f wav in.sph out.wav")
+    try:
+        names = b"sample_count", b"channel_count", b"sample_n_bytes"
+        frames, channels, width = (int(fields[name]) for name in names)
+    except (KeyError, ValueError):
+        raise DecodeError("a SPHERE whose header is cut, or lacks the number of its samples") from None
+    if begin + frames * channels * width != len(data):
+        raise DecodeError(f"truncated: {len(data)} bytes, where {frames} frames take {frames * channels * width}")
+    return SoundHeader("SPHERE", frames)
+
+
+def _read_au(data: bytes) -> SoundHeader:
+    if len(data) < 24:
+        raise DecodeError("an AU truncated in its header")
+    begin, size, code, _, channels = struct.unpack_from(">5I" if data[:1] == b"." else "<5I", data, 4)
+    if size == UNKNOWN:
+        raise DecodeError(STREAMED.format("AU"))
+    if begin + size != len(data) or begin < 24:
+        raise DecodeError(f"truncated: {len(data)} bytes, where the header says {begin + size}")
+    width = channels * AU_BYTES.get(code, 0)
+    if width and size % width:
+        raise DecodeError(f"an AU that contradicts itself: {channels} channels, {size} bytes")
+    return SoundHeader("AU", size // width if width else None)
+
+
+def _read_caf(data: bytes) -> SoundHeader:
+    place, form, cookie, payload, frames = 8, b"", b"", None, None
+    while place + 12 <= len(data):
+        name, size = struct.unpack_from(">4sq", data, place)
+        place += 12
+        if (name, size) == (b"data", -1):
+            raise DecodeError(STREAMED.format("CAF"))
+        if size < 0 or place + size > len(data):
+            raise DecodeError(f"truncated: the chunk {name!r} of {size} bytes does not end in {len(data)}")
+        if name == b"desc":
+            form = data[place : place + size]
+        elif name == b"kuki":
+            cookie = data[place : place + size]
+        elif name == b"data":
+            payload = size - 4  # after the number of its edits
+        elif name == b"pakt" and size >= 24:
+            frames = int.from_bytes(data[place + 8 : place + 16], "big")
+        place += size
+    if data[place:].strip(b"\0"):
+        raise DecodeError(f"a CAF with {len(data) - place} bytes after the last chunk")
+    packet, length = struct.unpack_from(">II", form, 16) if len(form) >= 32 else (0, 0)
+    if packet and payload is not None:  # bytes of each, where they are equal; else a table counts the frames
+        frames = payload // packet * length
+    if payload is None or frames is None:
+        raise DecodeError("a CAF without its format, its samples or their number")
+    is_read = form[8:12] in (b"lpcm", b"alaw", b"ulaw") or (form[8:12] == b"alac" and cookie[4:8] != b"frma")
+    return SoundHeader("CAF", frames, container=None if is_read else "caf")
 
 
 def _chunks(data: bytes, end: int, order: str, sizes: dict[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
@@ -187,8 +271,35 @@ def ogg_checksum(page: bytes) -> int:
     return int.from_bytes(reflected.to_bytes(4, "little").translate(BITS_REVERSED), "big")
 
 
-def _read_mp3(data: bytes) -> SoundHeader:
-    place = _after_id3(data)
+def _read_adts(data: bytes, begin: int) -> SoundHeader:
+    """Read the headers of all frames of AAC, whose first 28 bits but one are the same."""
+    place, first = begin, _word(data, begin) & ADTS_SAME
+    while size := _adts_frame(data, place) if _word(data, place) & ADTS_SAME == first else 0:
+        if place + size > len(data):
+            raise DecodeError(f"a truncated AAC: the frame at {place} is cut")
+        place += size
+    _check_tags("AAC", data, place)
+    return SoundHeader("AAC", container="aac")
+
+
+def _adts_frame(data: bytes, place: int) -> int:
+    """Return the bytes of the frame of AAC at *place*; 0 if there is none."""
+    head = data[place : place + 7]
+    if len(head) < 7 or int.from_bytes(head[:2], "big") & 0xFFF6 != 0xFFF0:
+        return 0
+    size = (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+    return size if size > 7 else 0
+
+
+def _check_tags(kind: str, data: bytes, place: int) -> None:
+    """Raise DecodeError unless tags or zeros alone follow the last frame."""
+    rest = data[place:]
+    is_tag = (rest[:3] == b"TAG" and len(rest) == 128) or rest[:8] in (b"APETAGEX", b"LYRICSBE")
+    if rest.strip(b"\0") and not is_tag:
+        raise DecodeError(f"an {kind} with {len(rest)} bytes at {place} that are no frame")
+
+
+def _read_mp3(data: bytes, place: int) -> SoundHeader:
     first, frames, claimed = _word(data, place), 0, None
     begun, end = place, len(data)
     if not _mp3_frame(first):
@@ -203,13 +314,7 @@ def _read_mp3(data: bytes) -> SoundHeader:
         if place == begun:
             claimed = _mp3_count(data[place : place + size], head)
         place, frames = place + size, frames + 1
-    rest = data[place:]
-    if (
-        rest.strip(b"\0")
-        and not (rest[:3] == b"TAG" and len(rest) == 128)
-        and rest[:8] not in (b"APETAGEX", b"LYRICSBE")
-    ):
-        raise DecodeError(f"an MP3 with {len(rest)} bytes at {place} that are no frame")
+    _check_tags("MP3", data, place)
     if claimed is not None and claimed != frames - 1:
         raise DecodeError(f"an MP3 with {frames - 1} of {claimed} frames")
     return SoundHeader("MP3")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import video_headers
@@ -52,7 +52,7 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
     """
     import numpy as np
 
-    with _opened(data) as (container, stream):
+    with opened(data) as (container, stream):
         is_unordered, fps = _is_unordered(container, stream), _rate(stream)
         frames: list[np.ndarray] = []
         times: list[float] = []
@@ -81,7 +81,7 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
 
 def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
     """Decode the frames of a clip alone, from the keyframe before it on, each by *convert*."""
-    with _opened(data) as (container, stream):
+    with opened(data) as (container, stream):
         fps = clip.fps or _rate(stream)
         if not clip.is_place:
             start = clip.start
@@ -171,20 +171,24 @@ def _duration(container: Any, stream: Any) -> float:
 
 
 @contextmanager
-def _opened(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Open a video with one thread; FFmpeg is told its container, so that no playlist is read as one."""
+def opened(data: Any, kind: Literal["video", "audio"] = "video", name: str = "") -> Iterator[tuple[Any, Any]]:
+    """Open the first stream of a *kind* with one thread; FFmpeg is told its container, so that it reads no playlist.
+
+    *name* is FFmpeg's name of a container that was checked before.
+    """
     av = require("av", extra="media")
     is_file = hasattr(data, "seek")
     file: IO[bytes] = data if is_file else BytesIO(data)
-    name = video_headers.read_format(file, is_memory=not is_file)
+    name = name or video_headers.read_format(file, is_memory=not is_file)
     file.seek(0)
     with av.open(file, format=name, container_options={"err_detect": "crccheck+explode"}) as container:
-        if not container.streams.video:
-            raise ValueError("no video in the file")
-        stream = container.streams.video[0]
+        stream = next(iter(getattr(container.streams, kind)), None)
+        if stream is None:
+            raise ValueError(f"no {kind} in the file")
         context = stream.codec_context
         context.thread_count, context.options = 1, CHECKS
-        _check_size(context.width, context.height)
+        if kind == "video":
+            _check_size(context.width, context.height)
         yield container, stream
 
 

@@ -4,21 +4,24 @@ import io
 import re
 import struct
 import wave
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from soak import SOAK
 
-from tarshards import Stream, TarWriter
+from tarshards import Stream, TarWriter, readers
 from tarshards.errors import DecodeError, EncodeError
+from tarshards.index.memory import Payloads
 from tarshards.samples.codecs import decode_field, encode_field
-from tarshards.samples.codecs.audio import decode_audio
+from tarshards.samples.codecs.audio import EXTENSIONS, decode_audio
 
 RATE = 16000
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "audio-text-ragged.md"
 FORMATS = {"wav": "WAV", "aiff": "AIFF", "flac": "FLAC", "ogg": "OGG", "opus": "OGG", "mp3": "MP3"}
 LOSSY = {"ogg", "opus", "mp3"}
+TAG = b"ID3\4\0\0\0\0\0\x14" + bytes(20)  # that programs put before FLAC and AAC too
 
 
 @pytest.fixture
@@ -45,6 +48,131 @@ def written(soundfile, field, samples, rate=RATE, **options):
 
 def peer(soundfile, data):
     return soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+
+
+def written_by_pyav(format, codec, samples, rate=RATE):
+    """A sound that PyAV wrote."""
+    av, stream = pytest.importorskip("av", reason="needs PyAV"), io.BytesIO()
+    with av.open(stream, "w", format=format) as container:
+        sound = container.add_stream(codec, rate=rate, layout="mono" if samples.shape[1] == 1 else "stereo")
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples.T), format="fltp", layout=sound.layout)
+        frame.rate, queue = rate, av.AudioFifo()
+        for converted in av.AudioResampler(sound.format, sound.layout, rate).resample(frame):
+            queue.write(converted)
+        for part in queue.read_many(sound.frame_size or 1024, partial=True):
+            container.mux(sound.encode(part))
+        container.mux(sound.encode(None))
+    return stream.getvalue()
+
+
+def peer_of_pyav(data):
+    """What PyAV reads."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        frames = list(container.decode(audio=0))
+        blocks = [frame.to_ndarray() for frame in frames]
+    if not frames[0].format.is_planar:
+        blocks = [block.reshape(-1, frames[0].layout.nb_channels).T for block in blocks]
+    samples = np.concatenate(blocks, axis=1).T
+    if samples.dtype.kind == "i":
+        samples = samples / np.float32(2.0 ** (8 * samples.itemsize - 1))
+    return samples, frames[0].rate
+
+
+def chunk(name, data):
+    return name + struct.pack(">q", len(data)) + data
+
+
+def aac_in_caf(adts):
+    """What Apple's recorders write: the packets of a *adts* stream in a CAF."""
+    packets, place = [], 0
+    while place < len(adts):
+        size = (adts[place + 3] & 3) << 11 | adts[place + 4] << 3 | adts[place + 5] >> 5
+        packets.append(adts[place + 7 : place + size])
+        place += size
+    form = struct.pack(">d4s5I", RATE, b"aac ", 0, 0, 1024, 1, 0)
+    specific = b"\x05\x02\x14\x08"  # AAC LC, 16 kHz, mono
+    config = b"\x04" + bytes([13 + len(specific)]) + b"\x40\x15" + bytes(11) + specific
+    cookie = bytes(4) + b"\x03" + bytes([3 + len(config) + 3]) + bytes(3) + config + b"\x06\x01\x02"
+    sizes = b"".join(
+        bytes([0x80 | size >> 7, size & 127]) if size > 127 else bytes([size]) for size in map(len, packets)
+    )
+    table = struct.pack(">qqii", len(packets), 1024 * len(packets), 0, 0) + sizes
+    chunks = chunk(b"desc", form) + chunk(b"kuki", cookie) + chunk(b"pakt", table)
+    return b"caff\0\1\0\0" + chunks + chunk(b"data", bytes(4) + b"".join(packets))
+
+
+#: What is only read: options of soundfile, or of PyAV.
+BY_SOUNDFILE = {
+    "SPHERE.wav": {"format": "NIST"},
+    "ulaw.sph": {"format": "NIST", "subtype": "ULAW"},
+    "GSM.wav": {"format": "WAV", "subtype": "GSM610", "rate": 8000},
+    "ADPCM.wav": {"format": "WAV", "subtype": "IMA_ADPCM", "rate": 8000},
+    "G721.wav": {"format": "WAV", "subtype": "G721_32", "rate": 8000},
+    "GSM.aifc": {"format": "AIFF", "subtype": "GSM610"},
+    "ADPCM.aif": {"format": "AIFF", "subtype": "IMA_ADPCM"},
+    "tagged.flac": {"format": "FLAC"},
+    "au": {"format": "AU"},
+    "little.au": {"format": "AU", "endian": "LITTLE"},
+    "ulaw.snd": {"format": "AU", "subtype": "ULAW"},
+    "G723.au": {"format": "AU", "subtype": "G723_24"},
+    "caf": {"format": "CAF"},
+    "ALAC.caf": {"format": "CAF", "subtype": "ALAC_16"},
+}
+BY_PYAV = {
+    "m4a": ("ipod", "aac"),
+    "ALAC.m4a": ("ipod", "alac"),
+    "aac": ("adts", "aac"),
+    "tagged.aac": ("adts", "aac"),
+    "AAC.caf": ("adts", "aac"),
+    "mka": ("matroska", "libopus", 48000),
+    "PCM.mka": ("matroska", "pcm_s16le"),
+    "weba": ("webm", "libopus", 48000),
+}
+
+
+@pytest.fixture(params=[*BY_SOUNDFILE, *BY_PYAV])
+def found(request, soundfile):
+    """The field and the bytes of a sound of another program, of 3990 frames."""
+    name, samples = request.param, tones(3990, 1)
+    if name in BY_SOUNDFILE:
+        data = written(soundfile, "wav", samples, **BY_SOUNDFILE[name])
+    else:
+        format, codec, *rate = BY_PYAV[name]
+        data = written_by_pyav(format, codec, samples, *rate)
+    return name, aac_in_caf(data) if name == "AAC.caf" else TAG + data if "tagged" in name else data
+
+
+def test_sounds_of_other_programs_read_as_soundfile_or_pyav_reads_them(found, soundfile):
+    name, data = found
+    samples, rate = decode_field(name, data, audio="audio")
+    try:
+        theirs, their_rate = peer(soundfile, data)
+    except soundfile.LibsndfileError:
+        theirs, their_rate = peer_of_pyav(data)
+    if name == "GSM.wav":  # of whose pad byte libsndfile makes 320 samples of noise, and FFmpeg none
+        assert len(theirs) == len(samples) + 320
+        theirs, their_rate = peer_of_pyav(data)
+    assert (samples.dtype, rate) == (np.float32, their_rate)
+    np.testing.assert_array_equal(samples, theirs)
+    assert 3990 <= len(samples) < 3990 + 2048
+
+
+def test_the_sound_of_a_video_is_decoded_where_it_is_asked_for():
+    data = written_by_pyav("mp4", "aac", tones(3990))
+    (sample,) = Stream([{"__key__": "a", "mp4": data}]).decode(mp4="audio")
+    np.testing.assert_array_equal(sample["mp4"].samples, peer_of_pyav(data)[0])
+
+
+UNREAD = {"w64", "wma", "amr", "ac3", "mp2", "wv", "ape"}
+
+
+@pytest.mark.parametrize("field", UNREAD)
+def test_sounds_that_are_not_read_are_errors_never_bytes(field):
+    with pytest.raises(DecodeError, match=f"{field}: not a sound in any of WAV AIFF FLAC Ogg MP3 SPHERE"):
+        decode_field(field, b"#!AMR\n" + bytes(100), audio="audio")
+    assert decode_field(field, b"#!AMR\n") == b"#!AMR\n"
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -140,6 +268,46 @@ def test_every_truncation_is_an_error_or_all_samples(field, soundfile):
     assert {is_same(data[:size], sound) for size in range(len(data))} <= {None, True}
 
 
+def test_every_truncation_of_what_others_write_is_an_error(found):
+    name, data = found
+    sound = decode_audio(data)
+    cuts = {*range(0, len(data), max(1, len(data) // (40 * SOAK))), *range(len(data) - 20, len(data))}
+    if name in ("aac", "tagged.aac"):  # which does not say how many frames there are
+        cuts -= {match.start() for match in re.finditer(rb"\xff\xf1", data)}
+    assert {is_same(data[:size], sound) for size in cuts} <= {None, True}
+
+
+def test_whatever_decodes_a_sound_calls_the_same_ones_damaged(found):
+    _, data = found
+    rng, rate = np.random.default_rng(0), decode_audio(data)[1]
+    reader = readers.audio(rate)
+    for place in rng.integers(0, len(data), 20 * SOAK):
+        for damaged in data[:place], data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]:
+            sound = None
+            with suppress(Exception):
+                sound = decode_audio(damaged)
+            if sound is None or (sound.rate, sound.samples.shape[1]) == (rate, 1):
+                batch = reader.make(1)
+                failed = reader.read(batch, 0, Payloads.of([damaged]), np.zeros(1, np.uint64))
+                assert (sound is None) == bool(failed)
+                assert failed or np.array_equal(batch[0], sound.samples)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data.replace(b"-s3 pcm", b"-s26 pcm,embedded-shorten-v2.00"), "sph2pipe -f wav in.sph out.wav"),
+        (lambda data: data.replace(b"sample_count", b"sample_kount"), "lacks the number of its samples"),
+        (lambda data: data + bytes(2), "9006 bytes, where 3990 frames take 7980"),
+    ],
+)
+def test_a_sphere_that_cannot_be_read_says_why(change, reason, soundfile):
+    data = written(soundfile, "wav", tones(3990, 1), format="NIST")
+    assert len(data) == 1024 + 7980
+    with pytest.raises(DecodeError, match=reason):
+        decode_field("wav", change(data), audio="audio")
+
+
 def listed():
     """The extensions, by the words of the page on what of a changed bit is seen."""
     rows = re.findall(r"^\| ([a-z0-9, `]+) \| an error \| (an error|unseen) \|", PAGE.read_text(), re.MULTILINE)
@@ -159,6 +327,19 @@ def test_the_page_lists_what_is_seen_of_changed_bits(soundfile):
     assert found == {field: seen for field, seen in listed().items() if field in FORMATS}
 
 
+def test_the_page_lists_what_is_seen_of_changed_bits_in_what_others_write(found):
+    name, data = found
+    rng, sound = np.random.default_rng(0), decode_audio(data)
+    flips = rng.integers(0, 8 * len(data), 100 * SOAK).tolist()
+    damaged = [data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :] for bit in flips]
+    seen = "unseen" if any(is_same(each, sound) is False for each in damaged) else "an error"
+    assert seen == listed()[name.rpartition(".")[2]]
+
+
+def test_the_page_lists_all_sounds_that_are_read():
+    assert {*listed()} == EXTENSIONS - UNREAD
+
+
 def test_bits_of_a_wav_header_are_seen():
     data = encode_field("wav", (integers(tones(300)), RATE))
     sound = decode_audio(data)
@@ -166,6 +347,14 @@ def test_bits_of_a_wav_header_are_seen():
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         assert is_same(bytes(flipped), sound) is not False, bit
+
+
+def test_a_streamed_au_or_caf_is_refused_too(soundfile):
+    au, caf = (written(soundfile, "wav", tones(300, 1), format=format) for format in ("AU", "CAF"))
+    place = caf.index(b"data") + 4
+    for data in au[:8] + b"\xff\xff\xff\xff" + au[12:], caf[:place] + b"\xff" * 8 + caf[place + 8 :]:
+        with pytest.raises(DecodeError, match=r"a streamed (AU|CAF), whose header does not give its size"):
+            decode_field("au", data, audio="audio")
 
 
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF])
@@ -192,7 +381,7 @@ def test_a_flac_of_more_frames_than_memory_is_refused(soundfile):
         decode_field("flac", bytes(data), audio="audio")
 
 
-@pytest.mark.parametrize("data", [b"", b"RIFF", b"caff" + bytes(50), b".snd" + bytes(50), b"<html>", bytes(5000)])
+@pytest.mark.parametrize("data", [b"", b"RIFF", b"FORM" + bytes(50), b"<html>", bytes(5000)])
 def test_what_is_no_sound(data):
-    with pytest.raises(DecodeError, match="not a sound in any of WAV AIFF FLAC Ogg MP3"):
+    with pytest.raises(DecodeError, match="not a sound in any of WAV AIFF FLAC Ogg MP3 SPHERE AU CAF AAC MP4 Matroska"):
         decode_field("wav", data, audio="audio")

@@ -88,7 +88,7 @@ def _mixed(samples: np.ndarray, channels: int) -> np.ndarray:
 def audio(
     rate: int, seconds: float | None = None, *, channels: int = 1, crop: SoundCrop = "center", pad: bool = True
 ) -> Reader:
-    """WAV, AIFF, FLAC, Ogg or MP3 -> (samples, lengths): float32 of shape (n, frames, channels), and int64 of (n,).
+    """What ``decode("audio")`` reads -> (samples, lengths): float32 of shape (n, frames, channels), and int64 of (n,).
 
     Sounds are resampled to *rate* by soxr, and mixed to one channel by their mean; one channel is repeated for more.
     With *seconds* longer ones are cropped, and shorter ones padded with zeros; lengths count the frames that are not
