@@ -34,8 +34,8 @@ def pictures(count, height=32, width=48):
     return frames
 
 
-def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6):
-    """A video of *count* frames with a keyframe in each *group*; *times* are in milliseconds."""
+def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6, turn=None):
+    """A video of *count* frames with a keyframe in each *group*; *times* in milliseconds; *turn* as in upright."""
     import av
 
     format, codec, options, container_options = KINDS[kind]
@@ -45,6 +45,8 @@ def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6):
         video.height, video.width = size
         video.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         video.codec_context.thread_count = 1
+        if turn is not None:
+            video.set_display_rotation(*turn)
         for i, pixels in enumerate(pictures(count, *size)):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times is not None:
@@ -53,6 +55,12 @@ def written(kind="mp4 h264", count=12, *, times=None, size=(32, 48), group=6):
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
     return stream.getvalue()
+
+
+def upright(frames, degrees=0, hflip=False, vflip=False):
+    """Frames turned counterclockwise, and then mirrored, as PyAV defines it."""
+    frames = np.rot90(frames, degrees // 90, axes=(1, 2))
+    return frames[:, :: -1 if vflip else 1, :: -1 if hflip else 1]
 
 
 def peer(data, **options):

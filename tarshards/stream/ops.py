@@ -299,6 +299,7 @@ def decode(
     *handlers: str | Handler | Mapping[str, Any],
     only: str | Iterable[str] | None = None,
     exif_transpose: bool = False,
+    rotate: bool = True,
     allow_unsafe: bool = False,
     on_error: ErrorPolicy = None,
     **by_field: Any,
@@ -313,7 +314,7 @@ def decode(
     without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
     value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
     that are not bytes. A name that no field of the first 100 samples has is told in a warning. With *exif_transpose*
-    imagespecs turn images as their EXIF orientation asks.
+    imagespecs turn images as their EXIF orientation asks; videos are turned unless *rotate* is False.
 
     A field that does not decode, whoever decodes it, raises DecodeError with its place; or that is given to *on_error*
     (or "skip") and the sample is left out. ``allow_unsafe`` lets pickle and full torch.load run.
@@ -326,7 +327,12 @@ def decode(
     allow_unsafe = flag("allow_unsafe", allow_unsafe)
     exif_transpose = flag("exif_transpose", exif_transpose)
     decoding = decoding_of(
-        (images, *handlers), by_field, only=only, exif_transpose=exif_transpose, allow_unsafe=allow_unsafe
+        (images, *handlers),
+        by_field,
+        only=only,
+        exif_transpose=exif_transpose,
+        rotate=flag("rotate", rotate),
+        allow_unsafe=allow_unsafe,
     )
     if isinstance(decoding, Decoding):
         samples = decoding.watched(samples)

@@ -30,15 +30,17 @@ def decode_field(
     audio: str | None = None,
     video: str | None = None,
     exif_transpose: bool = False,
+    rotate: bool = True,
     allow_unsafe: bool = False,
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
     Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`),
     sounds unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
-    torchvideo`). Images are turned as their EXIF orientation asks with *exif_transpose*. The extension ``gz`` is
-    decompressed first, and the part before it selects the decoder. Raises DecodeError with the field, also where more
-    than 1 MiB + 200 x the size of *data* would come out of gzip or a zip (npz, pth).
+    torchvideo`). Images are turned as their EXIF orientation asks with *exif_transpose*, and videos as their file asks
+    unless *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder.
+    Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a
+    zip (npz, pth).
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -61,7 +63,7 @@ def decode_field(
     elif audio is not None and extension in sound.EXTENSIONS:
         decode = partial(sound.decode_audio, audiospec=audio)
     elif video is not None and extension in film.EXTENSIONS:
-        decode = partial(film.decode_video, videospec=video)
+        decode = partial(film.decode_video, videospec=video, rotate=rotate)
     else:
         return data
 

@@ -50,6 +50,7 @@ class Decoding:
         audio: str | None,
         video: str | None,
         exif_transpose: bool,
+        rotate: bool,
         allow_unsafe: bool,
     ):
         self.functions = {name: function for names, function in functions for name in names}
@@ -61,6 +62,7 @@ class Decoding:
             audio=audio,
             video=video,
             exif_transpose=exif_transpose,
+            rotate=rotate,
             allow_unsafe=allow_unsafe,
         )
         self.unseen = [names for names, _ in functions] + list(only or ())
@@ -126,7 +128,13 @@ def _endings(field: str) -> list[str]:
 
 
 def decoding_of(
-    decoders: Iterable[Any], by_field: Mapping[str, Any], *, only: Any, exif_transpose: bool, allow_unsafe: bool
+    decoders: Iterable[Any],
+    by_field: Mapping[str, Any],
+    *,
+    only: Any,
+    exif_transpose: bool,
+    rotate: bool,
+    allow_unsafe: bool,
 ) -> Callable[[str, bytes], Any]:
     """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
 
@@ -152,8 +160,8 @@ def decoding_of(
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
             images = check_imagespec(decoder)
     named += [((name.lower(),), value) for name, value in by_field.items()]
-    functions = tuple((names, _function(";".join(names), value, exif_transpose)) for names, value in named)
-    rest = images, audio, video, exif_transpose, allow_unsafe
+    functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
+    rest = images, audio, video, exif_transpose, rotate, allow_unsafe
     if not functions and not handlers and only is None:
         return Decoding((), (), None, *rest).by_extension
     arguments = functions, tuple(handlers), None if only is None else _names(only), *rest
@@ -176,18 +184,18 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str.lower, names)) for names in words)
 
 
-def _function(field: str, value: Any, exif_transpose: bool) -> Function:
+def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Function:
     """Return the function that decodes a *field*, of an imagespec, audiospec or videospec too."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
     if isinstance(value, str) and value in VIDEOSPECS:
-        return _video_decoder(value)
+        return _video_decoder(value, rotate)
     if isinstance(value, str):
         return _image_decoder(str(check_imagespec(value)), exif_transpose)
     if callable(value):
         check_function(value, "decode")
         return value
-    hint = did_you_mean(field, ["images", "only", "exif_transpose", "allow_unsafe", "on_error"])
+    hint = did_you_mean(field, ["images", "only", "exif_transpose", "rotate", "allow_unsafe", "on_error"])
     raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
 
 
@@ -197,8 +205,8 @@ def _audio_decoder(audiospec: str) -> Function:
 
 
 @lru_cache
-def _video_decoder(videospec: str) -> Function:
-    return partial(decode_video, videospec=videospec)
+def _video_decoder(videospec: str, rotate: bool) -> Function:
+    return partial(decode_video, videospec=videospec, rotate=rotate)
 
 
 @lru_cache

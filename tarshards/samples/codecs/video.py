@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -10,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import video_headers
+from tarshards.samples.codecs.image import oriented
 from tarshards.samples.codecs.registry import require
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ VIDEOSPECS = "video", "torchvideo"
 MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames a second
 MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
+SLANT = 0.0175  # of a display matrix: a turn by less than a degree more is that of a whole quarter, as for FFmpeg
 SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
 ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
 
@@ -44,11 +48,12 @@ class Clip(NamedTuple):
     is_place: bool
 
 
-def decode_video(data: Any, videospec: str = "video") -> Any:
+def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> Any:
     """Decode the frames of a video: ``video`` gives (frames, times, fps), ``torchvideo`` frames and times as tensors.
 
-    *data* are bytes or a seekable file. Sound is left out, and rotation not applied. Raises an error for damaged and
-    truncated videos, as far as their format shows it, and for what would take more than 4 GiB. One thread decodes.
+    *data* are bytes or a seekable file. Sound is left out, and frames are turned and mirrored as the file asks unless
+    *rotate* is False. Raises an error for damaged and truncated videos, as far as their format shows it, and for what
+    would take more than 4 GiB. One thread decodes.
     """
     import numpy as np
 
@@ -60,7 +65,7 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
         for packet in container.demux(stream):
             packets += packet.size > 0
             for frame in packet.decode():
-                pixels = _checked(frame).to_ndarray(format="rgb24")
+                pixels = to_rgb(_checked(frame), orientation_of(frame) if rotate else 1)
                 size += pixels.nbytes
                 if size > MAX_BYTES:
                     raise ValueError(f"decompression bomb? more than {len(frames)} frames of {pixels.nbytes} bytes")
@@ -77,6 +82,30 @@ def decode_video(data: Any, videospec: str = "video") -> Any:
         return video
     torch = require("torch", extra="torch")
     return torch.from_numpy(video.frames), torch.from_numpy(video.times), fps
+
+
+def orientation_of(frame: Any) -> int:
+    """Return how a frame is turned and mirrored before it is shown, in EXIF's numbers: 1 to 8.
+
+    Its display matrix moves the pixel in column x and row y to column a x + c y and row b x + d y.
+    """
+    found = frame.side_data.get("DISPLAYMATRIX")
+    if found is None:
+        return 1
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(found))
+    if max(abs(b), abs(c)) <= SLANT * max(abs(a), abs(d)):
+        return (1, 4, 2, 3)[2 * (a < 0) + (d < 0)]
+    if max(abs(a), abs(d)) <= SLANT * max(abs(b), abs(c)):
+        return (5, 6, 8, 7)[2 * (b < 0) + (c < 0)]
+    angle = round(math.degrees(math.atan2(b, a)))
+    raise DecodeError(f"a rotation by {angle} degrees; rotate=False gives the frames as they are stored")
+
+
+def to_rgb(frame: Any, orientation: int, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the pixels of a frame, turned as an EXIF *orientation* asks, and resized to a *size*, height and width."""
+    height, width = (None, None) if size is None else size[:: -1 if orientation >= 5 else 1]
+    method = None if size is None else "AREA"
+    return oriented(frame.to_ndarray(format="rgb24", height=height, width=width, interpolation=method), orientation)
 
 
 def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from readers_data import read, whole
-from videos import KINDS, RATE, peer, written
+from videos import KINDS, RATE, peer, upright, written
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index.build import build_index
@@ -66,6 +66,34 @@ def test_frames_are_resized_as_pyav_does_and_cropped():
     np.testing.assert_array_equal(whole(readers.video(2, (10, 20)), [data])[0], resized[:2])
     covering, _ = peer(data, width=24, height=16, interpolation="AREA")
     np.testing.assert_array_equal(whole(readers.video(2, 16, crop="center"), [data])[0], covering[:2, :, 4:20])
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_frames_are_turned_before_they_are_resized_and_cropped(degrees, hflip):
+    data = written(turn=(degrees, hflip))
+    frames, _ = peer(data)
+    wanted = upright(frames[:2], degrees, hflip)
+    np.testing.assert_array_equal(whole(readers.video(2), [data])[0], wanted)
+    np.testing.assert_array_equal(whole(readers.video(2, rotate=False), [data])[0], frames[:2])
+    lies = degrees == 180
+    size = (10, 20) if lies else (20, 10)
+    resized = upright(peer(data, width=20, height=10, interpolation="AREA")[0][:2], degrees, hflip)
+    np.testing.assert_array_equal(whole(readers.video(2, size), [data])[0], resized)
+    covering = upright(peer(data, width=24, height=16, interpolation="AREA")[0][:2], degrees, hflip)
+    middle = covering[:, :, 4:20] if lies else covering[:, 4:20]
+    np.testing.assert_array_equal(whole(readers.video(2, 16, crop="center"), [data])[0], middle)
+    left_alone = peer(data, width=24, height=16, interpolation="AREA")[0][:2, :, 4:20]
+    np.testing.assert_array_equal(whole(readers.video(2, 16, crop="center", rotate=False), [data])[0], left_alone)
+
+
+def test_videos_that_are_turned_have_the_size_that_is_shown():
+    datas = [written(size=(48, 32)), written(turn=(90,)), written()]
+    clips, failed = read(readers.video(2), datas)
+    assert clips.shape[2:] == (48, 32, 3)
+    assert {place: str(error) for place, error in failed.items()} == {
+        2: "32 x 48 pixels, where the first video has 48 x 32"
+    }
 
 
 def test_what_fails_is_named_and_the_rest_is_read():

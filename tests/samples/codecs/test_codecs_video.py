@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from soak import SOAK
-from videos import KINDS, RATE, peer, written
+from videos import KINDS, RATE, peer, upright, written
 
 from tarshards import Stream, TarWriter
 from tarshards.errors import DecodeError
@@ -31,6 +31,32 @@ def test_frames_are_those_of_pyav(kind):
     np.testing.assert_allclose(decoded.times, wanted)
     assert decoded.fps == pytest.approx(RATE)
     np.testing.assert_array_equal(video.decode_video(io.BytesIO(data)).frames, frames)  # of a seekable file
+
+
+TURNED = [(kind, hflip) for kind in ("mp4 h264", "mov h264", "fragmented mp4") for hflip in (False, True)]
+
+
+@pytest.mark.parametrize(("kind", "hflip"), [*TURNED, ("mkv h264", False)])
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_frames_are_turned_and_mirrored_as_the_file_asks(kind, degrees, hflip):
+    data = written(kind, turn=(degrees, hflip))
+    frames, _ = peer(data)
+    field = FIELDS.get(KINDS[kind][0], KINDS[kind][0])
+    wanted = upright(frames, degrees, hflip)
+    decoded = decode_field(field, data, video="video")
+    np.testing.assert_array_equal(decoded.frames, wanted)
+    np.testing.assert_array_equal(decode_field(field, data, video="video", rotate=False).frames, frames)
+    (sample,) = Stream([{"__key__": "a", field: data}]).decode("video", rotate=False)
+    np.testing.assert_array_equal(sample[field].frames, frames)
+    (sample,) = Stream([{"__key__": "a", field: data}]).decode(**{field: "video"})
+    np.testing.assert_array_equal(sample[field].frames, wanted)
+
+
+def test_a_rotation_by_another_angle_is_an_error_with_its_cure():
+    data = written(turn=(30,))
+    with pytest.raises(DecodeError, match="a rotation by -30 degrees; rotate=False gives"):
+        decode_field("mp4", data, video="video")
+    assert decode_field("mp4", data, video="video", rotate=False).frames.shape == (12, 32, 48, 3)
 
 
 def test_frames_as_tensors():
