@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames 
 MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
 SLANT = 0.0175  # of a display matrix: a turn by less than a degree more is that of a whole quarter, as for FFmpeg
+DISORDER = "damaged: its frames are not in the order of their times"
 SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
 ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
 
@@ -78,6 +79,8 @@ def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> An
     if packets < claimed or (name in ONE_FRAME and len(frames) < packets):
         raise ValueError(f"damaged or truncated: {len(frames)} of {max(packets, claimed)} frames")
     video = Video(np.stack(frames), np.array(times, np.float64), fps)
+    if (np.diff(video.times) < 0).any():
+        raise ValueError(DISORDER)
     if videospec == "video":
         return video
     torch = require("torch", extra="torch")
@@ -161,6 +164,8 @@ def _taken(
     found: list[np.ndarray] = []
     held, shown, wanted = None, start, start  # held: what is shown at the time wanted, unless the next frame is
     for time, frame in frames:
+        if held is not None and time < shown:
+            raise ValueError(DISORDER)
         while held is not None and time > wanted + SLACK:
             found.append(convert(_checked(held)))
             if len(found) == clip.frames:

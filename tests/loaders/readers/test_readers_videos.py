@@ -1,13 +1,16 @@
 """Videos, read into batches of clips."""
 
+from contextlib import suppress
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from readers_data import read, whole
+from soak import SOAK
 from videos import KINDS, RATE, peer, upright, written
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
+from tarshards.errors import DecodeError
 from tarshards.index.build import build_index
 from tarshards.samples.codecs import video
 
@@ -109,6 +112,30 @@ def test_what_fails_is_named_and_the_rest_is_read():
     for start in 1.2, 99.0:
         _, failed = read(readers.video(1, 8, start=start), datas[:1])
         assert "0 frames from" in str(failed[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clip_of_all_frames_is_what_the_video_gives_and_an_error_where_that_is_one(kind):
+    rng, data = np.random.default_rng(0), written(kind)
+    for place in [*rng.integers(0, len(data), 20 * SOAK), *(len(data) - rng.integers(1, 900, 20))]:
+        for damaged in data[:place], data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]:
+            frames = clips = None
+            with suppress(Exception):
+                frames = video.decode_video(damaged).frames
+            with suppress(DecodeError):
+                clips, failed = read(readers.video(12), [damaged])
+                clips = None if failed else clips
+            assert clips is None or np.array_equal(clips[0], frames)
+
+
+def test_frames_whose_times_go_back_are_damaged():
+    data = written("mp4 mpeg4")
+    place = data.index(b"ctts") + 12  # of how many frames are shown how much later, 8 bytes each
+    for entry, later in (0, 0x2000), (1, 0x400), (2, 0x1000):
+        damaged = data[: place + 8 * entry + 4] + later.to_bytes(4, "big") + data[place + 8 * entry + 8 :]
+        with pytest.raises(ValueError, match="not in the order of their times"):
+            video.decode_video(damaged)
+        assert read(readers.video(12, 8), [damaged])[1]
 
 
 def test_only_what_is_needed_is_decoded(monkeypatch):
