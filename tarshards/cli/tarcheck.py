@@ -35,7 +35,7 @@ from tarshards.cli._common import (
 @list_option
 @index_dir_option
 @ignore_zeros_option
-@click.option("--decode", is_flag=True, help="Decode all fields, except those that can run code.")
+@click.option("--decode", is_flag=True, help="Decode all fields but videos and those that can run code.")
 @parallel_option("Threads", 1)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")

@@ -23,6 +23,7 @@ from PIL import Image
 
 from tarshards import ShardWriter, read_samples, write_samples
 from tarshards.index.build import build_index
+from tarshards.samples.codecs import encode_field
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import open_plain
@@ -189,6 +190,14 @@ def test_damaged_jpegs_are_found_as_by_decoding_them_at_their_full_size(tmp_path
     monkeypatch.setattr(inspection, "is_sound_jpeg", lambda data: False)
     assert found.as_json() == check_shards([a], decode=True, jobs=2).as_json()
     assert 100 < found.total("error") < 300
+
+
+def test_damaged_sounds_are_found_as_decode_finds_them(tmp_path):
+    sound = encode_field("wav", (np.zeros((100, 1), np.int16), 8000))
+    a = write(tmp_path / "a.tar", [{"__key__": "a", "wav": sound}, {"__key__": "b", "wav": sound[:-9]}])
+    (finding,) = check_shards([a], decode=True).findings
+    assert (finding.key, finding.field, finding.reason) == ("b", "wav", "truncated: 235 of 244 bytes")
+    assert check_shards([a]).findings == []
 
 
 def test_what_can_run_code_is_not_decoded(tmp_path):

@@ -41,10 +41,10 @@ def check_shards(
     Shards may consist of several archives where *concatenated*, or a manifest, says so. That there are no samples in
     any of them is an error unless *allow_empty*.
 
-    Reads headers only; with *decode* also all fields, which *jobs* threads decode, except those that can run code. What
-    is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a sample of a shard
-    that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open shard and its
-    judged survey, after the shard was checked; what it raises is raised.
+    Reads headers only; with *decode* also all fields but videos and those that can run code, which *jobs* threads
+    decode. What is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a
+    sample of a shard that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open
+    shard and its judged survey, after the shard was checked; what it raises is raised.
     """
     with KeyPlaces() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)

@@ -293,6 +293,19 @@ def test_whatever_decodes_a_sound_calls_the_same_ones_damaged(found):
                 assert failed or np.array_equal(batch[0], sound.samples)
 
 
+def test_a_sphere_with_the_header_of_timit(soundfile):
+    samples = integers(tones(467, 1))
+    lines = [
+        "NIST_1A\n   1024\ndatabase_id -s5 TIMIT\ndatabase_version -s3 1.0\nutterance_id -s8 cjf0_sa1",
+        "channel_count -i 1\nsample_count -i 467\nsample_rate -i 16000\nsample_min -i -2191\nsample_max -i 2790",
+        "sample_n_bytes -i 2\nsample_byte_format -s2 01\nsample_sig_bits -i 16\nend_head\n",
+    ]
+    data = "\n".join(lines).encode().ljust(1024) + samples.astype("<i2").tobytes()
+    decoded, rate = decode_field("wav", data, audio="audio")
+    np.testing.assert_array_equal(decoded, samples / np.float32(2**15))
+    assert rate == 16000
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
