@@ -92,9 +92,7 @@ def _by_ffmpeg(data: bytes, header: audio_headers.SoundHeader) -> tuple[np.ndarr
 
     blocks, frames, packets, rate = [], 0, 0, 0
     with opened(data, "audio", header.container or "") as (container, stream):
-        to_floats = require("av", extra="media").AudioResampler(
-            "fltp"
-        )  # which raises an error for a change of the rate
+        to_floats = require("av", extra="media").AudioResampler("fltp")  # an error where the rate changes
         for packet in container.demux(stream):
             packets += packet.size > 0
             for frame in packet.decode():
