@@ -26,8 +26,9 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import OpenError, StateError, UrlError, shortened
+from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, shortened
 from tarshards.index.manifests import natural_order
+from tarshards.index.sidecar import check_described
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.beside import locked
 from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
@@ -180,6 +181,9 @@ class Catalog:
         version, name, split = self._split(entry)
         shards = self._expand(version, split)
         if split.digest is not None and (found := digest_of(shards, version.ops)) != split.digest:
+            bare = [shard._replace(digest=None) for shard in shards]  # pinned before the manifest had digests
+            if digest_of(bare, version.ops) == split.digest:
+                return shards
             raise StateError(
                 f"{version.name}/{name} has changed: pinned as {split.digest}, now {found}; restore its manifest, or "
                 "add what it is now as a new version",
@@ -295,8 +299,8 @@ class Catalog:
     def verify(self, entry: str | None = None, *, content: bool = False) -> Iterator[Check]:
         """Compare the splits of *entry*, or of the whole catalog, with their digests, and the files with the manifests.
 
-        A file has to exist and to have its size; with *content* it is read, and has to have its SHA-256, where the
-        manifest or the card of the version has one.
+        A file has to exist and to have its size, and its index, if there is one, the digest in the manifest; with
+        *content* it is read, and has to have its SHA-256, where the manifest or the card of the version has one.
         """
         for name in self.entries(entry):
             version, _, split = self._split(name)
@@ -476,7 +480,8 @@ def expand(file: Location, entry: str) -> Iterator[Shard]:
 def digest_of(shards: Iterable[Shard], ops: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return the digest of a split: of the names, samples, sizes and checksums of its shards, in order, and of its ops.
 
-    It is the same wherever the dataset lies.
+    Where all shards have digests of their keys and members, it is of these too. It is the same wherever the dataset
+    lies.
 
     >>> digest_of([Shard("a.tar", 3, 2048)]) == digest_of([Shard("http://host/d/a.tar", 3, 2048, indexed=True)])
     True
@@ -484,8 +489,12 @@ def digest_of(shards: Iterable[Shard], ops: Iterable[Mapping[str, Any]] = ()) ->
     import json
     from hashlib import sha256
 
+    shards = list(shards)
     rows = [[Location.of(shard.url).identity, shard.samples, shard.size, shard.sha256] for shard in shards]
-    text = json.dumps({"ops": list(ops), "shards": rows}, sort_keys=True, separators=(",", ":"))
+    about: dict[str, Any] = {"ops": list(ops), "shards": rows}
+    if shards and all(shard.digest for shard in shards):
+        about["digests"] = [shard.digest for shard in shards]
+    text = json.dumps(about, sort_keys=True, separators=(",", ":"))
     return f"sha256:{sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
@@ -495,9 +504,11 @@ def _faults(shard: Shard, remote: Remote, content: bool) -> Iterator[str]:
         size = location.size()
         if shard.size is not None and size is not None and size != shard.size:
             yield f"{location.name} has {size:,} bytes, and {shard.size:,} in its manifest"
-        elif content and shard.sha256 is not None and (found := location.sha256()) != shard.sha256:
+            return
+        check_described(shard, location)
+        if content and shard.sha256 is not None and (found := location.sha256()) != shard.sha256:
             yield f"{location.name} has the SHA-256 {found}, and {shard.sha256} when it was described"
-    except OpenError as error:
+    except (OpenError, ShardIndexError) as error:
         yield str(error)
 
 

@@ -144,7 +144,7 @@ def main(
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
         found.append(outcome.shard)
-        if outcome.written is None:
+        if outcome.unchanged:
             unchanged.add(outcome.shard.url)
     no_manifest_words = "; no manifest is written" if writes_manifest else ""
     if failed:

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, UrlError
+from tarshards.index.sidecar import check_described
 from tarshards.samples.codecs.decoding import decoding_of
 from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
 from tarshards.samples.keys import Sample, is_reserved
@@ -140,8 +141,8 @@ def make_card(
     *licence* is a name, better of SPDX, or a URL; *published* is a date, as 2026-11-23; *url* is the dataset's page.
     URLs of shards are shown without credentials.
 
-    Raises UrlError for a stream, such as a pipe, and two splits that share a shard; SampleError for a split without
-    samples.
+    Raises UrlError for a stream, such as a pipe, and two splits that share a shard; ShardIndexError for a shard whose
+    index shows that its checksum in the manifest is of another one; SampleError for a split without samples.
     """
     if not splits:
         raise ValueError("a dataset has at least one split")
@@ -188,6 +189,8 @@ def _file(shard: Shard, beside: Location | None, remote: Remote | None) -> dict[
         url = (location.name if url == location.url else url).partition("?")[0]
     size = shard.size if shard.size is not None else location.size()
     compressed = named_compression(location) is not None
+    if shard.sha256 is not None:
+        check_described(shard, location)
     return {
         "@type": "cr:FileObject",
         "@id": url,

@@ -218,11 +218,11 @@ def _columns(plan: Plan, found: Sequence[dict[str, str]]) -> Columns:
 
 
 def _write_manifest(made: Sequence[dict[str, Any]], sync: bool) -> None:
-    from tarshards.index.manifests import update_manifests
+    from tarshards.index.manifests import update_manifests, with_digests
     from tarshards.storage.compression import named_compression
 
     shards = []
     for each in made:
         size = None if named_compression(Location.of(each["shard"])) else each["size"]
         shards.append(Shard(each["shard"], each["samples"], size, indexed=size is not None))
-    list(update_manifests(shards, sync=sync))
+    list(update_manifests(with_digests(shards), sync=sync))

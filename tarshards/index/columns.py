@@ -1,7 +1,7 @@
 """Columns beside the index: values taken from each sample, such as its width or score, in one parquet file a shard.
 
 ``SHARD.columns.parquet`` has a row for each sample, in the order of the index: ``__key__``, and a column for each name.
-Its metadata say which shard they are of, by the size and fingerprint of the index, and what each column was made of;
+Its metadata say which shard they are of, by the digest of its index, and what each column was made of;
 docs/index-format.md describes it. Columns are read instead of samples where a condition names nothing else.
 """
 
@@ -28,7 +28,7 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index.access import IndexedShards
-from tarshards.index.sidecar import Head, Index, for_each_shard, read_head
+from tarshards.index.sidecar import NO_DIGEST, Head, Index, for_each_shard, index_location, read_head
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
@@ -235,15 +235,16 @@ class ShardColumns(NamedTuple):
         try:
             table = parquet.read_table(pa.BufferReader(packed))
             about = json.loads(table.schema.metadata[FORMAT])
-            version, size, crc, sources = (about[name] for name in ("version", "size", "fingerprint", "columns"))
+            version, sources, digest = about["version"], dict(about["columns"]), bytes.fromhex(about.get("digest", ""))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=location.name) from error
         if version != VERSION:
             raise ShardIndexError(f"columns of version {version!r}; only {VERSION} is known", url=location.name)
-        if (size, crc, len(table)) != (head.size, head.fingerprint, head.samples):
-            raise ShardIndexError(
-                "stale: the shard has changed; rebuild it with `tarindex --columns`", url=location.name
-            )
+        if head.digest is None:
+            raise ShardIndexError(NO_DIGEST, url=index_location(shard).name)
+        if (digest, len(table)) != (head.digest, head.samples):
+            reason = "the shard has changed" if digest else "written by an earlier version, without a digest"
+            raise ShardIndexError(f"stale: {reason}; rebuild it with {_cure(sources)}", url=location.name)
         return cls(table, sources)
 
     def added(
@@ -263,14 +264,26 @@ class ShardColumns(NamedTuple):
                 raise SampleError(f"column {name}: {error}", url=shard.name) from error
             at = table.schema.get_field_index(name)
             table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
-        made = {"size": index.shard_size, "fingerprint": index.fingerprint, "columns": self.sources | sources}
+        digest = index.known_digest(shard).hex()
+        about = {"size": index.shard_size, "fingerprint": index.fingerprint, "digest": digest}
         packed, location = io.BytesIO(), columns_location(shard)
-        metadata = {FORMAT: json.dumps({"version": VERSION, **made})}
+        metadata = {FORMAT: json.dumps({"version": VERSION, **about, "columns": self.sources | sources})}
         parquet.write_table(table.replace_schema_metadata(metadata), packed, compression="zstd")
         location.make_folder()
         with location.open("wb", sync=sync) as stream:
             stream.write(packed.getvalue())
         return location.name
+
+
+def _cure(sources: Mapping[str, str]) -> str:
+    """Return what makes columns again that were made of *sources*.
+
+    >>> _cure({"width": "width:jpg", "score": "table:scores.csv"}), _cure({"rank": "python:ranking.rank"})
+    ('`tarindex --columns` and `tarindex --attach`', '`build_columns`')
+    """
+    cures = {"table": "`tarindex --attach`", "python": "`build_columns`"}
+    kinds = [str(source).partition(":")[0] for source in sources.values()]
+    return " and ".join(dict.fromkeys(cures.get(kind, "`tarindex --columns`") for kind in kinds or [""]))
 
 
 def build_columns(

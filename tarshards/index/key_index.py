@@ -12,7 +12,7 @@ import os
 import struct
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from functools import cached_property
@@ -24,20 +24,19 @@ from zlib import crc32
 import numpy as np
 
 from tarshards.errors import ShardIndexError
-from tarshards.index.manifests import series_url
-from tarshards.index.sidecar import Index
+from tarshards.index.sidecar import DIGEST, Index
 from tarshards.parallel import bounded_map
 from tarshards.samples.keys import split_name
 from tarshards.storage.beside import key_index_name
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shard, series_url
 from tarshards.storage.ranges import Ranges
 from tarshards.tar.read import BLOCK
 
 log = logging.getLogger("tarshards")
 
-MAGIC = b"TARKEYS\x02"
-HEADER = struct.Struct("<8sQ16sI")  # magic, keys, digest of the shards, CRC-32 of what is before
+MAGIC = b"TARKEYS\x03"
+HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of what is before
 PLACE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
 ENTRY = np.dtype([("hash", "<u8"), ("place", PLACE)])
 HASH = 8  # bytes
@@ -68,17 +67,22 @@ def key_index_location(shard_url: str | Location) -> Location:
     return location.with_base(key_index_name(location.base))
 
 
-def digest_of(shards: Sequence[Shard]) -> bytes:
-    """Identify shards by their names in their folder, samples and bytes."""
-    about = [(Location.of(shard.url).base, shard.samples, shard.size) for shard in shards]
-    return blake2b(repr(about).encode(errors="surrogateescape"), digest_size=16).digest()
+def digest_names(urls: Iterable[str]) -> bytes:
+    """Identify shards by their names in their folder."""
+    text = repr([Location.of(url).base for url in urls])
+    return blake2b(text.encode(errors="surrogateescape"), digest_size=DIGEST).digest()
+
+
+def digest_shards(digests: Iterable[bytes]) -> bytes:
+    """Identify keys and members of shards by the digests in their indexes."""
+    return blake2b(b"".join(digests), digest_size=DIGEST).digest()
 
 
 def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None, sync: bool = True) -> str:
     """Write the key index of indexed *shards*, in this order; return its name.
 
-    *shards* have their samples and bytes. Memory is that of 1/256 of the keys, 20 bytes each, and of some indexes.
-    Raises ShardIndexError for a shard without index, and of more than 2 TiB.
+    Memory is that of 1/256 of the keys, 20 bytes each, and of some indexes. Raises ShardIndexError for a shard without
+    index, with an index that has no digest, and of more than 2 TiB.
     """
     location = key_index_location(shards[0].url)
     location.make_folder()
@@ -86,8 +90,9 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     found = map(_entries, tasks) if executor is None else bounded_map(_entries, tasks, executor=executor, window=TASKS)
     with ExitStack() as stack:
         parts = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(PARTS)]
-        count = 0
-        for entries in found:
+        count, digests = 0, []
+        for digest, entries in found:
+            digests.append(digest)
             count += len(entries)
             order = np.argsort(entries["hash"] >> np.uint64(56), kind="stable")
             entries = entries[order]
@@ -96,7 +101,8 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
                 if begin < end:
                     part.write(entries[begin:end].tobytes())
         stream = stack.enter_context(location.open("wb", sync=sync))
-        head = HEADER.pack(MAGIC, count, digest_of(shards), 0)[:-4]
+        names = digest_names(shard.url for shard in shards)
+        head = HEADER.pack(MAGIC, count, names, digest_shards(digests), 0)[:-4]
         stream.write((head + crc32(head).to_bytes(4, "little")).ljust(_block_size(), b"\0"))
         firsts, left = [], np.empty(0, ENTRY)
         for part in parts:
@@ -117,8 +123,8 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     return location.name
 
 
-def _entries(numbered: tuple[int, Location]) -> np.ndarray:
-    """Return the entries of the samples of one shard."""
+def _entries(numbered: tuple[int, Location]) -> tuple[bytes, np.ndarray]:
+    """Return the digest of one shard, and the entries of its samples."""
     number, location = numbered
     index = Index.load(location)
     blocks = index.offset[index.first[:-1]] // BLOCK - 1
@@ -128,7 +134,7 @@ def _entries(numbered: tuple[int, Location]) -> np.ndarray:
     entries["hash"] = hash_keys(index.keys)
     for name, values in ("shard", number), ("sample", np.arange(len(index))), ("header", blocks):
         entries["place"][name] = values
-    return entries
+    return index.known_digest(location), entries
 
 
 def _write_blocks(stream: BinaryIO, entries: np.ndarray) -> np.ndarray:
@@ -160,15 +166,20 @@ class KeyIndex:
 
     @classmethod
     def open(
-        cls, shards: Sequence[Shard], locations: Sequence[Location], keys_of: Callable[[int], list[str]]
+        cls,
+        shards: Sequence[Location],
+        counts: Sequence[int],
+        keys_of: Callable[[int], list[str]],
+        digests: Callable[[], list[bytes | None]],
     ) -> KeyIndex | None:
         """Return the key index of *shards*, in their order; None if there is none, or it is of other shards.
 
-        Raises ShardIndexError for a damaged one.
+        *digests* returns those of the shards; where they are others than when it was made, a warning says so. Raises
+        ShardIndexError for a damaged one.
         """
-        if not shards or locations[0].is_stream:
+        if not shards or shards[0].is_stream:
             return None
-        location = key_index_location(locations[0])
+        location = key_index_location(shards[0])
         if not location.is_taken():
             return None
         ranges = location.ranges()
@@ -177,11 +188,16 @@ class KeyIndex:
             raise ShardIndexError(
                 "damaged, or not a key index of this version; rebuild it with `tarindex --key-index`", url=location.name
             )
-        _, _, digest, _ = HEADER.unpack(head)
-        if digest != digest_of(shards):
+        _, _, names, contents, _ = HEADER.unpack(head)
+        if names != digest_names(shard.url for shard in shards):
             log.info("%s: of other shards; rebuild it with `tarindex --key-index`", location.name)
             return None
-        return cls(ranges, locations, [shard.samples or 0 for shard in shards], keys_of)
+        found = digests()
+        if contents != digest_shards(digest or b"" for digest in found):
+            reason = "shards have changed since it was made" if None not in found else "indexes have no digests"
+            log.warning("%s: not used: %s; rebuild it with `tarindex --key-index`", location.name, reason)
+            return None
+        return cls(ranges, shards, counts, keys_of)
 
     def places(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key, over all shards, ascending."""

@@ -1,4 +1,4 @@
-"""The manifests of datasets: their names, and how they are read, merged and written."""
+"""The manifests of datasets: how they are read, merged and written."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 
-from tarshards.errors import OpenError, ShardIndexError
-from tarshards.index.sidecar import MISSING, Index
+from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.index.sidecar import MISSING, Index, for_each_shard, read_head
+from tarshards.storage.beside import key_index_name
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import SUFFIX, Shard, dump_manifest
+from tarshards.storage.manifest import Shard, dump_manifest, series_url
 from tarshards.storage.streams import is_missing
-
-_ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
-
-
-def manifest_url(pattern: str) -> str:
-    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL in place of each number.
-
-    >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
-    ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
-    """
-    location = Location.of(pattern)
-    before, *after = (location.folder + location.base).split("\0")
-    first = Location(before)
-    *parts, last = [first.base, *after]
-    words = [part.replace("/", "-").strip("-_. ") for part in (*parts, _ENDING.sub("", last))]
-    return first.folder + ("-".join(filter(None, words)) + SUFFIX).lstrip(".") + location.query
 
 
 def read_manifest(url: str) -> list[Shard]:
@@ -67,6 +52,22 @@ def _describe(url: str) -> Shard | None:
     return index.shard(url)
 
 
+def with_digests(shards: Iterable[Shard]) -> list[Shard]:
+    """Return *shards*, those that are indexed with the digests in their indexes."""
+    found = list(shards)
+    indexed = [shard.url for shard in found if shard.indexed]
+    digests = dict(zip(indexed, for_each_shard(_digest_of, indexed)))
+    return [shard._replace(digest=digests.get(shard.url)) for shard in found]
+
+
+def _digest_of(url: str) -> str | None:
+    try:
+        digest = read_head(url).digest
+    except TarshardsError:  # whoever reads the shard says what is wrong
+        return None
+    return None if digest is None else digest.hex()
+
+
 def update_manifests(
     shards: Iterable[Shard],
     url: str | None = None,
@@ -78,8 +79,8 @@ def update_manifests(
     """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
     A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
-    that it names and that still exist, and the checksums of shards that are *unchanged*; shards are sorted by name. It
-    lies beside them, or in an *index_dir* where their indexes do.
+    that it names and that still exist, and the checksums of shards that are *unchanged* and have the digest that it
+    gives; shards are sorted by name. It lies beside them, or in an *index_dir* where their indexes do.
     """
     if url is not None:
         series = {url: list(shards)}
@@ -96,32 +97,13 @@ def update_manifests(
         yield name
 
 
-def series_url(url: str) -> str:
-    """Return the URL of the manifest of the series of shards to which *url* belongs.
-
-    >>> series_url("d/a-003.tar")
-    'd/a.shards.json'
-    """
-    return manifest_url(_without_number(url))
-
-
-def _without_number(url: str) -> str:
-    r"""Return *url* with a NUL in place of the last number in its name.
-
-    >>> _without_number("d7/a1-002.tar")
-    'd7/a1-\x00.tar'
-    """
-    location = Location.of(url)
-    stem = _ENDING.sub("", location.base)
-    return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
-
-
 def _merged(url: str, shards: list[Shard], unchanged: Container[str]) -> list[Shard]:
     """Return *shards* and the other shards of the manifest *url*, sorted by name."""
     merged = {shard.url: shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))}
     for shard in shards:
-        if shard.url in unchanged and shard.url in merged and shard.sha256 is None:
-            shard = shard._replace(sha256=merged[shard.url].sha256)
+        earlier = merged.get(shard.url)
+        if earlier and shard.url in unchanged and shard.sha256 is None and earlier.digest in (None, shard.digest):
+            shard = shard._replace(sha256=earlier.sha256)
         merged[shard.url] = shard
     return sorted(merged.values(), key=lambda shard: natural_order(shard.url))
 
@@ -145,11 +127,15 @@ def write_manifest(url: str, shards: Iterable[Shard], *, sync: bool = True) -> N
 
 
 def remove_manifest(url: str) -> None:
-    """Remove the manifest *url*, if there is one; a server that removes nothing keeps it until it is written again."""
-    location = Location.of(url)
-    if location.is_local:
-        location.remove()
-        return
-    with suppress(OpenError):
-        if location.exists():
+    """Remove the manifest *url*, and the key index beside it, if there are any.
+
+    A server that removes nothing keeps them until they are written again.
+    """
+    manifest = Location.of(url)
+    for location in (manifest, manifest.with_base(key_index_name(manifest.base))):
+        if location.is_local:
             location.remove()
+            continue
+        with suppress(OpenError):
+            if location.exists():
+                location.remove()

@@ -16,7 +16,16 @@ from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_fetched, check_header, find_undecided, first_byte
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
-from tarshards.index.sidecar import MISSING, REBUILD, Index, for_each_shard, index_location, refuse_compressed
+from tarshards.index.sidecar import (
+    MISSING,
+    OTHER,
+    REBUILD,
+    Index,
+    for_each_shard,
+    index_location,
+    read_head,
+    refuse_compressed,
+)
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -398,6 +407,7 @@ class OpenShards:
         self.urls = [shard.url for shard in shards]
         self.names = [Location.of(url).name for url in self.urls]
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
+        self._told = [None if shard.digest is None else bytes.fromhex(shard.digest) for shard in shards]
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -440,13 +450,18 @@ class OpenShards:
             index = self._indexes.get(number)
             if index is None:
                 index = load_index(self.location(number))
-                found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
-                for mine, its, unit in zip(found, told, ("samples", "bytes")):
-                    if mine != its:
-                        reason = f"{mine} {unit}, but {its} in the manifest"
-                        raise ShardIndexError(reason, url=index_location(self.location(number)).name)
+                if problem := self._contradiction(number, index):
+                    raise ShardIndexError(problem, url=index_location(self.location(number)).name)
                 self._hold(number, index)
             return index
+
+    def _contradiction(self, number: int, index: Index) -> str | None:
+        """Say what the index of a shard has other than the manifest, None if nothing."""
+        found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
+        for mine, its, unit in zip(found, told, ("samples", "bytes")):
+            if mine != its:
+                return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
+        return None if None in (index.digest, self._told[number]) or index.digest == self._told[number] else OTHER
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
@@ -544,9 +559,21 @@ class OpenShards:
     @cached_property
     def key_index(self) -> KeyIndex | None:
         """The file that has the places of all samples by key, if there is one of these shards."""
-        shards = [Shard(*told) for told in zip(self.urls, self.counts.tolist(), self.sizes.tolist())]
-        locations = [self.location(number) for number in range(len(shards))]
-        return KeyIndex.open(shards, locations, lambda number: self.index(number).keys)
+        locations = [self.location(number) for number in range(len(self.urls))]
+        return KeyIndex.open(locations, self.counts.tolist(), lambda number: self.index(number).keys, self._digests)
+
+    def _digests(self) -> list[bytes | None]:
+        """Return the digest of each shard as its index has it; of remote ones, as the manifest says if it does."""
+        locations = [self.location(number) for number in range(len(self.urls))]
+        numbers = {location: number for number, location in enumerate(locations)}
+
+        def find(location: Location) -> bytes | None:
+            number = numbers[location]
+            told = None if location.is_local else self._told[number]
+            index = self._indexes.get(number)
+            return told or (read_head(location).digest if index is None else index.digest)
+
+        return list(for_each_shard(find, locations))
 
     @cached_property
     def table(self) -> KeyIndex | KeyTable:
@@ -601,7 +628,8 @@ class OpenShards:
                 self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("urls", "names", "fields", "lazy", "remote", "counts", "sizes")}
+        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -23,13 +23,14 @@ MANY = 1 << 26  # bytes of shards from which on several processes are faster tha
 class IndexOutcome(NamedTuple):
     """The result for one shard: its counts, and the file that was (or would be) written, or else the error.
 
-    *faults* are the errors of samples that the index marks.
+    *faults* are the errors of samples that the index marks; a shard is *unchanged* if its index had the same headers.
     """
 
     shard: Shard
     written: str | None = None
     error: TarshardsError | None = None
     faults: Sequence[SampleError] = ()
+    unchanged: bool = False
 
 
 def refresh_indexes(
@@ -37,9 +38,9 @@ def refresh_indexes(
 ) -> Iterator[IndexOutcome]:
     """Create the index of every shard whose index is missing, damaged or differs from its headers; yield the outcomes.
 
-    With *crc* all data is read, and indexes with no checksums or other ones are replaced too; without it, the checksums
-    of an index are kept while the headers are the same. With *dry_run* nothing is written; with *sync* what is written
-    is on the disk before it is under its name.
+    So is an index of an earlier version, which has no digest. With *crc* all data is read, and indexes with no
+    checksums or other ones are replaced too; without it, the checksums of an index are kept while the headers are the
+    same. With *dry_run* nothing is written; with *sync* what is written is on the disk before it is under its name.
     """
     return _work(partial(_refresh, crc=crc, dry_run=dry_run, sync=sync), shards, jobs)
 
@@ -100,16 +101,24 @@ def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
 def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutcome:
     url, earlier = shard.url, _load(shard.url)
     index = _build(shard, earlier, crc=crc)
-    fresh = earlier is not None and (not crc or "crc32" in earlier.arrays) and _difference(earlier, index) is None
-    if not fresh and not dry_run:
+    unchanged = fresh = False
+    if earlier is not None and _difference(earlier, index) is None:
+        unchanged, has_checksums = True, "crc32" in earlier.arrays
+        if has_checksums:
+            index.arrays["crc32"] = earlier.arrays["crc32"]
+        index.digest = earlier.digest
+        fresh = index.digest is not None and (has_checksums or not crc)
+    if dry_run and not fresh:
+        index.pack()
+    elif not fresh:
         _save(index, url, sync=sync)
     location = index_location(url)
-    written = None if fresh else location.url
     is_beside = location == Location.of(url).sibling(INDEX)
-    found = index.shard(url, indexed=is_beside and (fresh or not dry_run))._replace(
-        sha256=shard.sha256 if fresh else None
-    )
-    return IndexOutcome(found, written, faults=_faults(index, url))
+    found = index.shard(url, indexed=is_beside and (fresh or not dry_run))
+    if unchanged and shard.digest in (None, found.digest):
+        found = found._replace(sha256=shard.sha256)
+    written = None if fresh else location.url
+    return IndexOutcome(found, written, faults=_faults(index, url), unchanged=unchanged)
 
 
 def _save(index: Index, url: str, *, sync: bool) -> None:

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from errno import ENOENT
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -32,6 +33,9 @@ FEW = 64  # local shards after which it is asked whether threads would read them
 MANY = 1 << 10  # local shards that threads read until that is asked again
 MISSING = "no index found; create one with `tarindex`"
 REBUILD = "rebuild it with `tarindex`"
+DIGEST = 16  # bytes
+OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
+NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
 
 def _array(name: str) -> cached_property[np.ndarray]:
@@ -73,8 +77,12 @@ class Index:
 
     ``elsewhere`` are the links and sparse members, by number, with the steps to their content. For a link ``size`` is
     0, for a sparse member that of the pieces which are stored at ``offset``.
+
+    ``digest`` identifies keys and members: what is derived from the shard is compared by it. It is that of the sidecar
+    which was written last or read; None where an earlier version wrote it.
     """
 
+    digest: bytes | None = None
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
 
     def __init__(
@@ -151,34 +159,43 @@ class Index:
         members = np.flatnonzero(self.field == (-1 if name is None else self.fields.index(name)))
         return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
+    def known_digest(self, url: str | Location) -> bytes:
+        """Return the digest of the shard *url*; raise ShardIndexError where its sidecar has none."""
+        if self.digest is None:
+            raise ShardIndexError(NO_DIGEST, url=index_location(url).name)
+        return self.digest
+
     def shard(self, url: str, *, indexed: bool = True) -> Shard:
         """Return what a manifest says of the shard, which is *url*; *indexed* if this index lies beside it."""
-        return Shard(url, len(self), self.shard_size, self.archives > 1, indexed)
+        digest = None if self.digest is None else self.digest.hex()
+        return Shard(url, len(self), self.shard_size, self.archives > 1, indexed, digest=digest)
 
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""
         import msgpack
 
-        shard = {"size": self.shard_size, "fingerprint": self.fingerprint}
+        shard: dict[str, Any] = {"size": self.shard_size, "fingerprint": self.fingerprint}
         if self.archives > 1:
             shard["archives"] = self.archives
         if self.end is not None:
             shard["end"] = self.end
-        version = WITH_FAULTS if self.faults or self.elsewhere else VERSION
-        head = {"format": FORMAT, "version": version, "shard": shard, "keys": self.keys, "fields": self.fields}
-        arrays = {name: self.arrays[name] for name in FORMATS if name in self.arrays}
+        arrays = {name: self.arrays[name] for name in FORMATS if name != "crc32"}
+        described = {"keys": self.keys, "fields": self.fields, **arrays}
+        checksums = {"crc32": self.arrays["crc32"]} if "crc32" in self.arrays else {}
         marks: dict[str, Any] = {}
         if self.faults:
             marks["faults"] = [[sample, *fault] for sample, fault in self.faults.items()]
         if self.elsewhere:
             marks["elsewhere"] = [[member, *steps] for member, steps in self.elsewhere.items()]
-        packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
-        packer.pack_map_header(len(head) + len(arrays) + len(marks) + 1)
-        for name, value in (head | arrays | marks).items():
-            packer.pack(name)
-            packer.pack(value)
-        packed = packer.bytes() + CHECKSUM
-        return packed + crc32(packed).to_bytes(4, "big")
+        members, marked = _pack(described), _pack(marks)
+        self.digest = shard["digest"] = blake2b(members + marked if marks else members, digest_size=DIGEST).digest()
+        head = {"format": FORMAT, "version": WITH_FAULTS if marks else VERSION, "shard": shard}
+        begin = msgpack.Packer().pack_map_header(len(head) + len(described) + len(checksums) + len(marks) + 1)
+        parts = [begin, _pack(head), members, _pack(checksums), marked, CHECKSUM]
+        checksum = 0
+        for part in parts:
+            checksum = crc32(part, checksum)
+        return b"".join([*parts, checksum.to_bytes(4, "big")])
 
     @classmethod
     def unpack(cls, packed: bytes, *, url: str | None = None) -> Index:
@@ -199,6 +216,7 @@ class Index:
             elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
             size, fingerprint_ = shard["size"], shard["fingerprint"]
             index = cls(size, fingerprint_, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
+            index.digest = shard.get("digest")
             problem = _inconsistency(index)
         except ShardIndexError:
             raise
@@ -303,6 +321,18 @@ class Index:
             raise ShardIndexError(f"{reason}; {REBUILD}", url=url)
 
 
+def _pack(entries: dict[str, Any]) -> bytes:
+    """Return the bytes of entries of the map."""
+    import msgpack
+
+    packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
+    for name, value in entries.items():
+        packer.pack(name)
+        packer.pack(value)
+    packed: bytes = packer.bytes()
+    return packed
+
+
 def fingerprint(ranges: Ranges, offset: bytes) -> int:
     """Return the fingerprint of a shard; *offset* is the array of the offsets of its members' data, as bytes."""
     value = 0
@@ -368,11 +398,12 @@ def has_ranges(url: str | Location) -> bool:
 
 
 class Head(NamedTuple):
-    """What the beginning of a sidecar says of its shard: size in bytes, fingerprint, and number of samples."""
+    """What the beginning of a sidecar says of its shard: size in bytes, fingerprint, number of samples, and digest."""
 
     size: int
     fingerprint: int
     samples: int
+    digest: bytes | None
 
 
 def read_head(shard_url: str | Location) -> Head:
@@ -387,7 +418,10 @@ def read_head(shard_url: str | Location) -> Head:
             for _ in range(unpacker.read_map_header()):
                 name = unpacker.unpack()
                 if name == "keys":
-                    return Head(shard["size"], shard["fingerprint"], unpacker.read_array_header())
+                    digest = shard.get("digest")
+                    if not isinstance(digest, bytes | None):
+                        raise TypeError("a digest that is none")
+                    return Head(shard["size"], shard["fingerprint"], unpacker.read_array_header(), digest)
                 if name == "shard":
                     shard = unpacker.unpack()
                 else:
@@ -400,6 +434,27 @@ def read_head(shard_url: str | Location) -> Head:
     except (OSError, ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         problem = f"{type(error).__name__}: {error}"
     raise ShardIndexError(f"damaged: {problem}", url=location.name)
+
+
+def check_described(shard: Shard, location: Location) -> None:
+    """Raise ShardIndexError if the index of *shard*, at *location*, is of another one than its manifest describes.
+
+    A shard without index passes.
+    """
+    if shard.digest is None:
+        return
+    try:
+        digest = read_head(location).digest
+    except ShardIndexError as error:
+        if error.reason == MISSING:
+            return
+        raise
+    except OpenError as error:
+        if location.is_remote and is_refused(error):
+            return
+        raise
+    if digest is not None and digest.hex() != shard.digest:
+        raise ShardIndexError(OTHER, url=index_location(location).name)
 
 
 def count_samples(shard_url: str) -> int | None:
@@ -470,6 +525,8 @@ def _what_is_wrong(packed: bytes) -> str:
 
 def _inconsistency(index: Index) -> str | None:
     """Return what is impossible in *index*, None if nothing is."""
+    if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
+        return "a digest that is none"
     if type(index.archives) is not int or index.archives < 1:
         return "a number of archives that is none"
     if type(index.shard_size) is not int or not type(index.keys) is type(index.fields) is list:

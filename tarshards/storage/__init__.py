@@ -16,6 +16,6 @@ Read in this order:
 - ``compression``: gzip, bzip2, xz and zstd by their first bytes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host
-- ``manifest``: wids JSON; ``beside``: the index and the counts of a shard that is replaced
+- ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced
 - ``markers``: records of what was made
 """

@@ -1,4 +1,4 @@
-"""What describes a shard beside it, its index and its counts in manifests: forgotten when the shard is replaced."""
+"""What is derived from a shard and lies beside it: removed when the shard is replaced."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 
-from tarshards.errors import OpenError, visible
+from tarshards.errors import OpenError, UrlError, visible
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import SUFFIX, without_counts
+from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
 INDEX = ".index"  # how much longer the name of a shard's index is
@@ -20,22 +20,27 @@ _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
 def forget(location: Location, *, sync: bool = True) -> None:
-    """Remove the index of the shard at *location*, and its counts from manifests; called before it is replaced.
+    """Remove what is derived from the shard at *location*; called before it is replaced.
 
-    So a new shard never stands beside the index or the counts of an old one, whenever the process dies. Where a local
-    file is replaced, its columns and key index are removed, and the manifests ``*.shards.json`` in its folder
-    corrected. Only an index of ours is removed; indexes for other programs are named in a warning. Raises OpenError
+    So a new shard never stands beside what describes an old one, whenever the process dies. It is the index and, of a
+    local shard, its columns, the key index of its series and of each manifest ``*.shards.json`` in its folder that
+    names it, its counts in these manifests, and its indexes for DALI and Energon, which a warning names. Only files
+    that are what their names say are removed; others that may be indexes are named in a warning. Raises OpenError
     where an index cannot be removed.
     """
     if location.is_stream:
         return
     _remove_index(location)
     path = location.path
-    if path is not None and os.path.isfile(path):
-        Location(path + COLUMNS).remove()
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):  # such as /dev/null
+        return
+    Location(path + COLUMNS).remove()
+    Location(key_index_name(series_url(path))).remove()
+    _remove_exports(path)
+    if os.path.isfile(path):
         _forget_counts(path, sync)
-        _name_exports(path)
-    if path is not None and os.path.islink(path):  # writing replaces the file that it leads to
+        _forget_energon(path)
+    if os.path.islink(path):  # writing replaces the file that it leads to
         forget(Location(os.path.realpath(path)), sync=sync)
 
 
@@ -68,26 +73,31 @@ def _forget_counts(path: str, sync: bool) -> None:
     if not manifests:
         return
 
+    def local(url: str) -> str | None:
+        shard = Location(url)
+        found = shard.path if shard.scheme in ("", "file") else None
+        return None if found is None else os.path.normpath(os.path.join(folder, found))
+
     def is_replaced(url: str) -> bool:
         if url.rpartition("/")[2] != base and "%" not in url:  # most of many
             return False
-        shard = Location(url)
-        found = shard.path if shard.scheme in ("", "file") else None
-        return found is not None and os.path.normpath(os.path.join(folder, found)) == os.path.join(folder, base)
+        return local(url) == os.path.join(folder, base)
 
     with locked(folder):  # others may be replacing other shards of the same manifest
         for manifest in manifests:
             try:
                 with open(manifest, "rb") as file:
-                    text = without_counts(file.read(), is_replaced)
-            except FileNotFoundError:
+                    shards = parse_manifest(text := file.read(), "")
+            except (FileNotFoundError, UrlError):
                 continue
             except OSError as error:
                 raise failure(error, manifest) from error
-            if text is not None:
-                Location(key_index_name(manifest)).remove()
-                with Location(manifest).open("wb", sync=sync) as stream:
-                    stream.write(text.encode())
+            if replaced := [shard.url for shard in shards if is_replaced(shard.url)]:
+                if (first := local(shards[0].url)) is not None:
+                    Location(key_index_name(series_url(first))).remove()
+                if (bare := without_counts(text, replaced)) is not None:
+                    with Location(manifest).open("wb", sync=sync) as stream:
+                        stream.write(bare.encode())
 
 
 @contextmanager
@@ -102,12 +112,52 @@ def locked(folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _name_exports(path: str) -> None:
-    """Warn of indexes that ``tarindex --format`` may have written for the shard at *path*."""
-    stem = path.removesuffix(".tar")
-    for name in [f"{path}.idx", f"{stem}.idx"] if stem != path else []:
-        if os.path.isfile(name):
-            import logging
+def _remove_exports(path: str) -> None:
+    """Remove the indexes that ``tarindex --format`` writes beside the shard at *path*; name others in a warning."""
+    for name in sorted({f"{path}.idx", f"{path.removesuffix('.tar')}.idx"}):
+        try:
+            with open(name, "rb") as file:
+                data = file.read()
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise failure(error, name) from error
+        is_dali = data.startswith(b"v1.")
+        if is_dali or _are_offsets(data):
+            Location(name).remove()
+            format = "dali" if is_dali else "tar.idx"
+            _say(name, f"removed with the shard that it described; write it again with `tarindex --format {format}`")
+        else:
+            _say(name, "may be of the shard that is replaced; write it again with `tarindex --format`")
 
-            reason = "may be of the shard that is replaced; write it again with `tarindex --format`"
-            logging.getLogger("tarshards").warning("%s: %s", visible(name), reason)
+
+def _are_offsets(data: bytes) -> bool:
+    """Return whether this is a ``.tar.idx``: offsets of headers, ascending, each an unsigned integer of 8 bytes."""
+    if not data or len(data) % 8:
+        return False
+    offsets = memoryview(data).cast("Q")
+    return not any(offset % 512 for offset in offsets) and sorted(offsets) == list(offsets)
+
+
+def _forget_energon(path: str) -> None:
+    """Remove Energon's index of the dataset in a folder above the shard at *path*, if it lists that."""
+    import json
+
+    folder = path = os.path.abspath(path)
+    while (folder := os.path.dirname(above := folder)) != above:
+        info = f"{folder}/.nv-meta/.info.json"
+        try:
+            with open(info, "rb") as file:
+                listed = os.path.relpath(path, folder) in json.load(file)["shard_counts"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if listed:
+            for name in (f"{folder}/.nv-meta/index.sqlite", f"{folder}/.nv-meta/index.uuid", info):
+                Location(name).remove()
+            _say(info, "removed with a shard that it described; write it again with `tarindex --format energon`")
+
+
+def _say(name: str, reason: str) -> None:
+    import logging
+
+    logging.getLogger("tarshards").warning("%s: %s", visible(name), reason)

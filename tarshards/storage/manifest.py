@@ -2,22 +2,26 @@
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
 Entries of ours, which others ignore: ``"concatenated": true`` says that a shard may consist of several archives, and
-``"indexed": true`` that its index lies beside it. ``"sha256"`` is the checksum of the file, in hexadecimal digits.
+``"indexed": true`` that its index lies beside it. ``"sha256"`` is the checksum of the file, and ``"digest"`` that of
+its keys and members, as its index has it, in hexadecimal digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 from tarshards.errors import UrlError
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
-DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256")  # what an entry says of its shard
+_ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
+DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # what an entry says of its shard
 MARKS = ("concatenated", "indexed")  # those that are true or false
-MAX_BYTES = 1 << 28  # of a manifest: about 100 bytes a shard
+MAX_BYTES = 1 << 28  # of a manifest: about 150 bytes a shard
 _HEX = frozenset("0123456789abcdef")
+_DIGITS = {"sha256": 64, "digest": 32}  # how many hexadecimal digits each has
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
 
 
@@ -25,7 +29,7 @@ class Shard(NamedTuple):
     """The URL of a shard, and its samples and bytes where a manifest gives them.
 
     *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it; *sha256* is
-    the checksum of the file, in hexadecimal digits.
+    the checksum of the file, and *digest* that of its keys and members, as its index has it, in hexadecimal digits.
     """
 
     url: str
@@ -34,6 +38,7 @@ class Shard(NamedTuple):
     concatenated: bool = False
     indexed: bool = False
     sha256: str | None = None
+    digest: str | None = None
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:
@@ -41,11 +46,45 @@ class Shard(NamedTuple):
         return cls(shard) if isinstance(shard, str) else shard
 
 
+def manifest_url(pattern: str) -> str:
+    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL in place of each number.
+
+    >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
+    ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
+    """
+    location = Location.of(pattern)
+    before, *after = (location.folder + location.base).split("\0")
+    first = Location(before)
+    *parts, last = [first.base, *after]
+    words = [part.replace("/", "-").strip("-_. ") for part in (*parts, _ENDING.sub("", last))]
+    return first.folder + ("-".join(filter(None, words)) + SUFFIX).lstrip(".") + location.query
+
+
+def series_url(url: str) -> str:
+    """Return the URL of the manifest of the series of shards to which *url* belongs.
+
+    >>> series_url("d/a-003.tar")
+    'd/a.shards.json'
+    """
+    return manifest_url(_without_number(url))
+
+
+def _without_number(url: str) -> str:
+    r"""Return *url* with a NUL in place of the last number in its name.
+
+    >>> _without_number("d7/a1-002.tar")
+    'd7/a1-\x00.tar'
+    """
+    location = Location.of(url)
+    stem = _ENDING.sub("", location.base)
+    return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
+
+
 def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
-    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None)]
+    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None, digest=None)]
     """
     import json
 
@@ -77,19 +116,20 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
         for word in MARKS:
             if getattr(shard, word):
                 entry[word] = True
-        if shard.sha256 is not None:
-            entry["sha256"] = shard.sha256
+        for word in _DIGITS:
+            if getattr(shard, word) is not None:
+                entry[word] = getattr(shard, word)
         entries.append(entry)
     return _dump({"__kind__": "wids-shard-index-v1", "wids_version": 1}, entries)
 
 
-def without_counts(text: bytes, is_replaced: Callable[[str], bool]) -> str | None:
-    """Return the manifest *text* with nothing but the names of shards that *is_replaced* says; None if it has no more.
+def without_counts(text: bytes, urls: Container[str]) -> str | None:
+    """Return the manifest *text* with nothing but the names of the shards *urls*; None if it has no more of them.
 
-    Everything else is kept. A file that is not a manifest has no shards.
+    Everything else is kept.
 
     >>> text = b'{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}, {"url": "b.tar", "nsamples": 5}]}'
-    >>> print(without_counts(text, lambda url: url == "a.tar"), end="")
+    >>> print(without_counts(text, ["a.tar"]), end="")
     {"wids_version": 1, "shardlist": [
     {"url": "a.tar"},
     {"url": "b.tar", "nsamples": 5}
@@ -97,18 +137,13 @@ def without_counts(text: bytes, is_replaced: Callable[[str], bool]) -> str | Non
     """
     import json
 
-    try:
-        shards = parse_manifest(text, "")
-    except UrlError:
-        return None
     found = json.loads(text)
-    stale = [place for place, shard in enumerate(shards) if shard != Shard(shard.url) and is_replaced(shard.url)]
-    if not stale:
-        return None
     entries = found.pop("shardlist")
-    for place in stale:
-        entries[place] = {name: value for name, value in entries[place].items() if name not in DESCRIPTION}
-    return _dump(found, entries)
+    bare = [
+        {name: value for name, value in entry.items() if name not in DESCRIPTION} if entry["url"] in urls else entry
+        for entry in entries
+    ]
+    return None if bare == entries else _dump(found, bare)
 
 
 def _dump(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
@@ -128,7 +163,11 @@ def _parse_entry(entry: Any, place: int, url: str) -> Shard:
     for word in MARKS:
         if type(mark := entry.get(word, False)) is not bool:
             raise UrlError(f"{Location(name).name} has {word} {mark!r} in the manifest", url=url)
-    sha256 = entry.get("sha256")
-    if sha256 is not None and not (isinstance(sha256, str) and len(sha256) == 64 and set(sha256) <= _HEX):
-        raise UrlError(f"{Location(name).name} has sha256 {sha256!r} in the manifest, not 64 hex digits", url=url)
-    return Shard(name, samples, size, entry.get("concatenated", False), entry.get("indexed", False), sha256)
+    for word, digits in _DIGITS.items():
+        value = entry.get(word)
+        if value is not None and not (isinstance(value, str) and len(value) == digits and set(value) <= _HEX):
+            raise UrlError(
+                f"{Location(name).name} has {word} {value!r} in the manifest, not {digits} hex digits", url=url
+            )
+    marks = [entry.get(word, False) for word in MARKS]
+    return Shard(name, samples, size, *marks, *map(entry.get, _DIGITS))

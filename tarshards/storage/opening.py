@@ -46,7 +46,7 @@ def open_shard(
     Reading finds gzip, bzip2, xz and zstd by their first bytes, never by the name; damage, and more than 1 MiB +
     *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz
     .txz .zst`), the same data to the same bytes; when it ends, the index of an earlier shard of this name is removed,
-    and so are that shard's counts in local manifests in its folder.
+    and all else that is derived from a local one and lies beside it.
     """
     location = Location.of(url)
     stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync)

@@ -248,7 +248,7 @@ def write_report(url: str, rows: Iterable[Any], *, sync: bool = True) -> None:
 
 def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> None:
     """Write the manifests of the outputs in *reports*."""
-    from tarshards.index.manifests import update_manifests
+    from tarshards.index.manifests import update_manifests, with_digests
 
     shards = []
     for row in reports:
@@ -256,7 +256,7 @@ def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> Non
         if not output.is_stream:
             size = None if named_compression(output) else row.bytes
             shards.append(Shard(row.output, row.samples_out, size, indexed=size is not None))
-    list(update_manifests(shards, sync=sync))
+    list(update_manifests(with_digests(shards), sync=sync))
 
 
 def run_all(

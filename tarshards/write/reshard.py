@@ -26,7 +26,7 @@ from tarshards.samples.read import encode_sample, read_shard
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.stream import ops
 from tarshards.tar.read import END, pack_members
@@ -113,7 +113,7 @@ def reshard(
     """
     import numpy as np
 
-    from tarshards.index.manifests import manifest_url, remove_manifest, write_manifest
+    from tarshards.index.manifests import remove_manifest, with_digests, write_manifest
 
     shuffle, seed = flag("shuffle", shuffle), whole_number("seed", seed)
     cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
@@ -150,9 +150,9 @@ def reshard(
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
         remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
-    made = [
+    made = with_digests(
         Shard(url, samples, size, indexed=size is not None) for url, samples, size in (found[span] for span in spans)
-    ]
+    )
     write_manifest(manifest, made, sync=sync)
     name_leftovers(output_pattern, len(made))
     os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from

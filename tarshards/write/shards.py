@@ -20,7 +20,7 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import passed_on
 from tarshards.tar.read import END, LARGE, pack_members, plain_rows
@@ -289,12 +289,13 @@ class ShardWriter(_Writer):
             self._entries = self._earlier_entries()
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
-        indexed = False
-        if self._members is not None and writer.target is not None:
-            indexed = True
-            self._members.index(writer.size, writer.target).save(Location.of(writer.target).as_output, sync=self._sync)
         size = None if writer.is_compressed else writer.size
-        self._entries[name] = Shard(name, writer.samples, size, indexed=indexed, sha256=writer.sha256)
+        shard = Shard(name, writer.samples, size)
+        if self._members is not None and writer.target is not None:
+            index = self._members.index(writer.size, writer.target)
+            index.save(Location.of(writer.target).as_output, sync=self._sync)
+            shard = index.shard(name)
+        self._entries[name] = shard._replace(sha256=writer.sha256)
         self.shards.append(name)
         self._number += 1
         if self._on_finish is not None:
@@ -317,8 +318,6 @@ class ShardWriter(_Writer):
         return shard._replace(sha256=location.sha256())
 
     def _manifest(self) -> str:
-        from tarshards.index.manifests import manifest_url
-
         return manifest_url(_fill(self.pattern, lambda width: "\0", self._values))
 
     def close(self) -> None:

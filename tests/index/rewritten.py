@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
+import msgpack
 import numpy as np
 
 from tarshards.errors import TarshardsError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import Index
+from tarshards.index.sidecar import CHECKSUM, Index
 from tarshards.samples.keys import split_name
 from tarshards.storage.location import Location
 
@@ -185,6 +186,20 @@ def keep_index(path: Path, index: Index) -> bool:
     except TarshardsError:  # a member beyond the shard's end
         return False
     return True
+
+
+def without_digest(url: str) -> None:
+    """Let the index of a shard be as an earlier version wrote it."""
+    path = Path(f"{url}.index")
+    index = msgpack.unpackb(path.read_bytes(), unicode_errors="surrogateescape")
+    del index["shard"]["digest"], index["checksum"]
+    packer = msgpack.Packer(unicode_errors="surrogateescape", autoreset=False)
+    packer.pack_map_header(len(index) + 1)
+    for entry in index.items():
+        for part in entry:
+            packer.pack(part)
+    packed = packer.bytes() + CHECKSUM
+    path.write_bytes(packed + crc32(packed).to_bytes(4, "big"))
 
 
 def stale(folder: Path, seed: int) -> tuple[Path, dict[tuple[str, str], bytes]] | None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from range_server import serving
+from rewritten import without_digest
 from with_torch import ShardDataset
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, World, write_samples
@@ -26,6 +28,7 @@ from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
 from tarshards.index import columns
 from tarshards.index.columns import attach_columns, build_columns, parse_columns
 from tarshards.index.refresh import refresh_indexes
+from tarshards.index.sidecar import read_head
 from tarshards.samples.conditions import Condition
 from tarshards.storage.location import Location
 
@@ -135,6 +138,54 @@ def test_columns_are_of_their_shard(shards, tmp_path):
         Stream.from_shards(shards).select("length > 3")
     build_columns(shards, "length:txt")
     assert len(Stream.from_shards(shards).select("length > 3")) > 0
+
+
+def test_columns_of_other_keys_are_stale_whatever_the_sizes(tmp_path, monkeypatch):
+    """Neither the size of the shard nor its first and last headers tell."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, key: str) -> None:
+        write_samples(({"__key__": key if i == 1 else f"{i}", "txt": key if i == 1 else "-"} for i in range(3)), name)
+        list(refresh_indexes([name]))
+
+    write("a.tar", "x")
+    build_columns("a.tar", "txt, length:txt")
+    Path("rows.csv").write_text("__key__,rank\nx,1\n")
+    attach_columns("a.tar", "rows.csv")
+    about = json.loads(pq.read_schema("a.tar.columns.parquet").metadata[b"tarshards-columns"])
+    assert about["digest"] == read_head("a.tar").digest.hex()
+    write("b.tar", "y")
+    assert read_head("a.tar")[:3] == read_head("b.tar")[:3]
+    for ending in "", ".index":
+        os.replace(f"b.tar{ending}", f"a.tar{ending}")
+    reason = (
+        "a.tar.columns.parquet: stale: the shard has changed; rebuild it with `tarindex --columns` and "
+        "`tarindex --attach`"
+    )
+    with pytest.raises(ShardIndexError, match=f"^{re.escape(reason)}$"):
+        Stream.from_shards("a.tar").select('txt == "x"')
+    build_columns("a.tar", "txt")
+    assert [each["__key__"] for each in Stream.from_shards("a.tar").select('txt == "y"')] == ["y"]
+
+
+def test_columns_and_indexes_without_a_digest_say_what_renews_them(shards, tmp_path):
+    (first, *_) = build_columns(shards, "length:txt")
+    table = pq.read_table(first)
+    about = json.loads(table.schema.metadata[b"tarshards-columns"])
+    del about["digest"]
+    pq.write_table(table.replace_schema_metadata({b"tarshards-columns": json.dumps(about)}), first)
+    reason = r"parquet: stale: written by an earlier version, without a digest; rebuild it with `tarindex --columns`"
+    with pytest.raises(ShardIndexError, match=reason):
+        Stream.from_shards(shards).select("length > 3")
+    assert build_columns(shards, "length:txt") == [first]
+    without_digest(str(tmp_path / "a-1.tar"))
+    cure = r"a-1\.tar\.index: written by an earlier version, without a digest; renew it with `tarindex`"
+    for use in (
+        lambda: Stream.from_shards(shards).select("length > 3"),
+        lambda: build_columns(shards, "length:txt", overwrite=True),
+    ):
+        with pytest.raises(ShardIndexError, match=cure):
+            use()
 
 
 def test_damaged_columns_are_an_error_and_made_anew(shards, tmp_path):

@@ -269,10 +269,10 @@ def test_manifests(here):
         Shard("http://h/w"),
     )
     expected = [
-        ("d/x-[1].tar", 7, 1024, False, False, None),
-        ("d/../y.tar", None, None, False, False, None),
-        ("/z.tar", None, None, True, False, None),
-        ("http://h/w", None, None, False, False, None),
+        Shard("d/x-[1].tar", 7, 1024),
+        Shard("d/../y.tar"),
+        Shard("/z.tar", concatenated=True),
+        Shard("http://h/w"),
     ]
     assert expand_shards("d/a.shards.json") == expected
     assert expand_urls("d/a.shards.json") == [url for url, *_ in expected]
@@ -357,6 +357,7 @@ def test_a_remote_manifest_names_no_local_files(name):
         ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"nsamples": 3}]}', "entry 1 of the manifest has no url"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -1}]}', "a has nsamples -1"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "sha256": "12"}]}', "a has sha256 '12' in the manifest"),
+        ('{"wids_version": 1, "shardlist": [{"url": "a", "digest": 12}]}', "a has digest 12 in the manifest"),
         ('{"wids_version": 1, "shardlist": [{"url": "a", "filesize": 1.5}]}', "a has filesize 1.5"),
         ('{"wids_version": 1, "shardlist": [{"url": "a"}, {"url": "a"}]}', "names a shard twice"),
     ],
@@ -381,6 +382,7 @@ def test_an_empty_manifest_is_an_empty_expression(here):
             st.none() | st.integers(0, 2**32 - 1),
             st.none() | st.integers(0, 2**53 - 1),
             sha256=st.none() | st.text("0123456789abcdef", min_size=64, max_size=64),
+            digest=st.none() | st.text("0123456789abcdef", min_size=32, max_size=32),
         ),
         unique_by=lambda shard: shard.url,
     )

@@ -27,7 +27,9 @@ from tarshards import (
 )
 from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.build import build_index
+from tarshards.index.key_index import build_key_index
 from tarshards.index.manifests import read_manifest
+from tarshards.index.refresh import export_indexes
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -36,6 +38,7 @@ from tarshards.write.split import split_samples
 
 COUNT = 6
 OUT = "out-000000.tar"
+DERIVED = {"out.shards.keys", f"{OUT}.columns.parquet", f"{OUT}.idx", "out-000000.idx"}  # by others than writers
 
 
 def samples(cls: int, count: int = COUNT):
@@ -58,6 +61,11 @@ def folder(tmp_path, monkeypatch):
     other = json.loads(Path("out.shards.json").read_text())
     other["shardlist"].append({"url": "new.tar", "nsamples": COUNT})
     Path("all.shards.json").write_text(json.dumps(other | {"name": "of two"}))
+    build_key_index(read_manifest("out.shards.json"))
+    for format in "dali", "tar.idx":
+        list(export_indexes([OUT], format))
+    Path(f"{OUT}.columns.parquet").touch()
+    assert {*os.listdir()} >= DERIVED
     assert honest() == {OUT: 9, "new.tar": 10}
     return tmp_path
 
@@ -76,6 +84,8 @@ def honest() -> dict[str, int]:
                 index = build_index(shard.url)
                 assert shard.samples in (None, len(index)), (path, shard)
                 assert shard.size in (None, index.shard_size), (path, shard)
+    if classes[OUT] == 10:
+        assert not DERIVED & {*os.listdir()}
     return classes
 
 
@@ -209,12 +219,12 @@ def test_a_full_disk_at_the_end_keeps_the_index_of_the_old_shard(monkeypatch):
 def test_what_stands_beside_and_is_not_ours_stays(caplog):
     write_samples(the_new(), "a.tar")
     Path("a.tar.index").write_bytes(b"mine")
-    Path("a.idx").write_text("v1.2 3\n")
+    Path("a.idx").write_text("mine")
     Path("b.shards.json").write_text("not a manifest")
     Path("c.shards.json").mkdir()
     with caplog.at_level(logging.WARNING):
         write_samples(samples(11), "a.tar")
-    assert Path("a.tar.index").read_bytes() == b"mine"
+    assert Path("a.tar.index").read_bytes() == Path("a.idx").read_bytes() == b"mine"
     assert Path("b.shards.json").read_text() == "not a manifest"
     assert [record.getMessage() for record in caplog.records] == [
         "a.idx: may be of the shard that is replaced; write it again with `tarindex --format`"
@@ -413,6 +423,8 @@ def test_without_samples_all_old_shards_are_left(caplog):
     with ShardWriter("out-%06d.tar"):
         pass
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [OUT]
+    for name in DERIVED:
+        os.unlink(name)
     caplog.clear()
     writer = ShardWriter("out-%06d.tar")
     writer.write(the_new()[0])

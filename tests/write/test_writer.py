@@ -460,7 +460,8 @@ def test_the_manifest_names_the_shards_with_their_samples_and_bytes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [*(f"train-00000{i}.tar{suffix}" for i in range(3) for suffix in ("", ".index")), "train.shards.json"]
     )
-    expected = [Shard(shard, count, os.path.getsize(shard), indexed=True) for shard, count in zip(shards, (4, 4, 2))]
+    expected = [Index.load(shard).shard(shard) for shard in shards]
+    assert [each[1:3] for each in expected] == [(n, os.path.getsize(shard)) for n, shard in zip((4, 4, 2), shards)]
     assert expand_shards(tmp_path / "train.shards.json") == expected
     assert keys(tmp_path / "train.shards.json") == [sample["__key__"] for sample in SAMPLES]
 
@@ -503,7 +504,7 @@ def test_a_later_run_adds_to_the_manifest(tmp_path):
 def test_a_new_run_begins_the_manifest_anew(tmp_path):
     write_shards(tmp_path / "a-%03d.tar", SAMPLES)
     (shard,) = write_shards(tmp_path / "a-%03d.tar", SAMPLES[:3])
-    assert expand_shards(tmp_path / "a.shards.json") == [Shard(shard, 3, os.path.getsize(shard), indexed=True)]
+    assert expand_shards(tmp_path / "a.shards.json") == [Index.load(shard).shard(shard)]
 
 
 def killed(tmp_path, samples: int, start: int = 0) -> None:
