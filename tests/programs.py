@@ -28,6 +28,8 @@ PACKAGES = {
     "gm": ["graphicsmagick"],
     "GNU tar": ["tar"],
     "gzip": ["gzip"],
+    "lz4": ["lz4"],
+    "lzma": ["xz-utils"],
     "mariadbd": ["mariadb-server"],
     "munged": ["munge"],
     "nginx": ["nginx-light"],

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import click
 
 from tarshards import __version__
-from tarshards.errors import OpenError, SampleError, TarshardsError, visible
+from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError, visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -829,14 +829,26 @@ def refuse_terminal(reads_stdin: bool) -> None:
 
 
 def check_output(target: str, overwrite: bool) -> None:
-    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote."""
+    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote, and the name of another format."""
     from tarshards.storage.location import Location
 
     refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
+    check_suffix(target)
     location = Location.of(target)
     refuse(not overwrite and location.is_taken(), f"{location.name} exists; --overwrite replaces it")
     path = location.path
     refuse(path is not None and os.path.isdir(path), f"{target} is a folder; name a file in it")
+
+
+def check_suffix(target: str) -> None:
+    """Refuse the name of a compression or format that is not written, for an output or a pattern of outputs."""
+    from tarshards.storage.compression import named_compression
+    from tarshards.storage.location import Location
+
+    try:
+        named_compression(Location.of(target))
+    except UrlError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def write_new_keys(

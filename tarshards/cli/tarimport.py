@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import FILE, conversion_options, convert, size_option, tool
+from tarshards.cli._common import FILE, check_suffix, conversion_options, convert, size_option, tool
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 
@@ -41,6 +41,7 @@ def main(
     """
     from tarshards.formats.importing import MAX_BYTES, import_dataset
 
+    check_suffix(output)
     convert(
         import_dataset,
         source[0] if len(source) == 1 else list(source),

@@ -10,6 +10,7 @@ from tarshards.cli._common import (
     FILE,
     all_specs,
     allow_empty_option,
+    check_suffix,
     ignore_zeros_option,
     keep_order_option,
     list_option,
@@ -78,6 +79,7 @@ def main(
     from tarshards.write.reshard import reshard, work_folder
     from tarshards.write.shards import shard_name
 
+    check_suffix(output)
     ledger = Ledger()
     with usage_errors():
         resumes = os.path.exists(work_folder(output, tmpdir))

@@ -10,6 +10,7 @@ import click
 from tarshards.cli._common import (
     COUNT,
     Input,
+    check_suffix,
     dry_run_option,
     overwrite_option,
     parallel_option,
@@ -23,6 +24,7 @@ from tarshards.cli._common import (
     sync_option,
     tool,
 )
+from tarshards.storage.compression import TAR_ENDING
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
 
 DEFAULT_SIZE = 10**9
@@ -117,7 +119,7 @@ def main(
 
 def _full_pattern(pattern: str, variables: list[str]) -> str:
     """Complete a bare name; refuse a pattern that lacks a variable, or has one more."""
-    if not re.search(r"[%{}]|\.(tar|t[bgx]z2?)(\.\w+)?$", pattern):
+    if not re.search(r"[%{}]", pattern) and not TAR_ENDING.search(pattern):
         pattern = "-".join([pattern, *(f"{{{variable}}}" for variable in variables), "%06d.tar"])
     found = set(re.findall(r"\{([^{}:]+)[^{}]*\}", pattern))
     for variable in variables:
@@ -127,6 +129,7 @@ def _full_pattern(pattern: str, variables: list[str]) -> str:
         raise click.UsageError(f"-o {pattern}: unknown {{{min(unknown)}}}; --by FIELD and --ratios make them known")
     if not re.search(r"%0?\d*d|\{shard(:0?\d*d?)?\}", pattern):
         raise click.UsageError(f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
+    check_suffix(pattern)
     return pattern
 
 

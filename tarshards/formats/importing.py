@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tarshards.formats.resumable import check_free, discard, finish, make_all
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.storage.compression import named_compression, without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -81,6 +81,7 @@ def import_dataset(
     """
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
+    named_compression(Location.of(pattern))  # raises UrlError for a name of another format
     plan = _plan(source, format, split, max_bytes)
     template = key or plan.key
     Keys.of(template, "")
@@ -180,11 +181,11 @@ def _plan(source: Any, format: str | None, split: str | None, max_bytes: int) ->
 def _format_of(urls: Sequence[str]) -> str:
     """Return the format that the names of files say; raise UrlError if they say none."""
     location = Location.of(urls[0])
-    parts = re.sub(r"\.(gz|bz2|xz|zst)$", "", location.base.lower()).rpartition(".")
-    if parts[2] not in _SUFFIXES:
+    suffix = without_suffix(location.base.lower()).rpartition(".")[2]
+    if suffix not in _SUFFIXES:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
         raise UrlError(f"the name tells no format ({known}); name one of {', '.join(FORMATS)}", url=location.name)
-    return _SUFFIXES[parts[2]]
+    return _SUFFIXES[suffix]
 
 
 def _file_names(urls: Sequence[str]) -> list[str]:
@@ -219,7 +220,6 @@ def _columns(plan: Plan, found: Sequence[dict[str, str]]) -> Columns:
 
 def _write_manifest(made: Sequence[dict[str, Any]], sync: bool) -> None:
     from tarshards.index.manifests import update_manifests, with_digests
-    from tarshards.storage.compression import named_compression
 
     shards = []
     for each in made:

@@ -14,7 +14,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.samples.fields import find_field
 from tarshards.storage.beside import FORMAT, INDEX
-from tarshards.storage.compression import find_compression
+from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import Ranges
@@ -343,7 +343,7 @@ def fingerprint(ranges: Ranges, offset: bytes) -> int:
 
 def refuse_compressed(ranges: Ranges, location: Location) -> None:
     """Raise ShardIndexError if the shard in *ranges* is compressed, so that its members have no offsets."""
-    if compression := find_compression(ranges.read(0, min(10, ranges.size))):
+    if compression := find_compression(ranges.read(0, min(HEAD, ranges.size))):
         name = location.name
         plain = os.path.splitext(name)[0].removesuffix(".tar") + ".tar"
         reason = f"compressed ({compression}), so it has no random access"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import find_field, no_field, place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.retry_parse import retry_parse
+from tarshards.storage.compression import without_suffix
 from tarshards.storage.location import Location
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
@@ -200,5 +200,4 @@ def shard_of(sample: Sample) -> str:
     location = Location.of(sample.get("__url__", ""))
     if location.scheme == "-":
         return "stdin"
-    base = location.base.rpartition(":")[2] if location.scheme else location.base
-    return re.sub(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.(tar|tgz|tbz2|txz)$", "", base)
+    return without_suffix(location.base.rpartition(":")[2] if location.scheme else location.base)

@@ -13,7 +13,7 @@ Read in this order:
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``signing``: objects of stores that
   are read over our own connections
 - ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
-- ``compression``: gzip, bzip2, xz and zstd by their first bytes
+- ``compression``: one table of compressions, read by their first bytes and written by their suffixes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host
 - ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced

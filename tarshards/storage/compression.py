@@ -1,34 +1,19 @@
-"""gzip, bzip2, xz and zstd: found by the first bytes when reading, chosen by the suffix when writing."""
+"""Compressions: found by the first bytes when reading, chosen by the suffix when writing."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
-# bzip2's magic needs its second half, because the first member of a plain tar may be called BZh9.jpg.
-_MAGICS = {
-    "gzip": rb"\x1f\x8b",
-    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)",
-    "xz": rb"\xfd7zXZ\0",
-    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-}
-_MAGIC_SIZE = 10
-_SUFFIXES = {
-    ".gz": "gzip",
-    ".tgz": "gzip",
-    ".bz2": "bzip2",
-    ".tbz2": "bzip2",
-    ".xz": "xz",
-    ".txz": "xz",
-    ".zst": "zstd",
-}
+HEAD = 10  # bytes from which a compression is found
 
 MAX_RATIO = 200  # by default, how many times its own size compressed data may expand to, beyond the first MiB
 
@@ -37,6 +22,10 @@ _PIECE = 1 << 20
 # The largest windows that a file can make us allocate: what `zstd -d` and `xz -d -M256MiB` accept.
 _ZSTD_WINDOW = 1 << 27
 _XZ_MEMORY = 1 << 28
+_TOO_LARGE = {  # what zstandard and lzma say of larger ones, and what to do
+    "Frame requires too much memory": f"{_ZSTD_WINDOW >> 20} MiB (--long=27); 'pipe:zstd -dc --long=31 FILE'",
+    "Memory usage limit": f"{_XZ_MEMORY >> 20} MiB; 'pipe:xz -dc FILE'",
+}
 
 
 class Decoder(Protocol):
@@ -49,15 +38,6 @@ class Decoder(Protocol):
     @property
     def unused_data(self) -> bytes: ...
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-def find_compression(head: bytes) -> str | None:
-    r"""Return the name of the compression that a stream beginning with *head* has.
-
-    >>> find_compression(b"\x1f\x8b\x08\0"), find_compression(b"BZh9.jpg\0\0")
-    ('gzip', None)
-    """
-    return next((name for name, magic in _MAGICS.items() if re.match(magic, head, re.DOTALL)), None)
 
 
 def is_bomb(plain: int, packed: int, max_ratio: float = MAX_RATIO) -> bool:
@@ -91,7 +71,7 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBa
     """Return *stream* decompressed; a plain one rewound, or with its first bytes put back."""
     try:
         head = b""
-        while len(head) < _MAGIC_SIZE and (data := stream.read(_MAGIC_SIZE - len(head))):
+        while len(head) < HEAD and (data := stream.read(HEAD - len(head))):
             head += data
         if stream.seekable():
             stream.seek(-len(head), os.SEEK_CUR)
@@ -163,7 +143,11 @@ class Decompressed(InputStream):
         except MemoryError:
             raise
         except Exception as exc:
-            raise self._error(f"bad {self._compression} data: {exc}") from exc
+            reason = f"bad {self._compression} data: {exc}"
+            for said, limit in _TOO_LARGE.items():
+                if said in str(exc):
+                    reason = f"{self._compression} data that need a window beyond the limit of {limit} reads it"
+            raise self._error(reason) from exc
         if decoder.eof:
             self._input, self._decoder = decoder.unused_data, None
         elif hungry and not data and not output:
@@ -176,7 +160,7 @@ class Decompressed(InputStream):
         while True:
             # Tapes and block devices pad with zeros, which gzip and xz allow for.
             head = head.lstrip(b"\0") if self._compression in ("gzip", "xz") else head
-            if len(head) >= _MAGIC_SIZE or not (data := self._take()):
+            if len(head) >= HEAD or not (data := self._take()):
                 break
             head += data
         self._input = head
@@ -184,7 +168,7 @@ class Decompressed(InputStream):
             return False
         if find_compression(head) != self._compression:
             raise self._error(f"junk after the {self._compression} data", self._taken - len(head))
-        self._decoder = _decoder(self._compression)
+        self._decoder = _begin(COMPRESSIONS[self._compression].decoder, self.name)
         return True
 
     def _take(self) -> bytes:
@@ -289,39 +273,180 @@ class _Zstd:
         return 6 - is_single + (0, 1, 2, 4)[descriptor & 3] + (is_single, 2, 4, 8)[descriptor >> 6]
 
 
-def _decoder(compression: str) -> Decoder:
-    if compression == "gzip":
-        return _Gzip()
-    if compression == "zstd":
-        return _Zstd()
-    if compression == "xz":
-        import lzma
-
-        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+def _bzip2() -> Decoder:
     import bz2
 
     return bz2.BZ2Decompressor()
 
 
+def _xz() -> Decoder:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+
+def _lzma() -> Decoder:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
+
+
+class _Lz4:
+    def __init__(self) -> None:
+        from lz4.frame import LZ4FrameDecompressor
+
+        self._object = LZ4FrameDecompressor()
+        self.decompress = self._object.decompress
+
+    @property
+    def needs_input(self) -> bool:
+        return bool(self._object.needs_input)
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._object.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data or b""
+
+
+class _Lz4Encoder:
+    def __init__(self) -> None:
+        from lz4.frame import LZ4FrameCompressor
+
+        self._object = LZ4FrameCompressor(content_checksum=True)
+        self._header = self._object.begin()
+
+    def compress(self, data: Any) -> bytes:
+        header, self._header = self._header, b""
+        return header + self._object.compress(data)
+
+    def flush(self) -> bytes:
+        return self._header + self._object.flush()
+
+
+def _encode_gzip() -> Any:
+    import zlib
+
+    return zlib.compressobj(wbits=31)
+
+
+def _encode_bzip2() -> Any:
+    import bz2
+
+    return bz2.BZ2Compressor()
+
+
+def _encode_xz() -> Any:
+    import lzma
+
+    return lzma.LZMACompressor()
+
+
+def _encode_lzma() -> Any:
+    import lzma
+
+    return lzma.LZMACompressor(lzma.FORMAT_ALONE)
+
+
+def _encode_zstd() -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(write_checksum=True).compressobj()
+
+
+class Compression(NamedTuple):
+    """How a compression is known and done: *magic* is a pattern of the first bytes, *suffixes* are those of names."""
+
+    magic: bytes
+    suffixes: str
+    decoder: Callable[[], Decoder]
+    encoder: Callable[[], Any]
+
+
+#: The compressions by name. bzip2's magic needs its second half, because the first member of a plain tar may be called
+#: BZh9.jpg, and lzma's, which has none, a part of the size of its window, because that may be called `]`.
+COMPRESSIONS = {
+    "gzip": Compression(rb"\x1f\x8b", ".gz .tgz .taz", _Gzip, _encode_gzip),
+    "bzip2": Compression(
+        rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)", ".bz2 .bz .tbz2 .tbz .tb2 .tz2", _bzip2, _encode_bzip2
+    ),
+    "xz": Compression(rb"\xfd7zXZ\0", ".xz .txz", _xz, _encode_xz),
+    "lzma": Compression(rb"\]\0\0(?:[^\0]|\0[^\0])", ".lzma .tlz", _lzma, _encode_lzma),
+    "zstd": Compression(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", ".zst .zstd .tzst", _Zstd, _encode_zstd),
+    "lz4": Compression(rb"\x04\x22\x4d\x18", ".lz4 .tlz4", _Lz4, _Lz4Encoder),
+}
+#: The name of the compression of each suffix; those that begin with .t are suffixes of tars.
+SUFFIXES = {suffix: name for name, known in COMPRESSIONS.items() for suffix in known.suffixes.split()}
+
+#: The end of the name of a tar, which may be compressed.
+TAR_ENDING = re.compile(
+    rf"\.(tar|{'|'.join(suffix[1:] for suffix in SUFFIXES if suffix.startswith('.t'))})(\.\w+)?$", re.IGNORECASE
+)
+
+#: Suffixes of names that promise what is not written here: other compressions, archives and tables.
+_OTHERS = (
+    *(".Z", ".taZ", ".tZ", ".z", ".br", ".lz", ".lzo", ".tzo", ".sz", ".zip", ".7z", ".rar"),
+    *(".parquet", ".arrow", ".tfrecord", ".npz", ".h5"),
+)
+
+
+def find_compression(head: bytes) -> str | None:
+    r"""Return the name of the compression that a stream beginning with *head* has.
+
+    >>> find_compression(b"\x1f\x8b\x08\0"), find_compression(b"BZh9.jpg\0\0")
+    ('gzip', None)
+    """
+    return next((name for name, known in COMPRESSIONS.items() if re.match(known.magic, head, re.DOTALL)), None)
+
+
+def _begin(make: Callable[[], Any], url: str) -> Any:
+    """Return a new decoder or encoder for *url*; raise OpenError if a package that is an extra of ours is missing."""
+    try:
+        return make()
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in COMPRESSIONS:
+            raise
+        raise OpenError(f"{package} is missing: pip install 'tarshards[{package}]'", url=url) from error
+
+
 def named_compression(location: Location) -> str | None:
     """Return the compression that the suffix of *location* asks for; commands compress for themselves.
+
+    Raises UrlError for the suffix of another format, of which a tar must not have the name.
 
     >>> named_compression(Location("https://host/a.tar.gz?token=x")), named_compression(Location("a.tar"))
     ('gzip', None)
     """
-    return None if location.is_stream else _SUFFIXES.get(os.path.splitext(location.base)[1].lower())
+    suffix = "" if location.is_stream else os.path.splitext(location.base)[1]
+    if suffix in _OTHERS or suffix.lower() in _OTHERS:
+        known = " ".join(SUFFIXES)
+        raise UrlError(f"the suffix {suffix} is not supported; those that compress are {known}", url=location.name)
+    return SUFFIXES.get(suffix.lower())
+
+
+def without_suffix(base: str) -> str:
+    """Return the name of a file less the suffix of a compression, and ``.tar``.
+
+    >>> [without_suffix(base) for base in ("a.tar.zst", "a.tgz", "a.tar", "a.jsonl.gz")]
+    ['a', 'a', 'a', 'a.jsonl']
+    """
+    stem, _, suffix = base.rpartition(".")
+    return (stem if f".{suffix}".lower() in SUFFIXES else base).removesuffix(".tar")
 
 
 def compressed(stream: OutputStream, location: Location) -> OutputStream:
     """Return an OutputStream that compresses into *stream* as the suffix of *location* asks for, or else *stream*."""
-    compression = named_compression(location)
-    if compression is None:
-        return stream
     try:
-        encoder = _encoder(compression)
+        compression = named_compression(location)
+        encoder = None if compression is None else _begin(COMPRESSIONS[compression].encoder, stream.name)
     except BaseException:
         stream.abort()
         raise
+    if encoder is None:
+        return stream
 
     def write(data: Any) -> None:
         stream.write(encoder.compress(data))
@@ -331,21 +456,3 @@ def compressed(stream: OutputStream, location: Location) -> OutputStream:
         stream.close()
 
     return OutputStream(stream.name, write, commit=commit, discard=stream.abort)
-
-
-def _encoder(compression: str) -> Any:
-    if compression == "gzip":
-        import zlib
-
-        return zlib.compressobj(wbits=31)
-    if compression == "zstd":
-        import zstandard
-
-        return zstandard.ZstdCompressor(write_checksum=True).compressobj()
-    if compression == "xz":
-        import lzma
-
-        return lzma.LZMACompressor()
-    import bz2
-
-    return bz2.BZ2Compressor()

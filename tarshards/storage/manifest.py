@@ -13,10 +13,10 @@ from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 from tarshards.errors import UrlError
+from tarshards.storage.compression import TAR_ENDING
 from tarshards.storage.location import Location
 
 SUFFIX = ".shards.json"
-_ENDING = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$", re.IGNORECASE)
 DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # what an entry says of its shard
 MARKS = ("concatenated", "indexed")  # those that are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 150 bytes a shard
@@ -56,7 +56,7 @@ def manifest_url(pattern: str) -> str:
     before, *after = (location.folder + location.base).split("\0")
     first = Location(before)
     *parts, last = [first.base, *after]
-    words = [part.replace("/", "-").strip("-_. ") for part in (*parts, _ENDING.sub("", last))]
+    words = [part.replace("/", "-").strip("-_. ") for part in (*parts, TAR_ENDING.sub("", last))]
     return first.folder + ("-".join(filter(None, words)) + SUFFIX).lstrip(".") + location.query
 
 
@@ -76,7 +76,7 @@ def _without_number(url: str) -> str:
     'd7/a1-\x00.tar'
     """
     location = Location.of(url)
-    stem = _ENDING.sub("", location.base)
+    stem = TAR_ENDING.sub("", location.base)
     return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
 
 

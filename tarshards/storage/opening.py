@@ -43,10 +43,11 @@ def open_shard(
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 
-    Reading finds gzip, bzip2, xz and zstd by their first bytes, never by the name; damage, and more than 1 MiB +
-    *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz
-    .txz .zst`), the same data to the same bytes; when it ends, the index of an earlier shard of this name is removed,
-    and all else that is derived from a local one and lies beside it.
+    Reading finds gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name; damage, and more than
+    1 MiB + *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2
+    .xz .txz .lzma .zst .tzst .lz4` and their further forms), the same data to the same bytes; that of another format,
+    such as `.br` or `.zip`, is a UrlError. When it ends, the index of an earlier shard of this name is removed, and all
+    else that is derived from a local one and lies beside it. lz4 needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url)
     stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync)

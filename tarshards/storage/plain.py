@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tarshards.errors import TarshardsError
-from tarshards.storage.compression import find_compression
+from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import failure
@@ -43,7 +43,7 @@ def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[Pla
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
         with location.open() as file:
             plain = PlainFile(file, name)
-            if not find_compression(plain.read(0, 10)):
+            if not find_compression(plain.read(0, HEAD)):
                 yield plain
                 return
     import tempfile

@@ -79,6 +79,7 @@ def map_shards(
     check_function(function, "map_shards")
     shards = expand_shards(inputs)
     names = output_names(outputs, len(shards))
+    named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)
     work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, sync, _name_of(function))
     ledger = Ledger.of(handler)

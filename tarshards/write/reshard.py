@@ -24,6 +24,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.read import encode_sample, read_shard
 from tarshards.samples.retry_parse import retry_parse
+from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
@@ -119,6 +120,7 @@ def reshard(
     cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+    named_compression(Location.of(output_pattern))  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
     named = expand_shards(inputs)

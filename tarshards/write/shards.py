@@ -233,6 +233,7 @@ class ShardWriter(_Writer):
         self.pattern = Location.of(pattern).url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+        named_compression(Location.of(self.pattern))  # raises UrlError for a name of another format
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}

@@ -5,8 +5,11 @@ import gzip
 import lzma
 import os
 import random
+import re
 import subprocess
+import sys
 import tracemalloc
+from importlib.util import find_spec
 from itertools import cycle
 
 import pytest
@@ -15,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import need
 
-from tarshards.errors import OpenError
-from tarshards.storage.compression import _decoder
+from tarshards.errors import OpenError, UrlError
+from tarshards.storage.compression import COMPRESSIONS
 from tarshards.storage.opening import open_shard
 
-PROGRAMS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
+PROGRAMS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "lzma": "lzma", "zst": "zstd", "lz4": "lz4"}
+MAGIC = {"gz": 2, "bz2": 4, "xz": 6, "lzma": 4, "zst": 4, "lz4": 4}  # bytes by which it is known
 SMALL = b"".join(b"%d bottles of beer\n" % number for number in range(60)) + os.urandom(40)
 LARGE = random.Random(0).randbytes(1_000_000) + SMALL * 3_000 + bytes(100_000)
 
@@ -27,8 +31,13 @@ python = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
+if find_spec("lz4"):
+    from lz4.frame import compress as compress_lz4
+
+    python["lz4"] = lambda data: compress_lz4(data, content_checksum=True)
 
 
 def program(suffix: str):
@@ -50,6 +59,8 @@ def read_bytes(tmp_path, data: bytes, **options) -> bytes:
 
 @pytest.fixture(params=PROGRAMS)
 def suffix(request) -> str:
+    if request.param == "lz4":
+        pytest.importorskip("lz4.frame", reason="python-lz4 is not installed")
     return request.param
 
 
@@ -96,7 +107,7 @@ def test_bytes_that_drip(tmp_path, suffix):
 def test_every_truncation_is_found(tmp_path, suffix):
     whole = python[suffix](SMALL)
     # What is shorter than its magic is handed on as it is, for the tar reader to refuse.
-    magic = {"gz": 2, "bz2": 4, "xz": 6, "zst": 4}[suffix]
+    magic = MAGIC[suffix]
     for length in range(magic):
         assert read_bytes(tmp_path, whole[:length]) == whole[:length]
     for length in range(magic, len(whole)):
@@ -114,10 +125,12 @@ def test_truncations_of_the_second_member_are_found(tmp_path, suffix):
 
 
 def test_no_flipped_bit_gives_other_data(tmp_path, suffix):
+    if suffix == "lzma":
+        pytest.skip("a format without checksums")
     data = SMALL[:300]
     whole = python[suffix](data)
     # With its magic damaged it is plain data, whole and untouched, which no tar begins with.
-    magic = {"gz": 2, "bz2": 10, "xz": 6, "zst": 4}[suffix]
+    magic = 10 if suffix == "bz2" else MAGIC[suffix]
     for place in range(len(whole)):
         for bit in range(8):
             damaged = bytes([*whole[:place], whole[place] ^ 1 << bit, *whole[place + 1 :]])
@@ -178,12 +191,29 @@ def test_windows_that_are_too_large_are_refused(tmp_path):
     parameters = zstandard.ZstdCompressionParameters(window_log=28)
     encoder = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = encoder.compress(SMALL) + encoder.flush()
-    with pytest.raises(OpenError, match=r"bad zstd data: .*memory"):
+    with pytest.raises(OpenError, match=r"window .* limit of 128 MiB \(--long=27\); 'pipe:zstd -dc --long=31 FILE'"):
         read_bytes(tmp_path, frame)
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
     dictionary = lzma.compress(SMALL, filters=filters)
-    with pytest.raises(OpenError, match="bad xz data: Memory"):
+    with pytest.raises(OpenError, match=r"window .* limit of 256 MiB; 'pipe:xz -dc FILE' reads it"):
         read_bytes(tmp_path, dictionary)
+
+
+@pytest.mark.parametrize("window", [27, 28, 31])
+def test_long_windows_of_zstd(tmp_path, window):
+    """The program's --long: up to its own default limit as any file, beyond it through the command of the error."""
+    need("zstd")
+    with open(tmp_path / "a.tar.zst", "wb") as file:  # of a pipe, whose length it does not know
+        subprocess.run(
+            ["zstd", "-cq", "--ultra", "-20", f"--long={window}"], input=LARGE[:9_000], stdout=file, check=True
+        )
+    if window > 27:
+        with pytest.raises(OpenError, match="zstd data that need a window beyond the limit") as caught:
+            read(tmp_path / "a.tar.zst")
+        command = re.search("'(.*)'", str(caught.value))[1].replace("FILE", str(tmp_path / "a.tar.zst"))
+        assert read(command, allow_pipe=True) == LARGE[:9_000]
+    else:
+        assert read(tmp_path / "a.tar.zst") == LARGE[:9_000]
 
 
 def test_skippable_frames_of_zstd(tmp_path):
@@ -219,7 +249,7 @@ def test_zstd_gives_a_bounded_piece_of_any_data(name, options, steps, most):
     data, packed = ZSTD_DATA[name], zstd_of(ZSTD_DATA[name], *options)
     if len(packed) > 10_000:
         steps = [step * 500 if step < 100 else step for step in steps]
-    packed, decoder, at = packed + b"rest", _decoder("zstd"), 0
+    packed, decoder, at = packed + b"rest", COMPRESSIONS["zstd"].decoder(), 0
     pieces, step = [], cycle(steps)
     while not decoder.eof:
         fed = b""
@@ -248,9 +278,22 @@ def test_a_tar_whose_first_name_looks_like_bzip2(tmp_path):
         ("a.tar.xz", "xz"),
         ("a.txz", "xz"),
         ("a.tar.zst", "zstd"),
+        ("a.tzst", "zstd"),
+        ("a.tar.zstd", "zstd"),
+        ("a.taz", "gzip"),
+        ("a.tar.bz", "bzip2"),
+        ("a.tbz", "bzip2"),
+        ("a.tb2", "bzip2"),
+        ("a.tz2", "bzip2"),
+        ("a.tar.lzma", "lzma"),
+        ("a.tlz", "lzma"),
+        ("a.tar.lz4", "lz4"),
+        ("a.TLZ4", "lz4"),
     ],
 )
 def test_writing_compresses_by_the_suffix(tmp_path, name, program_):
+    if program_ == "lz4":
+        pytest.importorskip("lz4.frame", reason="python-lz4 is not installed")
     files = []
     for _ in range(2):
         with open_shard(str(tmp_path / name), "wb") as stream:
@@ -277,6 +320,31 @@ def test_other_suffixes_stay_plain(tmp_path):
     assert (tmp_path / "a.gz.tar").read_bytes() == SMALL
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["a.tar.Z", "a.taZ", "a.tar.br", "a.tar.lz", "a.tar.lzo", "a.tar.zip", "a.ZIP", "a.7z", "w-0.parquet", "a.tar.sz"],
+)
+def test_a_name_that_promises_another_format_is_refused(tmp_path, name):
+    with pytest.raises(UrlError, match=rf"{re.escape(name)}: the suffix \.\w+ is not .* \.gz \.tgz .* \.lz4 \.tlz4$"):
+        open_shard(str(tmp_path / name), "wb")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    (tmp_path / "a").write_bytes(b"\x04\x22\x4d\x18" + bytes(100))
+    for action in lambda: read(tmp_path / "a"), lambda: open_shard(str(tmp_path / "b.lz4"), "wb"):
+        with pytest.raises(OpenError, match=r"/[ab](\.lz4)?: lz4 is missing: pip install 'tarshards\[lz4\]'"):
+            action()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_tar_whose_first_name_is_how_lzma_begins(tmp_path):
+    tar = b"]".ljust(1024, b"\0")
+    assert read_bytes(tmp_path, tar) == tar
+
+
 def test_commands_compress_for_themselves(tmp_path):
     with open_shard(f"pipe:cat > {tmp_path}/a.gz", "wb", allow_pipe=True) as stream:
         stream.write(SMALL)
@@ -286,7 +354,7 @@ def test_commands_compress_for_themselves(tmp_path):
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([b"", b"a", SMALL, bytes(70_000)]), st.integers(1, 3)), min_size=1, max_size=4),
-    st.sampled_from(sorted(PROGRAMS)),
+    st.sampled_from(sorted(python)),
     st.integers(1, 100_000),
 )
 def test_any_members_read_by_any_size(tmp_path_factory, parts, suffix, size):
