@@ -143,7 +143,7 @@ class ReadAhead:
         file = self._files[number]
         address = file.address
         assert address is not None
-        transfer: Transfer | None = None
+        transfer: WholeTransfer | RangeTransfer | None = None
         if file.is_cached and not file.pieces and file.is_piecewise:
             self._ask(file)
         if file.pieces:
@@ -231,8 +231,10 @@ class ReadAhead:
 class _AheadInput(InputStream):
     """A file that is read through *reader*; *transfer* brings its first bytes, or all, as they come."""
 
-    def __init__(self, reader: ReadAhead, file: _File, transfer: Transfer | None):
+    def __init__(self, reader: ReadAhead, file: _File, transfer: WholeTransfer | RangeTransfer | None):
         self.name = file.location.name
+        version = file.version if transfer is None else transfer.version
+        self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
         self._piece = memoryview(b"")
         self._counted = 0  # the bytes that it counts as

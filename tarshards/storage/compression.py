@@ -380,6 +380,9 @@ COMPRESSIONS = {
 #: The name of the compression of each suffix; those that begin with .t are suffixes of tars.
 SUFFIXES = {suffix: name for name, known in COMPRESSIONS.items() for suffix in known.suffixes.split()}
 
+#: Content-Encodings of servers that `open_shard` undoes, whether the file itself is compressed or only what was sent.
+ENCODINGS = ("x-gzip", *COMPRESSIONS)
+
 #: The end of the name of a tar, which may be compressed.
 TAR_ENDING = re.compile(
     rf"\.(tar|{'|'.join(suffix[1:] for suffix in SUFFIXES if suffix.startswith('.t'))})(\.\w+)?$", re.IGNORECASE

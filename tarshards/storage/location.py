@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -20,7 +20,7 @@ from tarshards.storage.redaction import (
     without_values,
 )
 from tarshards.storage.remote import Remote, default
-from tarshards.storage.streams import errno_of, failure, is_answer, is_missing, read_at_most, words
+from tarshards.storage.streams import encoded, errno_of, failure, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -441,14 +441,22 @@ class Location:
         *,
         allow_pipe: bool = False,
         sync: bool = True,
+        encodings: Container[str] = (),
     ) -> BinaryIO:
-        """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options."""
+        """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
+
+        A server may send bytes with one of *encodings*, as its Content-Encoding says; any other is an OpenError.
+        """
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
         if mode == "rb" and (opener := self.__dict__.get("_opener")) is not None:
-            return cast(BinaryIO, opener())
-        stream: BinaryIO = self._transport.open(self, mode, allow_pipe=allow_pipe, sync=sync)
-        return stream
+            stream = opener()
+        else:
+            stream = self._transport.open(self, mode, allow_pipe=allow_pipe, sync=sync)
+        if (encoding := getattr(stream, "encoding", "")) and encoding.lower() not in encodings:
+            stream.close()
+            raise encoded(encoding, self.name)
+        return cast(BinaryIO, stream)
 
     def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
         """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""

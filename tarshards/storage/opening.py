@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from tarshards.storage.beside import forget
-from tarshards.storage.compression import MAX_RATIO, compressed, decompressed
+from tarshards.storage.compression import ENCODINGS, MAX_RATIO, compressed, decompressed
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 
@@ -43,14 +43,15 @@ def open_shard(
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 
-    Reading finds gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name; damage, and more than
+    Reading finds gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name, and also where a server
+    sends them with a Content-Encoding, which `open_url` refuses; damage, and more than
     1 MiB + *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2
     .xz .txz .lzma .zst .tzst .lz4` and their further forms), the same data to the same bytes; that of another format,
     such as `.br` or `.zip`, is a UrlError. When it ends, the index of an earlier shard of this name is removed, and all
     else that is derived from a local one and lies beside it. lz4 needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url)
-    stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync)
+    stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync, encodings=ENCODINGS)
     if mode == "wb":
         stream.before_commit = partial(forget, location, sync=sync)
         shard: Any = compressed(stream, location)

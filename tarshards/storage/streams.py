@@ -21,6 +21,7 @@ class InputStream(io.RawIOBase):
     """A stream that is read forwards; subclasses say how by `read_some`, which gives b"" only at the end."""
 
     name: str
+    encoding = ""  # of the bytes, where a server says that it has encoded them
 
     def read_some(self, size: int) -> bytes:
         raise NotImplementedError
@@ -199,6 +200,12 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
     OpenError('memory://x: No such file or directory')
     """
     return OpenError(words(exc), url=url, offset=offset, errno=errno_of(exc))
+
+
+def encoded(encoding: str, url: str, cure: str = "") -> OpenError:
+    """Return the OpenError for bytes whose *encoding* by a server nobody undoes; *cure* follows what helps always."""
+    reason = f"the server sent Content-Encoding {encoding}, which was not asked for"
+    return OpenError(f"{reason}; store the file without it{cure}", url=url)
 
 
 def is_missing(error: OpenError) -> bool:

@@ -29,7 +29,7 @@ from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Reserved, Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_signature, without_userinfo
-from tarshards.storage.streams import errno_of, read_at_most
+from tarshards.storage.streams import encoded, errno_of, read_at_most
 
 #: Seconds before the second attempt, doubled with every further one, and the longest wait.
 PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -57,6 +57,9 @@ _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
 CHANGED = "changed while it was read"
 NO_RANGES = "the server serves no ranges, which random access requires"
 
+#: Content-Encodings that leave the bytes as they are; "aws-chunked" is how S3 is sent objects, and some stores keep it.
+_AS_THEY_ARE = ("", "identity", "aws-chunked", "utf-8")
+
 _T = TypeVar("_T")
 
 
@@ -69,22 +72,29 @@ class StatusError(OSError):
 
 
 class Version(NamedTuple):
-    """What identifies the bytes of a file: its size, a strong ETag or else a weak one, and its time of change."""
+    """What identifies the bytes of a file: its size, a strong ETag or else a weak one, and its time of change.
+
+    *encoding* is how they are encoded, as the server says; size and ranges are then those of the encoded bytes.
+    """
 
     size: int
     etag: str
     modified: str
+    encoding: str = ""
 
     @classmethod
     def of(cls, response: Response, size: int) -> Version:
         etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
-        return cls(size, etag, "" if etag and not etag.startswith("W/") else modified)
+        return cls(size, etag, "" if etag and not etag.startswith("W/") else modified, encoding_of(response))
 
     @property
     def validator(self) -> str | None:
         """What asks for equal bytes, as If-Range does; None where only a weak ETag, or nothing, tells of a change."""
         strong = self.etag if not self.etag.startswith("W/") else ""
         return strong or self.modified or None
+
+
+NOT_ENCODED = Version(-1, "", "")
 
 
 class Address:
@@ -378,14 +388,14 @@ class WholeTransfer(Transfer):
 
     def __init__(self, address: Address, response: Response | None = None):
         super().__init__(address, 0, None)
-        self._version: Version | None = None
+        self.version: Version | None = None
         if response is not None:
             self._response = self._checked(response)
 
     def _connect(self) -> Response:
         headers = {"Accept-Encoding": "identity"}
         if self.position:
-            validator = self._version and self._version.validator
+            validator = self.version and self.version.validator
             if validator is None:
                 raise self.error("broke off, and cannot be resumed: the server sent no ETag and no Last-Modified")
             headers |= {"Range": f"bytes={self.position}-", "If-Range": validator}
@@ -394,20 +404,20 @@ class WholeTransfer(Transfer):
     def _checked(self, response: Response) -> Response:
         """Return *response*, advanced to where the last one broke off, if it is the same body."""
         try:
-            check_body(response, self.name)
-            if self._version is None:
+            check_body(response, self.name, self.version)
+            if self.version is None:
                 if response.status != 200:
                     raise self.error(f"unexpected status {response.status}")
                 self.end = response.length
-                self._version = Version.of(response, -1 if self.end is None else self.end)
+                self.version = Version.of(response, -1 if self.end is None else self.end)
             elif response.status == 206:
                 found = range_of(response, self.position)
                 if found is None or self.end not in (None, found.size):
                     raise self.error(f"broke off, and cannot be resumed: {no_range(response)}")
-                if found[1:] != self._version[1:]:
+                if found[1:] != self.version[1:]:
                     raise self.error(CHANGED)
                 self.end = found.size
-            elif Version.of(response, -1 if response.length is None else response.length) != self._version:
+            elif Version.of(response, -1 if response.length is None else response.length) != self.version:
                 raise self.error(CHANGED)
             else:
                 self._skip(response)
@@ -474,7 +484,7 @@ class RangeTransfer(Transfer):
         response = ask_for(self.address, self.position, self.end)
         response.leaves_stalled = self._moves < MOVES
         try:
-            check_body(response, self.name)
+            check_body(response, self.name, self.version)
             found = range_of(response, self.position)
             if found is None:
                 is_other = self.version is not None and Version.of(response, self.version.size) != self.version
@@ -562,7 +572,7 @@ def begin_transfer(
             version = range_of(response, 0)
             if version is not None and version.validator is not None:
                 try:
-                    check_body(response, address.name)
+                    check_body(response, address.name, None)
                 except BaseException:
                     response.close()
                     raise
@@ -586,12 +596,15 @@ def read_whole(address: Address, most: int) -> bytes:
             if error.reason != CHANGED:
                 raise
     with closing(WholeTransfer(address)) as transfer:
+        transfer.open()
+        refuse_encoded(transfer)
         return read_at_most(transfer, most, AT_ONCE)
 
 
 def _read_spread(address: Address, most: int) -> bytes:
     """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
     with closing(begin_transfer(address, BEGINNING)) as beginning:
+        refuse_encoded(beginning)
         if isinstance(beginning, WholeTransfer):
             return read_at_most(beginning, most, AT_ONCE)
         version = beginning.version
@@ -624,6 +637,7 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
     with large_request(address, end - begin) as transfer.large:
         try:
             transfer.open()
+            refuse_encoded(transfer)
             buffer = bytearray(transfer.end - begin)
             transfer.fill(memoryview(buffer))
         finally:
@@ -742,6 +756,8 @@ def range_of(response: Response, begin: int) -> Version | None:
     match = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
     if match is None or int(match[1]) != begin or not begin <= int(match[2]) < int(match[3]):
         return None
+    if encoding_of(response) and response.length != int(match[2]) + 1 - begin:
+        return None  # a range of the file that was encoded by itself
     return Version.of(response, int(match[3]))
 
 
@@ -752,12 +768,26 @@ def no_range(response: Response) -> str:
     return NO_RANGES
 
 
-def check_body(response: Response, name: str) -> None:
-    """Raise OpenError for a body whose bytes are not those of the file, ConnectionError for one that broke off."""
+def encoding_of(response: Response) -> str:
+    """Return the Content-Encoding of *response*; "" where that leaves the bytes as they are."""
+    values = ",".join(response.headers.get_all("Content-Encoding", [])).split(",")
+    return ", ".join(value.strip() for value in values if value.strip().lower() not in _AS_THEY_ARE)
+
+
+def refuse_encoded(transfer: WholeTransfer | RangeTransfer) -> None:
+    """Raise OpenError if the bytes of *transfer* are not those of its file."""
+    if transfer.version is not None and transfer.version.encoding:
+        raise encoded(transfer.version.encoding, transfer.name, ", or stream a shard (index=False)")
+
+
+def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> None:
+    """Raise OpenError for a body that is encoded otherwise than *version*, ConnectionError for one that broke off."""
     # http.client takes truncated headers for whole ones, but then nothing follows them.
     if response.length != 0 and not response.peek():
         raise ConnectionError("the answer broke off before its first byte")
-    for header, known in ("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked"):
-        for value in response.headers.get_all(header, []):
-            if value.strip().lower() not in ("", "identity", known):
-                raise OpenError(f"the server sent {header} {value}, which was not asked for", url=name)
+    encoding = encoding_of(response)
+    if encoding and version is not None and encoding != version.encoding:
+        raise encoded(encoding, name)
+    for value in response.headers.get_all("Transfer-Encoding", []):
+        if value.strip().lower() not in ("", "identity", "chunked"):
+            raise OpenError(f"the server sent Transfer-Encoding {value}, which was not asked for", url=name)

@@ -21,9 +21,8 @@ from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import group_members, read_shard
 from tarshards.storage.ahead import opened_ahead
-from tarshards.storage.compression import decompressed
+from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location
-from tarshards.storage.opening import open_url
 from tarshards.stream.following import Count
 from tarshards.tar.read import Member, read_members
 from tarshards.webdataset import filters, handlers
@@ -42,7 +41,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> An
     location = _checked(url)
     if opener := gopen_schemes.get(location.scheme):
         return opener(url, mode, bufsize, **options)
-    return open_url(location, mode, allow_pipe=True)
+    return location.open(mode, allow_pipe=True, encodings=ENCODINGS)
 
 
 def rewrite_url(url: str) -> str:

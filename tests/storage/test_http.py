@@ -3,13 +3,17 @@
 import base64
 import gzip
 import random
+import subprocess
 import time
 
 import pytest
+import zstandard
 from faulty_server import Answer, Server, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import need
 
+from tarshards import webdataset
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import transfer
 from tarshards.storage.ahead import FIRST
@@ -218,6 +222,66 @@ def test_content_encoding_is_refused(server):
     answer = Answer(headers=(("Content-Encoding", "gzip"),))
     with pytest.raises(OpenError, match="Content-Encoding gzip"):
         fetch(server.play(body=BODY, default=answer))
+
+
+def test_a_shard_is_read_with_its_content_encoding(server, tmp_path):
+    """As curl, and so webdataset, gets it: the bytes as they are stored, whose beginning tells their compression."""
+    for encoding, body in [("gzip", gzip.compress(BODY)), ("X-Gzip", BODY), ("zstd", zstandard.compress(BODY))]:
+        for ranges, framing in [(True, "length"), (False, "length"), (False, "chunked")]:
+            answer = Answer(headers=(("Content-Encoding", encoding),), ranges=ranges, framing=framing)
+            url = server.play(body=body, default=answer)
+            need("curl")
+            assert subprocess.run(["curl", "-s", url], capture_output=True, check=True).stdout == body
+            for options in {}, {"cache_dir": str(tmp_path / "cache")}:
+                with open_shard(Location.of(url, Remote(**options))) as stream:
+                    assert stream.read() == BODY
+            with webdataset.gopen(url) as stream:
+                assert stream.read() == body
+            with pytest.raises(
+                OpenError, match=f"Content-Encoding {encoding}, .* asked for; store the file without it$"
+            ):
+                fetch(url)
+            if ranges:
+                with pytest.raises(OpenError, match=r"without it, or stream a shard \(index=False\)$"):
+                    read_all(url)
+            with pytest.raises(OpenError, match="Content-Encoding"):
+                Location.of(url).read()
+
+
+def test_an_encoding_that_is_not_undone_is_refused_by_name(server):
+    answer = Answer(headers=(("Content-Encoding", "br"),))
+    with pytest.raises(OpenError, match=r"Content-Encoding br, which was not asked for; store the file without it$"):
+        open_shard(server.play(body=b"brotli", default=answer))
+
+
+def test_an_encoding_of_one_answer_only_is_never_mixed_in(server):
+    packed, encoding = gzip.compress(BODY), (("Content-Encoding", "gzip"),)
+    for first, later in [((), encoding), (encoding, ())]:
+        answers = [Answer(headers=first, cut=50_000)]
+        url = server.play(*answers, body=packed, default=Answer(headers=later))
+        with (
+            pytest.raises(OpenError, match=r"Content-Encoding gzip|changed while it was read"),
+            open_shard(url) as stream,
+        ):
+            stream.read()
+
+
+def test_a_range_that_is_encoded_by_itself_is_not_taken(server):
+    """As a proxy does that compresses what passes through it: the whole file, compressed once, is."""
+    head = gzip.compress(BODY[:FIRST])
+    part = f'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{FIRST - 1}/{len(BODY)}\r\nETag: "v1"\r\n'
+    part += f"Content-Encoding: gzip\r\nContent-Length: {len(head)}\r\n\r\n"
+    whole = Answer(headers=(("Content-Encoding", "gzip"),), ranges=False)
+    url = server.play(Answer(raw=part.encode() + head), body=gzip.compress(BODY), default=whole)
+    with open_shard(url) as stream:
+        assert stream.read() == BODY
+
+
+def test_encodings_that_change_no_byte(server):
+    """What stores keep of what a client of S3 sent."""
+    for encoding in "aws-chunked", "UTF-8", "identity, aws-chunked":
+        url = server.play(body=BODY, default=Answer(headers=(("Content-Encoding", encoding),)))
+        assert fetch(url) == read_all(url) == BODY
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])
