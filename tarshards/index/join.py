@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import SampleError, UrlError
+import numpy as np
+
+from tarshards.errors import SampleError, UrlError, visible
 from tarshards.index.access import Fan, IndexedShards, SampleReader
 from tarshards.samples.keys import Sample, is_reserved
 
@@ -21,8 +23,8 @@ class JoinedShards(SampleReader):
     """The samples of *left*, each with the fields of the sample of the same key in the corresponding shard of *right*.
 
     Both have the same number of shards, and the nth of one corresponds to the nth of the other, which may have more
-    samples, in any order. Raises UrlError for different numbers of shards; reading a sample raises SampleError where
-    it has no partner, or both have a field of the same name.
+    samples, in any order: these are left out, and a warning says how many. Raises UrlError for different numbers of
+    shards; reading a sample raises SampleError where it has no partner, or both have a field of the same name.
     """
 
     def __init__(self, left: SampleReader, right: IndexedShards):
@@ -31,6 +33,13 @@ class JoinedShards(SampleReader):
         self.left, self.right = left, right
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
         self.reserved, self.remote = left.reserved, left.remote
+        surplus = right.counts - left.counts
+        if (count := int(np.maximum(surplus, 0).sum())) > 0:
+            import logging
+
+            reason = f"joined for some of its samples only; at least {count} have no partner and are left out"
+            name = visible(right.names[int(surplus.argmax())])
+            logging.getLogger("tarshards").warning("%s: %s", name, reason)
 
     @contextmanager
     def ahead(

@@ -43,10 +43,12 @@ def wanted(numbers) -> list[tuple[str, bytes, bytes]]:
     return [(f"{i:03d}", b"left %d" % i, b"right %d" % i) for i in numbers]
 
 
-def test_by_key_in_any_order_with_more_on_the_right(write):
+def test_by_key_in_any_order_with_more_on_the_right(write, caplog):
     left = write("left", "jpg", [[0, 1, 2], [], [7, 8]])
     right = write("right", "txt", [[2, 5, 0, 1], [3], [7, 8, 9]])
     joined = Stream.from_shards(left).join(right, fields="txt")
+    told = "joined for some of its samples only; at least 3 have no partner and are left out"
+    assert [record.message.rpartition("/")[2] for record in caplog.records] == [f"right-0.tar: {told}"]
     samples = joined.collect()
     assert rows(samples) == wanted([0, 1, 2, 7, 8])
     assert {sample["own"] for sample in samples} == {b"left"}

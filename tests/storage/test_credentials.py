@@ -99,7 +99,7 @@ ANSWERS = {
 }
 #: What some uses do not notice, or take for an answer.
 FINE = {("exists", "missing"), ("exists", "broken off"), ("exists", "odd range"), ("ranges", "broken off")}
-FINE |= {("marker", "missing")}
+FINE |= {("marker", "missing"), ("exists", "encoded"), ("shard", "encoded")}
 FINE |= {("write", name) for name in ("broken off", "encoded", "odd range")}
 FINE |= {(use, "odd range") for use in ("open", "shard", "index", "marker", "manifest", "stream")}
 
