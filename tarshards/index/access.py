@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from tarshards.errors import TarshardsError, shortened
+from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import Readahead, are_scattered
@@ -139,7 +139,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     pickled, inherited by forked processes and shared by threads. *index_dir* and *remote* are as for ``Opening``.
 
     A sample at fault, such as one with a duplicate field, has its place, but reading it raises SampleError. ``find``
-    and ``locate`` give the place of the first sample of a key, which may be at fault.
+    and ``locate`` give the place of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError for
+    a key that several samples have.
 
     Raises ShardIndexError where a shard has no index, a stale one, or is compressed. For a manifest
     (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed. Opening a shard in
@@ -176,16 +177,16 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def __getitem__(self, place: slice) -> IndexedShards: ...
     def __getitem__(self, place: int | str | slice) -> Sample | IndexedShards:
         if isinstance(place, str):
-            place = self.find(place)
+            place = self._only(place)
         if isinstance(place, slice):
             part = copy.copy(self)
             part._range = self._range[place]
             return part
-        return self.read(*self._numbers(self._range[place]))
+        return self.read(*self._numbers(place))
 
     def __getitems__(self, places: Iterable[int]) -> list[Sample]:
         """Return several samples, as DataLoaders ask for them."""
-        pairs = np.array([self._numbers(self._range[place]) for place in places], np.int64).reshape(-1, 2)
+        pairs = np.array([self._numbers(place) for place in places], np.int64).reshape(-1, 2)
         return [_raised(result) for result in self.read_all(pairs[:, 0], pairs[:, 1])]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -201,8 +202,24 @@ class IndexedShards(SampleReader, Sequence[Sample]):
 
     def _numbers(self, place: int) -> tuple[int, int]:
         """Return the number of the shard that has the sample at *place*, and the sample's number in it."""
-        shard = bisect_right(self._ends, place)
-        return shard, place - (self._ends[shard] - int(self.counts[shard]))
+        try:
+            number = self._range[place]
+        except IndexError:
+            raise IndexError(f"there is no sample {place} of {len(self)}, which are numbered from 0") from None
+        except TypeError:
+            given = f"{shortened(place)}; __getitems__ takes several numbers"
+            raise TypeError(f"samples are named by a number, a key or a slice, not {given}") from None
+        shard = bisect_right(self._ends, number)
+        return shard, number - (self._ends[shard] - int(self.counts[shard]))
+
+    def _only(self, key: str) -> int:
+        """Return the place of the sample with this key; raise KeyError for none, and SampleError for several."""
+        place = self.find(key)
+        if len(places := sorted(self.places(key))) > 1:
+            shards = " and ".join(dict.fromkeys(self.names[self._numbers(each)[0]] for each in places[:2]))
+            cure = f"[{places[0]}] and [{places[1]}] read the first two, and places(key) gives all"
+            raise SampleError(f"{len(places)} samples have this key, in {shards}: {cure}", key=key)
+        return place
 
     @property
     def keys(self) -> list[str]:
@@ -221,6 +238,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         They are looked up in the key index (`tarindex --key-index`) if there is one. Otherwise every index is loaded,
         and 16 bytes a sample are kept for the next look-up.
         """
+        if isinstance(keys, str):
+            raise TypeError(f"keys are a list of str, not one str {shortened(keys)}")
         return np.fromiter((min(self.places(key), default=-1) for key in keys), np.int64)
 
     def places(self, key: str) -> list[int]:

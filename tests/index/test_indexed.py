@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from faulty_server import Answer, Server
 from faulty_server import serving as serving_answers
@@ -20,7 +21,7 @@ from range_server import serving
 from with_torch import DataLoader, ShardDataset, Subset
 
 from tarshards import ShardWriter, TarWriter, expand_urls, read_samples
-from tarshards.errors import OpenError, ShardIndexError, UrlError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, UrlError
 from tarshards.index import open as opening
 from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
@@ -138,7 +139,34 @@ def test_keys_and_find(make_uneven):
 
 def test_a_key_in_two_shards_is_found_in_the_first(make_uneven):
     urls = make_uneven([2])
-    assert IndexedShards([urls, urls]).find("000001") == 1
+    twice = IndexedShards([urls, urls])
+    assert twice.find("000001") == 1
+    told = r"^000001: 2 samples have this key, in .*\.tar: \[1\] and \[3\] read the first two, and places\(key\)"
+    with pytest.raises(SampleError, match=told):
+        twice["000001"]
+    assert twice[2:]["000001"]["__key__"] == "000001"
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "words"),
+    [
+        ([1, 2], TypeError, r"a number, a key or a slice, not \[1, 2\]; __getitems__ takes several numbers$"),
+        (np.arange(2), TypeError, r"a slice, not array\(\[0, 1\]\); __getitems__"),
+        (1.0, TypeError, r"a slice, not 1\.0; "),
+        (None, TypeError, "a slice, not None; "),
+        (b"a", TypeError, "a slice, not b'a'; "),
+        (9999, IndexError, "^there is no sample 9999 of 60, which are numbered from 0$"),
+        (-9999, IndexError, "^there is no sample -9999 of 60, "),
+    ],
+)
+def test_places_that_are_none(make_uneven, place, kind, words):
+    samples = IndexedShards(make_uneven([3, 57]))
+    for ask in lambda: samples[place], lambda: samples.__getitems__([place]):
+        with pytest.raises(kind, match=words):
+            ask()
+    assert samples[np.int64(-1)] == samples[len(samples) - 1] == samples[len(samples) - 1 : np.int8(60)][0]
+    with pytest.raises(TypeError, match="keys are a list of str, not one str '000'"):
+        samples.locate("000")
 
 
 def test_fields(write, tmp_path):
