@@ -225,6 +225,16 @@ def say(text: str) -> None:
     click.echo(f"{program_name()}: {visible(text)}", err=True)
 
 
+def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:
+    """Return *line* as it is written to *output*: for a terminal, *spell* escapes the characters that it might obey.
+
+    It does so as the format of the line demands. Tabs stay as they are.
+    """
+    if line.isprintable() or output != "-" or not sys.stdout.isatty():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else spell(c) for c in line)
+
+
 class Name(click.ParamType):
     """The name of a file or folder, which shells complete; it may also be a URL, or -."""
 

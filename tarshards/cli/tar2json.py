@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from tarshards.cli._common import Input, check_output, output_option, overwrite_option, reads_samples, sync_option, tool
+from tarshards.cli._common import (
+    Input,
+    check_output,
+    output_option,
+    overwrite_option,
+    reads_samples,
+    shown,
+    sync_option,
+    tool,
+)
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
 
@@ -28,4 +39,8 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: b
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
         for line in source.require(lines):
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
-            stream.write(line.encode(errors="backslashreplace") + b"\n")
+            stream.write(shown(line, output, _escape).encode(errors="backslashreplace") + b"\n")
+
+
+def _escape(character: str) -> str:
+    return json.dumps(character)[1:-1]

@@ -12,10 +12,12 @@ from tarshards.cli._common import (
     output_option,
     overwrite_option,
     reads_samples,
+    shown,
     sync_option,
     tool,
     usage_errors,
 )
+from tarshards.samples.lines import escape_bytes
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.table import tabulate
 
@@ -46,4 +48,4 @@ def main(
     with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
         heading = islice(lines, 0 if noheader else 1)
         for line in chain(heading, source.require(lines)):
-            stream.write(line.encode() + b"\n")
+            stream.write(shown(line, output, escape_bytes).encode() + b"\n")

@@ -80,7 +80,7 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
         added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
         catalog.save(sync=sync)
     for split in sorted(added.splits):
-        click.echo(f"{added.name}/{split}\t{added.splits[split].digest}")
+        click.echo(f"{visible(f'{added.name}/{split}')}\t{added.splits[split].digest}")
 
 
 @tool()
@@ -120,7 +120,7 @@ def show(name: str) -> None:
         if version.ops:
             lines["ops"] = json.dumps(version.ops)
         click.echo(
-            "\n" * bool(number) + "\n".join(f"{key}: {visible(redacted(str(value)))}" for key, value in lines.items())
+            "\n" * bool(number) + "\n".join(visible(f"{key}: {redacted(str(line))}") for key, line in lines.items())
         )
 
 
@@ -140,7 +140,7 @@ def pin(name: str, sync: bool) -> None:
         if pinned:
             catalog.save(sync=sync)
     for each in pinned:
-        click.echo(f"{each}\t{catalog[each].splits[each.partition('/')[2]].digest}")
+        click.echo(f"{visible(each)}\t{catalog[each].splits[each.partition('/')[2]].digest}")
 
 
 @tool()

@@ -21,6 +21,7 @@ from tarshards.cli._common import (
     reads_samples,
     refuse,
     say,
+    shown,
     sync_option,
     tool,
     usage_errors,
@@ -28,7 +29,7 @@ from tarshards.cli._common import (
 )
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
-from tarshards.samples.lines import escape, read_keys
+from tarshards.samples.lines import escape, escape_bytes, read_keys
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, matching
 from tarshards.write.shards import write_samples
@@ -142,5 +143,6 @@ def _write_keys(samples: Iterator[Sample], output: str, *, sync: bool) -> int:
     count = 0
     with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
-            stream.write(escape(sample["__key__"].encode(errors="surrogateescape")).encode() + b"\n")
+            line = escape(sample["__key__"].encode(errors="surrogateescape"))
+            stream.write(shown(line, output, escape_bytes).encode() + b"\n")
     return count

@@ -24,6 +24,7 @@ from tarshards.cli._common import (
     refuse,
     say,
     shard_progress,
+    shown,
     sync_option,
     tool,
     usage_errors,
@@ -122,7 +123,7 @@ def main(
 
         for name in export_energon(named, output, dry_run=dry_run, sync=sync):
             if dry_run:
-                click.echo(name)
+                click.echo(shown(name))
         return
     if check:
         outcomes = refresh.verify_indexes(named, jobs=parallel, crc=crc)
@@ -139,7 +140,7 @@ def main(
             say(str(outcome.error))
             failed += 1
         elif dry_run and outcome.written is not None and format_ != "wids":
-            click.echo(outcome.written)
+            click.echo(shown(outcome.written))
         if outcome.faults:
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
@@ -157,7 +158,7 @@ def main(
         target = manifest or output
         for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
             if dry_run:
-                click.echo(name)
+                click.echo(shown(name))
             if key_index:
                 from tarshards.index.key_index import build_key_index
                 from tarshards.parallel import ProcessPool

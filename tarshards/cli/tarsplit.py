@@ -20,6 +20,7 @@ from tarshards.cli._common import (
     say,
     seed_option,
     selects_samples,
+    shown,
     size_option,
     sync_option,
     tool,
@@ -114,7 +115,7 @@ def main(
         source.check_nothing()
     if dry_run:
         for shard in shards:
-            click.echo(f"{shard.name}\t{shard.samples} samples\t{shard.bytes} bytes")
+            click.echo(shown(f"{shard.name}\t{shard.samples} samples\t{shard.bytes} bytes"))
 
 
 def _full_pattern(pattern: str, variables: list[str]) -> str:

@@ -139,8 +139,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     pickled, inherited by forked processes and shared by threads. *index_dir* and *remote* are as for ``Opening``.
 
     A sample at fault, such as one with a duplicate field, has its place, but reading it raises SampleError. ``find``
-    and ``locate`` give the place of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError for
-    a key that several samples have.
+    and ``locate`` give the place of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
+    for a key that several samples have.
 
     Raises ShardIndexError where a shard has no index, a stale one, or is compressed. For a manifest
     (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed. Opening a shard in

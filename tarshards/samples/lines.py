@@ -53,6 +53,11 @@ def escape(data: bytes) -> str:
     return escaped.decode(errors="backslashreplace")
 
 
+def escape_bytes(text: str) -> str:
+    r"""Write every byte of *text*, in UTF-8, as the escape that ``unescape`` reads: ``\x9b`` as ``\xc2\x9b``."""
+    return "".join(f"\\x{byte:02x}" for byte in text.encode(errors="surrogateescape"))
+
+
 def unescape(text: str) -> bytes:
     r"""Return the bytes that ``escape`` wrote as *text*; raise ValueError for an unknown escape.
 

@@ -42,7 +42,7 @@ from tarshards.samples.fields import (
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, OnError, error_handler
 from tarshards.stream.collate import collate, unbatch
-from tarshards.stream.op import op
+from tarshards.stream.op import BoundOp, op
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -313,8 +313,9 @@ def decode(
     holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields
     without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
     value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
-    that are not bytes. A name that no field of the first 100 samples has is told in a warning. With *exif_transpose*
-    imagespecs turn images as their EXIF orientation asks; videos are turned unless *rotate* is False.
+    that are not bytes. A name that no field of the first 100 samples has, or of a stream that ends before, is told in a
+    warning. With *exif_transpose* imagespecs turn images as their EXIF orientation asks; videos are turned unless
+    *rotate* is False.
 
     A field that does not decode, whoever decodes it, raises DecodeError with its place; or that is given to *on_error*
     (or "skip") and the sample is left out. ``allow_unsafe`` lets pickle and full torch.load run.
@@ -324,19 +325,39 @@ def decode(
     >>> list(decode([{"cls": b"7", "left.txt": b"seven", "raw": b""}], cls=float, only="cls txt"))
     [{'cls': 7.0, 'left.txt': 'seven', 'raw': b''}]
     """
-    allow_unsafe = flag("allow_unsafe", allow_unsafe)
-    exif_transpose = flag("exif_transpose", exif_transpose)
-    decoding = decoding_of(
-        (images, *handlers),
-        by_field,
-        only=only,
-        exif_transpose=exif_transpose,
-        rotate=flag("rotate", rotate),
-        allow_unsafe=allow_unsafe,
-    )
+    options: Any = {"only": only, "exif_transpose": exif_transpose, "rotate": rotate, "allow_unsafe": allow_unsafe}
+    decoding = _decoding(images, *handlers, **options, **by_field)
     if isinstance(decoding, Decoding):
         samples = decoding.watched(samples)
     return _decode(samples, error_handler(on_error), decoding)
+
+
+def _decoding(
+    images: Any = None,
+    *handlers: Any,
+    only: Any = None,
+    exif_transpose: bool = False,
+    rotate: bool = True,
+    allow_unsafe: bool = False,
+    on_error: ErrorPolicy = None,
+    **by_field: Any,
+) -> Callable[[str, bytes], Any]:
+    """Return what decodes fields as the arguments of ``decode`` say."""
+    return decoding_of(
+        (images, *handlers),
+        by_field,
+        only=only,
+        exif_transpose=flag("exif_transpose", exif_transpose),
+        rotate=flag("rotate", rotate),
+        allow_unsafe=flag("allow_unsafe", allow_unsafe),
+    )
+
+
+def end_decoding(op: BoundOp) -> None:
+    """Log a warning of the names in a ``decode`` that no field of a stream has had, which has ended."""
+    decoding = _decoding(*op.args, **op.options)
+    if isinstance(decoding, Decoding) and decoding.unseen:
+        decoding.warn()
 
 
 def _decode(

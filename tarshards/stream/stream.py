@@ -324,6 +324,9 @@ class Stream:
                 for sample in islice(samples, progress.delivered, None):
                     progress.delivered += 1
                     yield sample
+            for op in self.ops:
+                if op.function is ops.decode:
+                    ops.end_decoding(op)
         finally:
             self.report()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import pty
 import subprocess
 import tarfile
 
 import pytest
+
+from tarshards.samples.lines import unescape
 
 # A title, a colour by C1, a line written from right to left, and one written over.
 NASTY = "\x1b]0;owned\x07\x9b31m\u202e\rb"
@@ -44,6 +48,15 @@ LINES = [
     'tarsplit --by txt "$NAME" -o "out-{txt}-%d.tar"',
     'tar2tsv -f missing "$NAME" -o out.tsv',
     'tar2json "$NAME" -f missing -o out.json',
+]
+# These write text for other programs as it is, except to a terminal.
+TEXTS = [
+    'tar2tsv "$NAME" --nokey -f txt -q',
+    'tar2tsv "$NAME" -q',
+    'tar2json "$NAME" -f txt -q',
+    'targrep -l "" "$NAME" -q',
+    'tarindex "$NAME" --dry-run -q',
+    'tarsplit --dry-run -o "out-$NASTY-%d.tar" "$NAME" -q',
 ]
 # What a command itself prints goes to stderr, or is its log, as it is.
 RAW = {"tarproc": 2, "tarjob logs": 1}
@@ -89,3 +102,30 @@ def test_terminals_obey_nothing(folder, path_with_tools, line):
             text = text.replace(NASTY, "").replace(NASTY.replace("\r", "\n"), "")
         assert all(c.isprintable() or c in "\n\t" for c in text), (stream, text)
     assert done.stdout or done.stderr, "it says something"
+
+
+@pytest.mark.parametrize("line", TEXTS)
+def test_terminals_obey_nothing_of_texts_for_other_programs(folder, path_with_tools, line):
+    environment = {**os.environ, "PATH": path_with_tools, "NASTY": NASTY, "NAME": NAME, "PYTHONUTF8": "1"}
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as terminal:
+        command = ["bash", "-c", line]
+        options = {"cwd": folder, "env": environment, "stderr": subprocess.PIPE, "timeout": 60}
+        done = subprocess.run(command, stdout=theirs, **options)
+        os.close(theirs)
+        output = b""
+        try:
+            while data := terminal.read(65_536):
+                output += data
+        except OSError:  # how the end of a terminal reads
+            pass
+    assert done.returncode == 0, done.stderr
+    text = output.decode().replace("\r\n", "\n")
+    assert text
+    assert all(c.isprintable() or c in "\n\t" for c in text), text
+    piped = subprocess.run(command, stdout=subprocess.PIPE, **options).stdout.decode()
+    if line.startswith("tar2json"):
+        assert [*map(json.loads, text.splitlines())] == [*map(json.loads, piped.split("\n")[:-1])]
+    elif not line.startswith(("tarindex", "tarsplit")):
+        assert [*map(unescape, text.splitlines())] == [*map(unescape, piped.split("\n")[:-1])]
+        assert text != piped, "a pipe gets the characters as they are"

@@ -255,6 +255,16 @@ def test_a_name_that_no_field_has_is_told_once(caplog, arguments, words):
     assert [record.getMessage() for record in caplog.records] == [expected]
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_a_name_that_no_field_has_is_told_where_a_small_dataset_ends(make_shards, caplog, index):
+    stream = Stream.from_shards(make_shards(2, index=True), index=index).decode(lambda field, data: None, jsn=len)
+    count = len(list(stream))
+    told = f"decode: none of the first {count} samples has a field jsn; they have "
+    assert [record.getMessage().startswith(told) for record in caplog.records] == [True]
+    assert list(stream.take(1))
+    assert len(caplog.records) == 1
+
+
 def test_names_that_fields_have_are_no_warning(caplog):
     decode_copies({"seg.png;jpg": len}, count=200, cls=float, only="png;jpg cls")
     assert not caplog.records

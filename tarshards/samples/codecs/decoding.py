@@ -104,15 +104,18 @@ class Decoding:
             yield sample
             self.samples += 1
             if self.unseen and self.samples >= PATIENCE:
-                self._warn()
+                self.warn()
 
-    def _warn(self) -> None:
+    def warn(self) -> None:
+        """Log a warning of the names that no field of the samples has had, if there were samples."""
         import logging
 
+        if not self.samples:
+            return
         known = sorted(self._choices)
         for names in self.unseen:
             hint = next(filter(None, (did_you_mean(name, known) for name in names)), "")
-            words = f"decode: none of the first {PATIENCE} samples has a field {' or '.join(names)}; they have"
+            words = f"decode: none of the first {self.samples} samples has a field {' or '.join(names)}; they have"
             logging.getLogger("tarshards").warning("%s", visible(f"{words} {', '.join(known)}{hint}"))
         self.unseen = []
 
