@@ -265,7 +265,7 @@ def _field(split: str, field: str, fields: list[str], values: list[bytes], files
 
 def _decoded(field: str, values: list[bytes]) -> list[Any]:
     """Return the values as they decode, as bytes where they do not."""
-    decode = decoding_of((), {}, only=None, exif_transpose=False, rotate=True, allow_unsafe=False)
+    decode = decoding_of()
     decoded = []
     for value in values:
         try:

@@ -42,7 +42,7 @@ from tarshards.samples.fields import (
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, OnError, error_handler
 from tarshards.stream.collate import collate, unbatch
-from tarshards.stream.op import BoundOp, op
+from tarshards.stream.op import op
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -326,38 +326,10 @@ def decode(
     [{'cls': 7.0, 'left.txt': 'seven', 'raw': b''}]
     """
     options: Any = {"only": only, "exif_transpose": exif_transpose, "rotate": rotate, "allow_unsafe": allow_unsafe}
-    decoding = _decoding(images, *handlers, **options, **by_field)
+    decoding = decoding_of(images, *handlers, **options, **by_field)
     if isinstance(decoding, Decoding):
         samples = decoding.watched(samples)
     return _decode(samples, error_handler(on_error), decoding)
-
-
-def _decoding(
-    images: Any = None,
-    *handlers: Any,
-    only: Any = None,
-    exif_transpose: bool = False,
-    rotate: bool = True,
-    allow_unsafe: bool = False,
-    on_error: ErrorPolicy = None,
-    **by_field: Any,
-) -> Callable[[str, bytes], Any]:
-    """Return what decodes fields as the arguments of ``decode`` say."""
-    return decoding_of(
-        (images, *handlers),
-        by_field,
-        only=only,
-        exif_transpose=flag("exif_transpose", exif_transpose),
-        rotate=flag("rotate", rotate),
-        allow_unsafe=flag("allow_unsafe", allow_unsafe),
-    )
-
-
-def end_decoding(op: BoundOp) -> None:
-    """Log a warning of the names in a ``decode`` that no field of a stream has had, which has ended."""
-    decoding = _decoding(*op.args, **op.options)
-    if isinstance(decoding, Decoding) and decoding.unseen:
-        decoding.warn()
 
 
 def _decode(

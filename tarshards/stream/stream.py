@@ -13,6 +13,7 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.index.options import Opening
+from tarshards.samples.codecs.decoding import Decoding, decoding_of
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
@@ -325,8 +326,8 @@ class Stream:
                     progress.delivered += 1
                     yield sample
             for op in self.ops:
-                if op.function is ops.decode:
-                    ops.end_decoding(op)
+                if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):
+                    found.warn()
         finally:
             self.report()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from tarshards.errors import DecodeError, check_function, did_you_mean, shortened, visible
+from tarshards.errors import DecodeError, check_function, did_you_mean, flag, shortened, visible
 from tarshards.samples.codecs import decode_field, reason_of
 from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
@@ -107,10 +107,10 @@ class Decoding:
                 self.warn()
 
     def warn(self) -> None:
-        """Log a warning of the names that no field of the samples has had, if there were samples."""
+        """Log a warning of the names that no field of the samples has had, if there are some of both."""
         import logging
 
-        if not self.samples:
+        if not self.samples or not self.unseen:
             return
         known = sorted(self._choices)
         for names in self.unseen:
@@ -131,18 +131,22 @@ def _endings(field: str) -> list[str]:
 
 
 def decoding_of(
-    decoders: Iterable[Any],
-    by_field: Mapping[str, Any],
-    *,
-    only: Any,
-    exif_transpose: bool,
-    rotate: bool,
-    allow_unsafe: bool,
+    images: Any = None,
+    *others: Any,
+    only: Any = None,
+    exif_transpose: bool = False,
+    rotate: bool = True,
+    allow_unsafe: bool = False,
+    on_error: Any = None,
+    **by_field: Any,
 ) -> Callable[[str, bytes], Any]:
     """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
 
     Raises TypeError or ValueError for an argument that says nothing.
     """
+    allow_unsafe = flag("allow_unsafe", allow_unsafe)
+    exif_transpose, rotate = flag("exif_transpose", exif_transpose), flag("rotate", rotate)
+    decoders = images, *others
     images, audio, video, handlers, named = None, None, None, [], []
     for decoder in decoders:
         if isinstance(decoder, Mapping):
