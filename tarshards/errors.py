@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copyreg
 import operator
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -238,12 +239,12 @@ def visible(text: str) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return how messages show an argument: its repr, in one line of at most 100 characters.
+    """Return how messages show an argument: its repr, without addresses, in one line of at most 100 characters.
 
-    >>> shortened("64"), len(shortened("64" * 99))
-    ("'64'", 100)
+    >>> shortened("64"), len(shortened("64" * 99)), shortened(object())
+    ("'64'", 100, '<object object>')
     """
-    text = " ".join(repr(value).split())
+    text = re.sub(" at 0x[0-9a-f]+>", ">", " ".join(repr(value).split()))
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

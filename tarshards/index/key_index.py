@@ -201,7 +201,10 @@ class KeyIndex:
 
     def places(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key, over all shards, ascending."""
-        (wanted,) = hash_keys([key]).tolist()
+        try:
+            (wanted,) = hash_keys([key]).tolist()
+        except UnicodeEncodeError:  # a lone surrogate, which no name in a tar has
+            return []
         found = []
         for shard, sample, header in self._equal(wanted):
             if self._has(shard, sample, header, key):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import islice
 
-from tarshards.errors import DecodeError, SampleError, TarshardsError
+from tarshards.errors import DecodeError, SampleError, TarshardsError, visible
 from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.location import Location
@@ -90,9 +90,16 @@ def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
     >>> print(lacking_keys(["a", "b"], 7))
     no sample has 2 of 7 keys: a, b
     """
-    names = [escape(key.encode(errors="surrogateescape")) for key in islice(lacking, NAMED)]
+    names = list(map(_spelled, islice(lacking, NAMED)))
     names += ["..."] * (len(lacking) > NAMED)
     return SampleError(f"no sample has {len(lacking)} of {wanted} keys: {', '.join(names)}")
+
+
+def _spelled(key: str) -> str:
+    try:
+        return escape(key.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:  # no key of a tar
+        return visible(key)
 
 
 def checked(samples: Iterable[Sample]) -> Iterator[Sample]:

@@ -86,6 +86,8 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
         given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
+        if is_file:
+            given = f"{type(spec).__name__}, an open file: group_members(read_members(file)) reads one"
         raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {given}")
     if isinstance(spec, Shard):
         yield spec

@@ -181,7 +181,8 @@ def passed_on(file: Any) -> OutputStream:
         if hasattr(file, "flush"):
             file.flush()
 
-    return OutputStream(name if isinstance(name, str) else repr(file), write, commit=commit, discard=lambda: None)
+    name = name if isinstance(name, str) else f"a {type(file).__name__}"
+    return OutputStream(name, write, commit=commit, discard=lambda: None)
 
 
 def read_at_most(source: Any, most: int, piece: int) -> bytes:

@@ -14,7 +14,7 @@ from functools import cache
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
-from tarshards.errors import TarError
+from tarshards.errors import SampleError, TarError, visible
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -374,12 +374,19 @@ def pack_header(name: str, size: int) -> bytes:
 
 
 def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
-    """Return the members of a sample in the pieces to write: all in one, or else header, data and padding of each."""
-    if (packed := plain_members(key, fields, values, LARGE)) is not None:
-        return [packed]
-    pieces = []
-    for field, value in zip(fields, values):
-        pieces += [pack_header(f"{key}.{field}", len(value)), value, bytes(padding(len(value)))]
+    """Return the members of a sample in the pieces to write: all in one, or else header, data and padding of each.
+
+    Raises SampleError for a name that is not text: with a surrogate other than those that stand for single bytes.
+    """
+    pieces: list[bytes] = []
+    try:
+        if (packed := plain_members(key, fields, values, LARGE)) is not None:
+            return [packed]
+        for field, value in zip(fields, values):
+            pieces += [pack_header(f"{key}.{field}", len(value)), value, bytes(padding(len(value)))]
+    except UnicodeEncodeError as error:
+        reason = f"a name with a lone surrogate, {ascii(error.object[error.start])}, which UTF-8 cannot encode"
+        raise SampleError(reason, key=visible(key)) from error
     return pieces
 
 

@@ -191,7 +191,7 @@ def _is_file(target: Any) -> bool:
     if not hasattr(target, "write") or (isinstance(target, os.PathLike) and not hasattr(target, "closed")):
         return False  # fsspec's files are paths too, and py.path's paths write
     if hasattr(target, "encoding"):
-        raise TypeError(f"a shard is written to a file that is open for bytes, not text: {target!r}")
+        raise TypeError(f"a shard is written to a file that is open for bytes, not text: {shortened(target)}")
     return True
 
 
