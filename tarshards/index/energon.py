@@ -11,14 +11,16 @@ import sqlite3
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from zlib import crc32
 
-from tarshards.errors import ShardIndexError, UrlError
+from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index.exports import pack_offsets, sample_bounds
 from tarshards.index.refresh import find_index
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
+from tarshards.storage.streams import temporary
 
 TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -50,7 +52,9 @@ def export_energon(
         raise UrlError(f"not in the dataset's folder, {folder}", url=outside[0])
     meta = os.path.join(folder, ".nv-meta")
     counts: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as scratch:
+    with ExitStack() as stack:
+        with temporary():
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(scratch, "index.sqlite")
         database = sqlite3.connect(path)
         try:
@@ -63,6 +67,10 @@ def export_energon(
                     yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run, sync)
             database.executescript(LOOKUPS)
             database.commit()
+        except sqlite3.OperationalError as error:
+            raise OpenError(
+                f"cannot write a temporary file: {error}; set TMPDIR to another folder", url=scratch
+            ) from error
         finally:
             database.close()
         with open(path, "rb") as file:

@@ -31,6 +31,7 @@ from tarshards.storage.beside import key_index_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, series_url
 from tarshards.storage.ranges import Ranges
+from tarshards.storage.streams import temporary
 from tarshards.tar.read import BLOCK
 
 log = logging.getLogger("tarshards")
@@ -89,7 +90,8 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     tasks = [(number, Location.of(shard.url)) for number, shard in enumerate(shards)]
     found = map(_entries, tasks) if executor is None else bounded_map(_entries, tasks, executor=executor, window=TASKS)
     with ExitStack() as stack:
-        parts = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(PARTS)]
+        with temporary():
+            parts = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(PARTS)]
         count, digests = 0, []
         for digest, entries in found:
             digests.append(digest)
@@ -97,16 +99,18 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
             order = np.argsort(entries["hash"] >> np.uint64(56), kind="stable")
             entries = entries[order]
             ends = np.searchsorted(entries["hash"] >> np.uint64(56), np.arange(PARTS), "right")
-            for part, begin, end in zip(parts, [0, *ends.tolist()], ends.tolist()):
-                if begin < end:
-                    part.write(entries[begin:end].tobytes())
+            with temporary():
+                for part, begin, end in zip(parts, [0, *ends.tolist()], ends.tolist()):
+                    if begin < end:
+                        part.write(entries[begin:end].tobytes())
         stream = stack.enter_context(location.open("wb", sync=sync))
         names = digest_names(shard.url for shard in shards)
         head = HEADER.pack(MAGIC, count, names, digest_shards(digests), 0)[:-4]
         stream.write((head + crc32(head).to_bytes(4, "little")).ljust(_block_size(), b"\0"))
         firsts, left = [], np.empty(0, ENTRY)
         for part in parts:
-            part.seek(0)
+            with temporary():
+                part.seek(0)  # which writes what is buffered
             entries = np.frombuffer(part.read(), ENTRY)
             entries = entries[np.argsort(entries["hash"], kind="stable")]  # of equal keys the first stays first
             entries = np.concatenate([left, entries])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, check_function, shortened, visible
+from tarshards.storage.streams import temporary
 
 #: What decides about an error: it returns to go on, or raises.
 OnError = Callable[[Exception], Any]
@@ -426,7 +427,8 @@ class _Mailbox:
         import tempfile
         from multiprocessing.util import Finalize
 
-        descriptor, self.path = tempfile.mkstemp(prefix="tarshards-ledger-")
+        with temporary():
+            descriptor, self.path = tempfile.mkstemp(prefix="tarshards-ledger-")
         os.close(descriptor)
         self.owner, self.position = os.getpid(), 0
         Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit
@@ -439,7 +441,7 @@ class _Mailbox:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:
             return False
-        with open(descriptor, "ab", buffering=0) as file:
+        with temporary(), open(descriptor, "ab", buffering=0) as file:
             file.write(json.dumps(vars(tally)).encode() + b"\n")
         return True
 

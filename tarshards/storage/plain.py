@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tarshards.errors import TarshardsError
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import failure
+from tarshards.storage.streams import failure, temporary
 
 PIECE = 1 << 20  # bytes copied at once
 
@@ -48,18 +48,25 @@ def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[Pla
                 return
     import tempfile
 
-    with tempfile.TemporaryFile() as copy:
-        error = None
+    errors: list[TarshardsError] = []
+
+    def pieces() -> Iterator[bytes]:
         try:
             with open_shard(location, allow_pipe=allow_pipe) as stream:
                 while data := stream.read(PIECE):
-                    copy.write(data)
+                    yield data
         except TarshardsError as caught:
-            error = caught
+            errors.append(caught)
         except OSError as caught:
-            error = failure(caught, name)
-            error.__cause__ = caught
-        copy.flush()
-        if error is not None and not copy.tell():
-            raise error
-        yield PlainFile(copy, name, is_copy=True, error=error)
+            errors.append(failure(caught, name))
+            errors[0].__cause__ = caught
+
+    with ExitStack() as stack:
+        with temporary():  # which is no fault of the shard
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            for data in pieces():
+                copy.write(data)
+            copy.flush()
+        if errors and not copy.tell():
+            raise errors[0]
+        yield PlainFile(copy, name, is_copy=True, error=errors[0] if errors else None)

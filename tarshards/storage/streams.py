@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from warnings import warn
 
@@ -157,13 +157,40 @@ def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
     """Return an OutputStream into a temporary file, which *put* stores whole when it is committed."""
     import tempfile
 
-    file = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    with temporary():
+        file = tempfile.NamedTemporaryFile()  # noqa: SIM115
+
+    def write(data: Any) -> None:
+        with temporary():
+            file.write(data)
+
+    def finish() -> None:
+        with temporary():
+            file.flush()
 
     def commit() -> None:
         put(file)
         file.close()
 
-    return OutputStream(name, file.write, finish=file.flush, commit=commit, discard=file.close)
+    return OutputStream(name, write, finish=finish, commit=commit, discard=file.close)
+
+
+@contextmanager
+def temporary(folder: str | None = None) -> Iterator[None]:
+    """Let an OSError of a temporary file in *folder*, by default that of the system, be an OpenError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OpenError):
+            raise
+        reason = f"cannot write a temporary file: {error.strerror or words(error)}"
+        if folder is None:
+            from tempfile import gettempdir
+
+            reason += "; set TMPDIR to another folder"
+            with suppress(OSError):  # there is none that can be written to
+                folder = gettempdir()
+        raise OpenError(reason, url=folder, errno=error.errno) from error
 
 
 def passed_on(file: Any) -> OutputStream:

@@ -385,7 +385,7 @@ def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list
         for field, value in zip(fields, values):
             pieces += [pack_header(f"{key}.{field}", len(value)), value, bytes(padding(len(value)))]
     except UnicodeEncodeError as error:
-        reason = f"a name with a lone surrogate, {ascii(error.object[error.start])}, which UTF-8 cannot encode"
+        reason = f"a name with a lone surrogate, {error.object[error.start]!a}, which UTF-8 cannot encode"
         raise SampleError(reason, key=visible(key)) from error
     return pieces
 

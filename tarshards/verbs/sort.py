@@ -26,7 +26,7 @@ from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import failure
+from tarshards.storage.streams import failure, temporary
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
@@ -304,27 +304,21 @@ class _Spill:
     """A file of sorted runs; *largest* is the size of its largest record."""
 
     def __init__(self, tmpdir: str | None):
-        self.tmpdir = tmpdir or tempfile.gettempdir()
+        self.tmpdir = tmpdir
         self.runs: list[tuple[int, int]] = []
         self.largest = self.size = 0
-        try:
-            self.file = tempfile.TemporaryFile(dir=self.tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
-        except OSError as error:
-            reason = f"cannot create a temporary file: {error.strerror}"
-            raise OpenError(reason, url=self.tmpdir, errno=error.errno) from error
+        with temporary(tmpdir):
+            self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
 
     def add(self, run: Iterable[tuple[Any, bytes]]) -> None:
         """Append a run, sorted pairs of a key and a record."""
         begin = self.size
-        try:
+        with temporary(self.tmpdir):
             for _, record in run:
                 self.file.write(record)
                 self.size += len(record)
                 self.largest = max(self.largest, len(record))
             self.file.flush()
-        except OSError as error:
-            reason = f"cannot write a temporary file: {error.strerror}"
-            raise OpenError(reason, url=self.tmpdir, errno=error.errno) from error
         if self.size > begin:
             self.runs.append((begin, self.size))
 

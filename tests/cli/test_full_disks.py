@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 from tool_lines import OTHERS, ROOT, WRITING, make_inputs
+
+from tarshards import TarWriter
 
 # What the tools write to stdout.
 PRINTING = {
@@ -160,6 +163,39 @@ def test_a_disk_that_is_full(tmp_path, small_disk, logs):
     for (tool, _, _), outcome in zip(cases, run_all(small_disk, logs, cases), strict=True):
         if tool not in ("tarindex", "tarshow"):  # whose files are small
             check(tool, outcome, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tarcheck {0}in.tar.gz",
+        "tarsort -M 1MB {0}in.tar -o out.tar",
+        "tarmerge -M 1MB {0}in.tar {0}reversed.tar -o out.tar --conflict first",
+        "tarcat {0}in.tar -o memory://host/out.tar",
+        "tarindex {0}in.tar --format energon",
+    ],
+)
+def test_a_folder_for_temporary_files_that_is_full(tmp_path, small_disk, path_with_tools, line):
+    """It is named, and no shard is said to be damaged."""
+    with TarWriter(tmp_path / "in.tar") as writer, TarWriter(tmp_path / "reversed.tar") as other:
+        for i in range(9_000):
+            writer.write({"__key__": f"{i:040d}", "txt": f"text {i}"})
+            other.write({"__key__": f"{8_999 - i:040d}", "txt": f"text {i}"})
+    subprocess.run(["gzip", "-k", "in.tar"], cwd=tmp_path, check=True)
+    if "index" in line:
+        subprocess.run(
+            ["tarindex", "-q", "in.tar"], cwd=tmp_path, env={**os.environ, "PATH": path_with_tools}, check=True
+        )
+    (small_disk / "filler").write_bytes(bytes((1 << 20) - 4096))
+    environment = {**os.environ, "PATH": path_with_tools, "TMPDIR": str(small_disk)}
+    before = sorted(os.listdir(tmp_path))
+    command = ["bash", "-c", line.format(f"{tmp_path}/")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    told = f"(error|tar\\w+): {small_disk}[^:]*: cannot write a temporary file: .*; set TMPDIR to another folder"
+    first, *others = (done.stdout + done.stderr).splitlines()
+    assert re.fullmatch(told, first), done
+    assert not others or (line.startswith("tarcheck") and not done.stdout.count("in.tar.gz: offset")), done
+    assert (done.returncode, sorted(os.listdir(tmp_path))) == (1, before)
 
 
 @pytest.mark.parametrize(

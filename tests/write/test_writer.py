@@ -127,11 +127,11 @@ def test_another_target_is_refused(tmp_path, monkeypatch, writer, target):
 def test_what_a_file_without_a_name_is_called():
     with TarWriter(io.BytesIO()) as writer:
         writer.write({"__key__": "a", "txt": "x"})
-        with pytest.raises(SampleError, match="^a BytesIO: a: this key is already in the shard$"):
+        with pytest.raises(SampleError, match=r"^a BytesIO: a: this key is already in the shard$"):
             writer.write({"__key__": "a", "txt": "x"})
-    with pytest.raises(ValueError, match="^a BytesIO: closed, so nothing more can be written$"):
+    with pytest.raises(ValueError, match=r"^a BytesIO: closed, so nothing more can be written$"):
         writer.write({"__key__": "b", "txt": "x"})
-    with pytest.raises(TypeError, match="open for bytes, not text: <_io.StringIO object>$"):
+    with pytest.raises(TypeError, match=r"open for bytes, not text: <_io.StringIO object>$"):
         TarWriter(io.StringIO())
     with pytest.raises(TypeError, match=r"not BytesIO, an open file: group_members\(read_members\(file\)\) reads one$"):
         list(read_samples(io.BytesIO()))

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import IO
 from zlib import crc32
 
-from tarshards.storage.streams import failure
+from tarshards.storage.streams import temporary
 
 HELD = 1 << 17  # keys in memory before they go to disk
 PARTS = 64
@@ -51,12 +51,10 @@ class KeyPlaces:
     def _spill(self) -> None:
         import tempfile
 
-        try:
+        with temporary(self._tmpdir):
             while len(self._files) < PARTS:
                 self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
             self._write_parts()
-        except OSError as error:
-            raise failure(error, self._tmpdir or tempfile.gettempdir()) from error
         self._keys = []
 
     def _write_parts(self) -> None:
