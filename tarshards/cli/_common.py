@@ -132,6 +132,9 @@ class Program(click.Command):
         except TarshardsError as error:
             say(str(error))
             sys.exit(1)
+        except MemoryError as error:
+            say(str(error) or "there is not enough memory")
+            sys.exit(1)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again to write the rest
             say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")

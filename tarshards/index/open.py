@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import _headers_py, memory
 from tarshards.index.headers import MappedMembers, check_fetched, check_header, find_undecided, first_byte
 from tarshards.index.key_index import KeyIndex
@@ -129,6 +129,8 @@ class OpenShard:
             offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
             reason = error.strerror or str(error)
             raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
+        except MemoryError:
+            raise MemoryError(f"{self.name}: {visible(self.keys[sample])}: does not fit into memory") from None
         return result
 
     def _plain_fields(self, sample: int) -> list[str | None]:

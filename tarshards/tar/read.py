@@ -205,11 +205,16 @@ def read_archive(
                 else:
                     if missing >= LARGE:
                         keep_memory()
-                    data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
-                    if len(data) < missing:
-                        data += _read_rest(stream, missing - len(data), url, base + header)
-                    if start < available:
-                        data = buffer[start:] + data
+                    try:
+                        data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
+                        if len(data) < missing:
+                            data += _read_rest(stream, missing - len(data), url, base + header)
+                        if start < available:
+                            data = buffer[start:] + data
+                    except MemoryError:
+                        place = ": ".join(filter(None, (url, f"offset {base + header}")))
+                        reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
+                        raise MemoryError(f"{place}: {reason}") from None
                 if not kind:
                     yield from taker.add(name, data, base + header)
                 else:

@@ -75,6 +75,18 @@ def test_a_signal_while_a_lock_is_taken_back(stop, code, capsys):
     assert (exited.value.code, capsys.readouterr().err) == (code, "")
 
 
+@pytest.mark.parametrize("words", ["a.tar: offset 512: a.bin, 9 bytes, does not fit into memory", ""])
+def test_memory_that_ends_is_told_in_one_line(words, capsys):
+    @tool()
+    def command():
+        raise MemoryError(words)
+
+    with pytest.raises(SystemExit) as caught:
+        command.main([])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.partition(": ")[2] == f"{words or 'there is not enough memory'}\n"
+
+
 def test_other_errors_are_raised():
     @tool()
     def command():
