@@ -377,9 +377,17 @@ def test_a_store_that_needs_arguments_says_how_to_give_them(monkeypatch):
     [
         (b"\n<!DOCTYPE html>\n<title>Log in</title>", "an HTML page"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML"),
-        (b"PK\3\4", "a zip file"),
+        (b"PK\3\4", r"a zip file \('pipe:bsdtar -cf - @FILE' reads it\)"),
         (b"\x89PNG\r\n", "an image"),
-        (b'{"wids_version": 1}', r"JSON \(the name of a manifest ends in .json\)"),
+        (b'{"wids_version": 1}', r"JSON \(the name of a manifest ends in .json; `tarimport` takes JSON lines\)"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n",
+            r"a Git LFS pointer \(`git lfs pull` fetches the file\)",
+        ),
+        (b"/annex/objects/MD5E-s3--abc.tar\n", r"a git-annex pointer \(`git annex get` fetches the file\)"),
+        (b"outs:\n- md5: 0123\n  path: a.tar\n", r"a DVC pointer \(`dvc pull` fetches the file\)"),
+        (b"PAR1\x15\x04", r"a Parquet file \(`tarimport` makes shards of it\)"),
+        (b"\x89LZO\0\r\n", r"an lzop file \('pipe:bsdtar -cf - @FILE' reads it\)"),
         (b"set-000.tar\nset-001.tar\n", "a list of names, to be read as @FILE"),
     ],
 )

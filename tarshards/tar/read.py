@@ -43,14 +43,33 @@ MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `ta
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members that have a content
 AFTER_END = "members after the end of the archive"  # the problem that scan() has with a header after zeros
 
-#: What is often given in place of an archive, by what it begins with.
+#: How what is an archive of another kind, or compressed otherwise, is read.
+BSDTAR = "('pipe:bsdtar -cf - @FILE' reads it)"
+#: What is often given in place of an archive, by what it begins with, in lower case.
 OTHERS = {
+    b"version https://git-lfs": "a Git LFS pointer (`git lfs pull` fetches the file)",
+    b"/annex/objects/": "a git-annex pointer (`git annex get` fetches the file)",
+    b"outs:": "a DVC pointer (`dvc pull` fetches the file)",
     b"<!doctype html": "an HTML page",
     b"<html": "an HTML page",
     b"<?xml": "XML",
-    b"{": "JSON (the name of a manifest ends in .json)",
-    b"pk\3\4": "a zip file",
-    b"par1": "a Parquet file",
+    b"<error": "XML",
+    b"{": "JSON (the name of a manifest ends in .json; `tarimport` takes JSON lines)",
+    b"pk\3\4": f"a zip file {BSDTAR}",
+    b"7z\xbc\xaf": f"a 7z file {BSDTAR}",
+    b"rar!": f"a RAR file {BSDTAR}",
+    b"070701": f"a cpio archive {BSDTAR}",
+    b"070707": f"a cpio archive {BSDTAR}",
+    b"\x1f\x9d": f"a file of compress {BSDTAR}",
+    b"lzip": f"an lzip file {BSDTAR}",
+    b"\x89lzo": f"an lzop file {BSDTAR}",
+    b"\2!l\x18": f"an lz4 file of the legacy format {BSDTAR}",
+    b"\xff\6\0\0snappy": "a snappy file",
+    b"par1": "a Parquet file (`tarimport` makes shards of it)",
+    b"arrow1": "an Arrow file",
+    b"\x89hdf": "an HDF5 file",
+    b"sqlite format 3": "a SQLite database",
+    b"hsqs": "a squashfs image",
     b"\x89png": "an image",
     b"\xff\xd8\xff": "an image",
     b"\x93numpy": "a .npy file",
