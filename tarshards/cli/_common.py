@@ -841,12 +841,16 @@ def refuse_terminal(reads_stdin: bool) -> None:
     refuse(is_terminal, "stdin is a terminal: name SHARDS, or pipe a tar into it")
 
 
-def check_output(target: str, overwrite: bool) -> None:
-    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote, and the name of another format."""
+def check_output(target: str, overwrite: bool, *, is_field: bool = False) -> None:
+    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote.
+
+    Refuse the name of another format too, unless a field is written, which is of any format.
+    """
     from tarshards.storage.location import Location
 
     refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
-    check_suffix(target)
+    if not is_field:
+        check_suffix(target)
     location = Location.of(target)
     refuse(not overwrite and location.is_taken(), f"{location.name} exists; --overwrite replaces it")
     path = location.path

@@ -49,7 +49,7 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
     with usage_errors("--where"):
         condition = Condition("True" if where is None else where)
     if whole or output != "-":
-        check_output(output, overwrite)
+        check_output(output, overwrite, is_field=not whole)
     wants = source.counted(lambda sample: any(having([sample], wanted)) and condition(sample), "tarfirst")
     sample = next(matching(source, wants, reject=source.reject), None)
     if sample is None:

@@ -22,6 +22,7 @@ from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_samples, read_shard
+from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
@@ -72,6 +73,8 @@ def export_dataset(
         names = [os.path.join(output, f".{number:06d}") for number in range(len(sources))]
     else:
         names = output_names(output, len(sources))
+    if kind in ("jsonl", "msgpack"):
+        named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     sources = [shard._replace(concatenated=concatenated or shard.concatenated) for shard in sources]
     units = [_ExportedShard(shard, name, kind, columns) for shard, name in zip(sources, names)]
     check_free(units, overwrite=overwrite)
