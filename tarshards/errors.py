@@ -280,4 +280,4 @@ def check_function(function: Any, caller: str) -> None:
     if not callable(function):
         raise TypeError(f"{caller} takes a function, not {shortened(function)}")
     if is_coroutine_function(function):
-        raise TypeError(f"{caller} does not await the async function {function!r}; use async_map()")
+        raise TypeError(f"{caller} does not await the async function {shortened(function)}; use async_map()")

@@ -415,7 +415,7 @@ def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str
     except AttributeError:
         raise SampleError(f"a sample is a dict of __key__ and fields, not {shortened(sample)}") from None
     if not isinstance(key, str) or not key:
-        raise SampleError(f"a sample needs a __key__ that is a str, not {key!r}", url=sample.get("__url__"))
+        raise SampleError(f"a sample needs a __key__ that is a str, not {shortened(key)}", url=sample.get("__url__"))
     fields, are_plain = fields_of(tuple(sample))
     if not fields:
         raise SampleError("a sample without fields cannot be written", key=key)

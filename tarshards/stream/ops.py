@@ -600,7 +600,7 @@ def async_map(
     if not callable(function):
         raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
-        raise TypeError(f"async_map awaits one result a sample; {function!r} is an async generator")
+        raise TypeError(f"async_map awaits one result a sample; {shortened(function)} is an async generator")
     from tarshards.parallel import check_executor
 
     if executor is not None:
@@ -642,7 +642,7 @@ def _call(function: Callable[[Any], Any], sample: Any) -> Any:
     result = function(sample)
     if iscoroutine(result):  # of a function that is not async itself
         result.close()
-        raise TypeError(f"{function!r} returned a coroutine; give async_map the async function itself")
+        raise TypeError(f"{shortened(function)} returned a coroutine; give async_map the async function itself")
     return result
 
 

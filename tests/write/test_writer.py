@@ -131,6 +131,8 @@ def test_what_a_file_without_a_name_is_called():
             writer.write({"__key__": "a", "txt": "x"})
     with pytest.raises(ValueError, match=r"^a BytesIO: closed, so nothing more can be written$"):
         writer.write({"__key__": "b", "txt": "x"})
+    with pytest.raises(SampleError, match=r"needs a __key__ that is a str, not <_io.BytesIO object>$"):
+        write_samples([{"__key__": io.BytesIO(), "txt": "x"}], io.BytesIO())
     with pytest.raises(TypeError, match=r"open for bytes, not text: <_io.StringIO object>$"):
         TarWriter(io.StringIO())
     with pytest.raises(TypeError, match=r"not BytesIO, an open file: group_members\(read_members\(file\)\) reads one$"):

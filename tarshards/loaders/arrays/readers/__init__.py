@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tarshards.errors import shortened
 from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.arrays.readers.draws import draws_of
@@ -45,5 +46,5 @@ def reader_of(value: Any) -> Reader:
         raise TypeError(f"readers.{name} is a function that makes a reader: write readers.{name}()")
     if not callable(value):
         cure = "readers.integer(), readers.image(224) and others make readers"
-        raise TypeError(f"a reader or a function of bytes is wanted, not {value!r}; {cure}")
+        raise TypeError(f"a reader or a function of bytes is wanted, not {shortened(value)}; {cure}")
     return using(value)
