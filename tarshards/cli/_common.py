@@ -233,7 +233,7 @@ def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -
 
     It does so as the format of the line demands. Tabs stay as they are.
     """
-    if line.isprintable() or output != "-" or not sys.stdout.isatty():
+    if output != "-" or line.isprintable() or not sys.stdout.isatty():
         return line
     return "".join(c if c.isprintable() or c == "\t" else spell(c) for c in line)
 
