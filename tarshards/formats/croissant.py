@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -115,7 +116,8 @@ def write_card(
 
     location = Location.of(target)
     beside = Location("card.json") if location.is_stream else location
-    text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=False) + "\n"
+    plain = location.url == "-" and sys.stdout.isatty()  # a terminal might obey what is in the names of shards
+    text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
     with location.open("wb", allow_pipe=allow_pipe, sync=sync) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 

@@ -55,6 +55,7 @@ TEXTS = [
     'tar2tsv "$NAME" -q',
     'tar2json "$NAME" -f txt -q',
     'targrep -l "" "$NAME" -q',
+    'tarcard "$NAME" --name x',
     'tarindex "$NAME" --dry-run -q',
     'tarsplit --dry-run -o "out-$NASTY-%d.tar" "$NAME" -q',
 ]
@@ -126,6 +127,8 @@ def test_terminals_obey_nothing_of_texts_for_other_programs(folder, path_with_to
     piped = subprocess.run(command, stdout=subprocess.PIPE, **options).stdout.decode()
     if line.startswith("tar2json"):
         assert [*map(json.loads, text.splitlines())] == [*map(json.loads, piped.split("\n")[:-1])]
+    elif line.startswith("tarcard"):
+        assert json.loads(text).keys() == json.loads(piped).keys()
     elif not line.startswith(("tarindex", "tarsplit")):
         assert [*map(unescape, text.splitlines())] == [*map(unescape, piped.split("\n")[:-1])]
         assert text != piped, "a pipe gets the characters as they are"
