@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
+import random
 
 import fsspec
 import pytest
@@ -17,6 +19,7 @@ from tarshards.storage.opening import open_shard, open_url
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 DATA = bytes(range(256)) * 1000
+NOISE = random.Random(0).randbytes(300_000)
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +188,18 @@ def test_urls_are_signed_for_the_region_of_the_bucket(s3, monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     url, _ = Location.of("s3://far/a.tar", Remote(storage_options=options)).address().target
     assert "%2Fus-west-2%2Fs3%2Faws4_request" in url
+
+
+def test_an_object_that_is_stored_with_a_content_encoding(store):
+    """Its bytes are streamed as they are stored; ranges are of these."""
+    store.pipe_file("bucket/a.tar.gz", gzip.compress(NOISE), ContentEncoding="gzip")
+    for url in "s3://bucket/a.tar.gz", "s3://bucket/a.tar":
+        store.pipe_file("bucket/a.tar", gzip.compress(NOISE), ContentEncoding="gzip")
+        with open_shard(url) as stream:
+            assert stream.read() == NOISE
+        with pytest.raises(OpenError, match=r"Content-Encoding gzip, .*; store the file without it, or stream a shard"):
+            Location.of(url).ranges().read(5000, 10)
+    store.pipe_file("bucket/b.tar", DATA, ContentEncoding="aws-chunked")
+    with open_url("s3://bucket/b.tar") as stream:
+        assert stream.read() == DATA
+    assert Location.of("s3://bucket/b.tar").ranges().read(5000, 10) == DATA[5000:5010]
