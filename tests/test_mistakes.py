@@ -400,6 +400,20 @@ def test_what_is_no_archive_is_told(tmp_path, head, kind, size):
             list(read(path))
 
 
+@mistakes(
+    ('ShardWriter("o-%d.tar.br")', tarshards.UrlError, r"^o-%d\.tar\.br: the suffix \.br is not supported; .* \.tgz"),
+    ('TarWriter("o.tar.Z")', tarshards.UrlError, r"^o\.tar\.Z: the suffix \.Z is not supported"),
+    ('reshard("train-0000.tar", "o-%d.zip")', tarshards.UrlError, r"^o-%d\.zip: the suffix \.zip is not"),
+    ('map_shards(iter, "train-0000.tar", "o-%d.7z")', tarshards.UrlError, r"^o-0\.7z: the suffix \.7z is not"),
+    ('import_dataset("missing.csv", "o-%d.parquet")', tarshards.UrlError, r"^o-%d\.parquet: the suffix \.parquet"),
+    ('write_dataset([{"x": 1}], "o-%d.lz")', tarshards.UrlError, r"^o-%d\.lz: the suffix \.lz is not"),
+)
+def test_names_of_formats_that_are_not_written(here, code, kind, words):
+    before = sorted(os.listdir())
+    check(code, kind, words)
+    assert sorted(os.listdir()) == before
+
+
 def test_a_manifest_is_no_list_and_a_list_no_manifest(here, tmp_path):
     (tmp_path / "list").write_bytes(Path("train.shards.json").read_bytes())
     with pytest.raises(tarshards.UrlError, match="a manifest, not a list: name it without the @"):
