@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from io import BytesIO
 from typing import Any
 
+from tarshards.samples.codecs import codec_of, gzip
 from tarshards.samples.codecs.array import encode_npy, encode_torch
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed
@@ -20,19 +23,78 @@ FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
     """Return a function of a sample that encodes its fields, as far as our codecs do not when it is written.
 
-    *spec* is True for our codecs, False or None for samples of bytes, a dict of functions by extension that come
-    before our codecs, or the function itself.
+    *spec* is True for webdataset's encoders, False or None for samples of bytes, a dict of functions by extension that
+    come before those, or the function itself. As in webdataset, a str is written as it is in any field, and values
+    change their types on the way: ``{1: 2}`` in JSON comes back as ``{"1": 2}``. Our codecs encode what webdataset's do
+    not, and refuse that.
     """
     if callable(spec):
         return spec
     if isinstance(spec, Mapping):
-        return partial(_encode, spec)
-    return dict if spec else _check_bytes
+        return partial(_encode, {**ENCODERS, **spec})
+    return partial(_encode, ENCODERS) if spec else _check_bytes
 
 
 def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> Sample:
-    functions = {name: encoders.get(name.rpartition(".")[2]) for name in sample if name[:1] != "_"}
-    return {**sample, **{name: function(sample[name]) for name, function in functions.items() if function}}
+    return {name: value if name[:1] == "_" else _encode_field(encoders, name, value) for name, value in sample.items()}
+
+
+def _encode_field(encoders: Mapping[str, Callable[[Any], bytes]], name: str, value: Any) -> Any:
+    extension, is_gzip = codec_of(name)
+    if isinstance(value, str):
+        data = value.encode()
+    elif isinstance(value, bytes):
+        data = value
+    elif extension in encoders:
+        data = encoders[extension](value)
+    else:
+        return value
+    return gzip(data) if is_gzip else data
+
+
+def _encode_image(format: str, value: Any) -> bytes:
+    """Encode a PIL image or an array as webdataset does: floats are cut off, and JPEG has quality 100."""
+    import numpy as np
+    from PIL import Image
+
+    if isinstance(value, np.ndarray):
+        if value.dtype in (np.float32, np.float64):
+            if value.min() <= -0.001 or value.max() >= 1.001:
+                raise ValueError(f"pixels from {value.min()} to {value.max()}; floats must lie in [0, 1]")
+            value = (np.clip(value, 0.0, 1.0) * 255.0).astype(np.uint8)
+        value = Image.fromarray(value)
+    if not isinstance(value, Image.Image):
+        raise TypeError(f"an image is a PIL image or a numpy array, not {type(value).__name__}")
+    stream = BytesIO()
+    value.save(stream, format, **({"quality": 100} if format == "JPEG" else {}))
+    return stream.getvalue()
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _encode_msgpack(value: Any) -> bytes:
+    import msgpack
+
+    data: bytes = msgpack.packb(value)
+    return data
+
+
+def _encode_number(value: Any) -> bytes:
+    return str(value).encode("ascii")
+
+
+#: Those of webdataset's encoders that take other values, or write other bytes, than our codecs.
+ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_number),
+    **dict.fromkeys(("json", "jsn"), _encode_json),
+    **dict.fromkeys(("mp", "msgpack", "msg"), _encode_msgpack),
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(_encode_image, "JPEG")),
+    **dict.fromkeys(("tiff", "tif"), partial(_encode_image, "TIFF")),
+    "ppm": partial(_encode_image, "PPM"),
+    "png": partial(_encode_image, "PNG"),
+}
 
 
 def _check_bytes(sample: Sample) -> Sample:

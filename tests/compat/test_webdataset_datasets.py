@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import random
 import tarfile
 import threading
@@ -15,8 +16,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import webdataset as upstream
 from range_server import serving
 
 import tarshards
@@ -469,6 +472,37 @@ def test_tar_writer_writes_what_is_read(tmp_path):
         wds.TarWriter(io.BytesIO(), mtime=0).close()
     with pytest.raises(TypeError, match="takes no mtimes"):
         wds.TarWriter(io.BytesIO(), mtimes=0)
+
+
+FLOATS = np.linspace(0, 1, 60).reshape(4, 5, 3)
+WRITTEN = [
+    *(("json", value) for value in ["5", "hello", {1: 2}, (1, float("inf")), {"ü": None}, [True], 7]),
+    *(("cls", value) for value in ["7", 7, True, 1.5, np.int64(3)]),
+    *(("mp", value) for value in ["5", {1: (2, 3)}, [b"x", 1.5]]),
+    *((field, "hello") for field in ("npy", "pth", "pkl", "png", "html", "caption", "txt", "txt.gz", "json.gz")),
+    *((field, b"hello") for field in ("json", "raw", "txt.gz", "raw.gz")),
+    *((field, value) for field in ("png", "jpg", "tif", "ppm", "image") for value in (FLOATS, FLOATS.astype("f4"))),
+    *((field, (FLOATS * 255).astype("u1")) for field in ("png", "jpg")),
+    *((field, np.arange(6.0)) for field in ("npy", "ten", "x.npy.gz")),
+    *(("pyd", value) for value in [[1, (2,)]]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRITTEN, ids=[f"{field}-{n}" for n, (field, _) in enumerate(WRITTEN)])
+def test_writers_write_what_webdataset_writes(field, value):
+    found = []
+    for writer in upstream.TarWriter, wds.TarWriter:
+        stream = io.BytesIO()
+        with writer(stream) as shard:
+            shard.write({"__key__": "a", field: value})
+        stream.seek(0)
+        with tarfile.open(fileobj=stream) as archive:
+            (member,) = archive
+            data = archive.extractfile(member).read()
+        found.append((member.name, gzip.decompress(data) if field.endswith(".gz") else data))
+    if field == "pyd":
+        found = [(name, pickle.loads(data)) for name, data in found]
+    assert found[0] == found[1]
 
 
 def test_shard_writer_writes_numbered_shards_with_indexes(tmp_path):

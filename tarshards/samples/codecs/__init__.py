@@ -13,13 +13,15 @@ from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 from tarshards.errors import DecodeError, EncodeError
-from tarshards.samples.codecs import array, basic, image  # noqa: F401 (importing registers the codecs)
+from tarshards.samples.codecs import array, basic, image
 from tarshards.samples.codecs import audio as sound
 from tarshards.samples.codecs import video as film
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, check_spec, decoder, encoder
 from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
+
+_NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # encoders of ours that take no str
 
 
 def decode_field(
@@ -51,7 +53,7 @@ def decode_field(
         check_spec("audiospec", audio, sound.AUDIOSPECS)
     if video is not None:
         check_spec("videospec", video, film.VIDEOSPECS)
-    extension, gzipped = _extension(field)
+    extension, gzipped = codec_of(field)
     if allow_unsafe and extension in UNSAFE_DECODERS:
         decode = UNSAFE_DECODERS[extension]
     elif extension in DECODERS:
@@ -77,42 +79,49 @@ def decode_field(
 
 
 def encode_field(field: str, value: Any) -> bytes:
-    """Encode *value* by the extension of *field*; bytes are returned unchanged, and a str becomes UTF-8.
+    """Encode *value* by the extension of *field*; bytes are returned unchanged.
 
-    The extension ``gz`` compresses the encoded value; bytes count as compressed already. Raises EncodeError with the
-    field.
+    The extension ``gz`` compresses the encoded value; bytes count as compressed already. ``decode_field`` gives the
+    value back, with its type, except that lossy images and sounds lose some, tuples become lists, and tensors arrays.
+    Raises EncodeError, with the field, for a value of which that does not hold, and for a str in a field that is not
+    text: it may be the value, or its bytes. JSON takes one that holds an object or an array, as ``json.dumps`` gives.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
     (b'{"boxes": 2}', b'7', b'7')
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    extension, gzipped = _extension(field)
+    extension, gzipped = codec_of(field)
     try:
-        data = value.encode() if isinstance(value, str) else (ENCODERS.get(extension) or _no_encoder(extension))(value)
+        encode = ENCODERS.get(extension) or _no_encoder(extension)
+        if isinstance(value, str) and encode in _NO_TEXT:
+            raise TypeError("a str in a field that is not text; give the value, or bytes")
+        data = encode(value)
         if not isinstance(data, bytes):
             raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
-        return _gzip(data) if gzipped else data
+        return gzip(data) if gzipped else data
     except Exception as exc:
         raise EncodeError(reason_of(exc), field=field) from exc
 
 
 def _no_encoder(extension: str) -> NoReturn:
-    raise ValueError(f"no encoder for {extension!r}; pass bytes, or use one of: {' '.join(sorted(ENCODERS))}")
+    known = " ".join(sorted(ENCODERS))
+    raise ValueError(f"no encoder for {extension!r}; give bytes, such as text.encode(), or use one of: {known}")
 
 
 @lru_cache(1024)
-def _extension(field: str) -> tuple[str, bool]:
+def codec_of(field: str) -> tuple[str, bool]:
     """Return the extension that selects the codec, and whether the data are compressed with gzip.
 
-    >>> _extension("seg.PNG"), _extension("json.gz"), _extension("gz")
+    >>> codec_of("seg.PNG"), codec_of("json.gz"), codec_of("gz")
     (('png', False), ('json', True), ('', True))
     """
     *_, inner, last = ["", *field.lower().split(".")]
     return (inner, True) if last == "gz" else (last, False)
 
 
-def _gzip(data: bytes) -> bytes:
+def gzip(data: bytes) -> bytes:
+    """Compress *data*, without the time."""
     # A long run of one byte shrinks a thousandfold, more than decode_field accepts; Huffman alone shrinks eightfold.
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)

@@ -39,6 +39,10 @@ def to_array(value: Any) -> np.ndarray:
         raise TypeError(f"expected an array or tensor, not {type(value).__name__}")
     if isinstance(value, np.ma.MaskedArray) or value.dtype.hasobject:
         raise TypeError("masked arrays and arrays of Python objects have no safe form in bytes")
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        raise TypeError(f"{type(value).__name__} would come back as an array; give numpy.array(value), or bytes")
+    if value.dtype.isbuiltin == 2:
+        raise TypeError(f"{value.dtype} is a type of another package, which numpy's format does not name; give bytes")
     return np.asarray(value, order="C")
 
 
@@ -108,7 +112,7 @@ def encode_npz(value: dict[str, Any]) -> bytes:
     """Encode a dict of arrays as numpy's zip, uncompressed and with a fixed time."""
     import zipfile
 
-    if not isinstance(value, dict):
+    if type(value) is not dict:
         raise TypeError(f"expected a dict of arrays, not {type(value).__name__}")
     stream = BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
@@ -163,7 +167,7 @@ def decode_tenbin(data: bytes) -> list[np.ndarray]:
 
 @encoder("ten", "tb", "tenbin")
 def encode_tenbin(value: Any) -> bytes:
-    """Encode a list of arrays, or one array as a list of one."""
+    """Encode a list of arrays, or one array as a list of one; elements are little-endian whatever they were."""
     arrays = [to_array(array) for array in (value if isinstance(value, (list, tuple)) else [value])]
     return b"".join(_tenbin_chunk(part) for array in arrays for part in _tenbin_parts(array))
 

@@ -6,6 +6,7 @@ Matroska and WebM.
 
 from __future__ import annotations
 
+import operator
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ def encode_wav(value: Any) -> bytes:
     """Encode (samples, rate) as WAV, exactly: int16, int32, or float32 of any range."""
     import numpy as np
 
-    samples, rate = _to_sound(value)
+    samples, rate = _to_sound(value, is_exact=True)
     data, channels = samples.astype(samples.dtype.newbyteorder("<")).tobytes(), samples.shape[1]
     kind, width = (3 if samples.dtype == np.float32 else 1), samples.dtype.itemsize
     form = struct.pack(
@@ -176,7 +177,7 @@ def encode_wav(value: Any) -> bytes:
 @encoder("aif", "aiff")
 def encode_aiff(value: Any) -> bytes:
     """Encode (samples, rate) as AIFF, exactly: int16, int32, or float32 of any range."""
-    subtype = {"int16": "PCM_16", "int32": "PCM_32", "float32": "FLOAT"}[str(_to_sound(value)[0].dtype)]
+    subtype = {"int16": "PCM_16", "int32": "PCM_32", "float32": "FLOAT"}[str(_to_sound(value, is_exact=True)[0].dtype)]
     data = _write(value, "AIFF", subtype)
     if subtype == "FLOAT":  # its chunk of peaks holds the time
         at = data.index(b"PEAK") + 12
@@ -217,6 +218,8 @@ def _write(value: Any, format: str, subtype: str, *, is_bounded: bool = False) -
     import numpy as np
 
     samples, rate = _to_sound(value)
+    if is_bounded and not len(samples):
+        raise ValueError(f"a sound without frames, which {format} does not give back; WAV does")
     if is_bounded and samples.dtype == np.float32 and not (np.abs(samples) <= 1).all():
         raise ValueError(f"samples from {samples.min()} to {samples.max()}; floats must lie in [-1, 1]")
     if is_bounded and format != "FLAC" and samples.dtype != np.float32:  # libsndfile's MP3 of integers is distorted
@@ -236,20 +239,25 @@ def _with_serial(data: bytes) -> bytes:
     return b"".join(pages)
 
 
-def _to_sound(value: Any) -> tuple[np.ndarray, int]:
-    """Return samples of shape (frames, channels) and the rate; a tensor is (channels, frames), as torchaudio has it."""
+def _to_sound(value: Any, *, is_exact: bool = False) -> tuple[np.ndarray, int]:
+    """Return samples of shape (frames, channels) and the rate; a tensor is (channels, frames), as torchaudio has it.
+
+    Raises ValueError for samples of float64 that float32 does not hold, if it *is_exact*.
+    """
     import numpy as np
 
-    if not isinstance(value, tuple | list) or len(value) != 2 or isinstance(value[1], float | str):
+    if not isinstance(value, tuple | list) or len(value) != 2 or not hasattr(value[1], "__index__"):
         raise TypeError("a sound is (samples, rate): an array of (frames, channels) or (frames,), and Hz")
-    samples, rate = to_array(value[0]), int(value[1])
+    samples, rate = to_array(value[0]), operator.index(value[1])
     if not isinstance(value[0], np.ndarray) and samples.ndim == 2:
         samples = np.ascontiguousarray(samples.T)
     samples = samples[:, None] if samples.ndim == 1 else samples
     if samples.ndim != 2 or not 1 <= samples.shape[1] <= 255 or rate <= 0:
         raise ValueError(f"a sound of shape {samples.shape} at {rate} Hz; expected (frames, channels) or (frames,)")
     if samples.dtype.kind == "f":
-        samples = samples.astype(np.float32, copy=False)
+        given, samples = samples, samples.astype(np.float32, copy=False)
+        if is_exact and not np.array_equal(given, samples, equal_nan=True):
+            raise ValueError(f"samples of {given.dtype}, of which float32 loses some; give samples.astype('float32')")
     if samples.dtype not in (np.float32, np.int16, np.int32):
         raise TypeError(f"samples of {samples.dtype}; expected floats, int16 or int32")
     return samples, rate

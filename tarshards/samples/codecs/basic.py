@@ -2,37 +2,110 @@
 
 from __future__ import annotations
 
+import codecs
 import operator
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
 from io import BytesIO
 from typing import Any
 
+from tarshards.errors import shortened
 from tarshards.samples.codecs.registry import decoder, encoder, require
 
 INTEGER = re.compile(rb"\s*([+-]?[0-9]+)\s*")
+MARKS = {  # byte order marks, and the encodings that they say; those of UTF-32 begin like those of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_MARKED = tuple(MARKS)
+SCALARS = frozenset([str, int, float, bool, type(None)])  # types of which JSON, msgpack and CBOR keep each value
+_WITH_BYTES = SCALARS | {bytes}
+_CONTAINERS = frozenset([dict, list, tuple])
+MOST_DEPTH = 400  # containers within each other, the most that cbor2 reads; msgpack reads 1,024, json about 990
+
+
+def encoding_of(data: bytes) -> str:
+    r"""Return the encoding of a text: what its byte order mark says, UTF-8 if it has none.
+
+    >>> encoding_of("a".encode("utf-16")), encoding_of(b"\xef\xbb\xbfa"), encoding_of(b"a")
+    ('utf-16', 'utf-8-sig', 'utf-8')
+    """
+    if not data.startswith(_MARKED):
+        return "utf-8"
+    return next(encoding for mark, encoding in MARKS.items() if data.startswith(mark))
 
 
 @decoder("txt", "text", "transcript")
 def decode_text(data: bytes) -> str:
-    """Decode UTF-8."""
-    return data.decode()
+    """Decode UTF-8, or what a byte order mark says, which is left out, as in JSON."""
+    return data.decode(encoding_of(data))
 
 
 @encoder("txt", "text", "transcript")
 def encode_text(value: str) -> bytes:
-    """Encode a str as UTF-8."""
+    """Encode a str as UTF-8; a byte order mark at its beginning, which does not come back, is refused."""
     if not isinstance(value, str):
         raise TypeError(f"text is a str, not {type(value).__name__}")
+    if value[:1] == "\ufeff":
+        raise ValueError("text that begins with a byte order mark comes back without it; give text[1:], or bytes")
     return value.encode()
+
+
+def check_types(
+    value: Any, scalars: frozenset[type], names: frozenset[type], keeps: Callable[[Any], bool] | None = None
+) -> None:
+    """Raise TypeError for what does not come back as it is: it is none of the *scalars* in dicts, lists and tuples.
+
+    Tuples come back as lists. The names in dicts are of the types *names*. *keeps* says whether a codec gives back a
+    value of yet another type. Raises ValueError for more than 400 containers within each other. Whatever is written has
+    no cycles.
+
+    >>> check_types({"a": [1, None]}, SCALARS, frozenset([str]))
+    >>> check_types({"a": {7: 1}}, SCALARS, frozenset([str]))
+    Traceback (most recent call last):
+    TypeError: the name 7 in a dict, of type int, would not come back as it is
+    """
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        kinds = set(map(type, level)) - scalars
+        if not kinds:
+            return
+        for each in level if kinds - _CONTAINERS else ():
+            kind = type(each)
+            if kind not in scalars and kind not in _CONTAINERS and not (keeps is not None and keeps(each)):
+                raise TypeError(f"{shortened(each)}, of type {kind.__name__}, would not come back as it is")
+        inner: list[Any] = []
+        for each in level:
+            if type(each) is dict:
+                if not names.issuperset(map(type, each)):
+                    name = next(name for name in each if type(name) not in names)
+                    if keeps is None or not keeps({name: None}):
+                        kind = type(name)
+                        raise TypeError(
+                            f"the name {shortened(name)} in a dict, of type {kind.__name__}, "
+                            "would not come back as it is"
+                        )
+                inner += each.values()
+            elif type(each) is list or type(each) is tuple:
+                inner += each
+        level = inner
+    raise ValueError(f"more than {MOST_DEPTH} dicts and lists within each other, which no reader may be able to read")
 
 
 @decoder("cls", "cls2", "class", "count", "index", "inx", "id")
 def decode_integer(data: bytes) -> int:
-    r"""Decode an ASCII decimal; surrounding white space is ignored.
+    r"""Decode an ASCII decimal; surrounding white space, and a byte order mark as of text, are ignored.
 
     >>> decode_integer(b" -12\n")
     -12
     """
+    if data.startswith(_MARKED):
+        data = decode_text(data).encode()
     if (match := INTEGER.fullmatch(data)) is None:
         raise ValueError(f"{data[:20]!r} is not a decimal integer")
     return int(match[1])
@@ -60,12 +133,31 @@ def decode_json(data: bytes) -> Any:
 def encode_json(value: Any) -> bytes:
     """Encode JSON in UTF-8, keys in the order of the dict; NaN and infinity, which JSON lacks, are refused.
 
+    A str that holds an object or an array is written as it is, as what ``json.dumps`` gave; any other is refused, and
+    so is what would not come back as it is, such as a name that is no str. Tuples become lists.
+
     >>> encode_json({"b": "ü", "a": None}).decode()
     '{"b": "ü", "a": null}'
     """
+    if isinstance(value, str):
+        data = value.encode()
+        with suppress(ValueError):
+            if isinstance(decode_json(data), dict | list):
+                return data
+        raise TypeError("a str in a field that is not text, and no JSON object or array; give the value, or bytes")
+    text = _json_encoder()(value)
+    check_types(value, SCALARS, _STR)
+    return text.encode()
+
+
+_STR = frozenset([str])
+
+
+@cache
+def _json_encoder() -> Callable[[Any], str]:
     import json
 
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 @decoder("mp", "msg", "msgpack")
@@ -78,10 +170,12 @@ def decode_msgpack(data: bytes) -> Any:
 
 @encoder("mp", "msg", "msgpack")
 def encode_msgpack(value: Any) -> bytes:
-    """Encode one msgpack object; tuples become lists."""
+    """Encode one msgpack object; tuples become lists, and what would not come back as it is is refused."""
     import msgpack
 
-    return msgpack.packb(value)
+    data: bytes = msgpack.packb(value)
+    check_types(value, _WITH_BYTES, _WITH_BYTES, partial(_comes_back, msgpack.packb, decode_msgpack))
+    return data
 
 
 @decoder("cbor")
@@ -96,8 +190,23 @@ def decode_cbor(data: bytes) -> Any:
 
 @encoder("cbor")
 def encode_cbor(value: Any) -> bytes:
-    """Encode one CBOR object in canonical form: keys and sets are sorted, since the order of a set is random."""
-    return require("cbor2", extra="cbor").dumps(value, canonical=True)
+    """Encode one CBOR object in canonical form: keys and sets are sorted, since the order of a set is random.
+
+    Tuples become lists, and what would not come back as it is is refused.
+    """
+    encode = partial(require("cbor2", extra="cbor").dumps, canonical=True)
+    data: bytes = encode(value)
+    check_types(value, _WITH_BYTES, _WITH_BYTES, partial(_comes_back, encode, decode_cbor))
+    return data
+
+
+def _comes_back(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> bool:
+    """Say whether a value of a type that few have, such as a date or a set, comes back with its type."""
+    try:
+        other = decode(encode(value))
+    except Exception:
+        return False
+    return type(value) is type(other) and bool(value == other)
 
 
 @decoder("pkl", "pickle", "pyd", unsafe=True)

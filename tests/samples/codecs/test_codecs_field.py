@@ -1,14 +1,24 @@
 """decode_field and encode_field: which codec a field has, gzip around it, errors, and the user's own codecs."""
 
+import collections
+import datetime
+import enum
 import gzip
+import io
+import json
 import subprocess
 import sys
+import tarfile
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tarshards import write_samples
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples import codecs
 from tarshards.samples.codecs import decode_field, decoder, encode_field, encoder, registry
@@ -45,10 +55,149 @@ def test_bytes_are_encoded_already(field, data):
     assert type(encode_field(field, memoryview(data))) is bytes
 
 
-@settings(deadline=None)
-@given(st.sampled_from(["raw", "json", "jpg", "cls", "pkl"]), st.text())
-def test_str_becomes_utf_8_in_every_field(field, text):
-    assert encode_field(field, text) == text.encode()
+class Grade(enum.IntEnum):
+    GOOD = 1
+
+
+class Units(np.ndarray):
+    """An array with more than an array has."""
+
+
+Point = collections.namedtuple("Point", "x y")
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=4)
+ODD = st.sampled_from(
+    [
+        *(Grade.GOOD, Point(1, 2), np.float64(1.5), np.int64(7), np.float32(0.5), np.str_("a"), np.bool_(True), 1 + 2j),
+        *(collections.OrderedDict(a=1), collections.Counter("aab"), collections.deque([1]), bytearray(b"x"), range(3)),
+        *({1, 2}, frozenset([1]), {(1, 2): 3}, {frozenset([1]): 2}, Decimal("1.10"), Decimal("NaN"), Fraction(1, 3)),
+        *(datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
+        *(
+            np.arange(6).reshape(2, 3),
+            np.array(["a"]),
+            np.array([1.5], ">f4"),
+            np.zeros(2).view(Units),
+            np.rec.array([(1,)]),
+        ),
+        *([np.zeros(2, "f4")], {"a": np.zeros((0, 3))}, "{}", "[1, 2]", "null", "5", "\ufeffx", "\ud800"),
+    ]
+)
+KEYS = st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.binary(max_size=4)
+VALUES = ODD | st.recursive(
+    SCALARS | ODD,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+DATA = sorted(registry.ENCODERS.keys() - codecs.image.EXTENSIONS - codecs.audio.EXTENSIONS)
+
+
+def as_listed(value):
+    """Return a value as JSON and its like hold it."""
+    if type(value) in (list, tuple):
+        return [as_listed(each) for each in value]
+    return {name: as_listed(each) for name, each in value.items()} if type(value) is dict else value
+
+
+def same(value, other) -> bool:
+    """Say whether values have the same types and contents, NaN being equal to itself."""
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, np.ndarray):
+        native = [each.astype(each.dtype.newbyteorder("=")) for each in (value, other)]  # as numpy pickles it
+        return native[0].dtype == native[1].dtype and np.array_equal(*native)
+    if type(value) in (list, tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    if type(value) is dict:
+        pairs = [sorted(each.items(), key=lambda item: repr(item[0])) for each in (value, other)]  # CBOR sorts names
+        return same(*pairs)
+    return value == other or (value != value and other != other)
+
+
+def what_comes_back(extension, value):
+    """Return what the README says that ``decode`` gives of a value that the codec of an extension takes."""
+    if extension in ("json", "jsn") and isinstance(value, str):
+        return json.loads(value)
+    if extension in ("json", "jsn", "mp", "msg", "msgpack", "cbor"):
+        return as_listed(value)
+    if extension in ("cls", "cls2", "class", "count", "index", "inx", "id"):
+        return int(value)
+    if extension in ("txt", "text", "transcript"):
+        return str(value)
+    if extension in ("ten", "tb", "tenbin"):
+        arrays = value if type(value) in (list, tuple) else [value]
+        return [np.asarray(array).astype(np.asarray(array).dtype.newbyteorder("<")) for array in arrays]
+    return np.asarray(value) if extension == "npy" else value
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([*DATA, "raw", "html"]), st.sampled_from(["", ".gz"]), VALUES)
+def test_what_a_codec_takes_comes_back_with_its_type(extension, packed, value):
+    field, stream = f"x.{extension}{packed}", io.BytesIO()
+    try:
+        write_samples([{"__key__": "k", field: value}], stream)
+    except EncodeError as refused:
+        if (refused.key, refused.field) == ("k", field):
+            return
+        raise
+    with tarfile.open(fileobj=io.BytesIO(stream.getvalue())) as archive:
+        data = archive.extractfile(f"k.{field}").read()
+    if isinstance(value, bytes | bytearray):
+        assert data == value
+    else:
+        found = decode_field(field, data, allow_unsafe=True)
+        if type(value) not in (set, frozenset):
+            assert same(found, what_comes_back(extension, value))
+        assert type(found) is type(what_comes_back(extension, value))
+
+
+@pytest.mark.parametrize(
+    "extension", [each for each in [*registry.ENCODERS, "raw"] if each not in ("txt", "text", "transcript")]
+)
+@pytest.mark.parametrize("text", ["5", "null", "hello", "", "[1", '"x"'])
+def test_a_str_in_a_field_that_is_not_text_is_refused_with_the_cure(extension, text):
+    with pytest.raises(
+        EncodeError, match=r"a str in a field that is not text.*give the value, or bytes|give bytes, such"
+    ):
+        encode_field(extension, text)
+
+
+@pytest.mark.parametrize("text", ['{"a": [1, null]}', "[]", ' {"a": NaN}\n'])
+def test_a_str_of_a_json_object_or_array_is_written_as_it_is(text):
+    assert encode_field("meta.json", text) == text.encode()
+    assert gzip.decompress(encode_field("json.gz", text)) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("json", {"a": {7: 1}}, "the name 7 in a dict, of type int, would not come back"),
+        ("json", {"a": [np.float64(1.5)]}, "np.float64.*, of type float64, would not come back"),
+        ("mp", {"a": bytearray(b"x")}, "bytearray.*, of type bytearray, would not come back"),
+        ("mp", {(1, 2): 3}, r"the name \(1, 2\) in a dict, of type tuple, would not come back"),
+        ("cbor", {"a": collections.OrderedDict()}, "of type OrderedDict, would not come back"),
+        ("npy", np.zeros(2).view(Units), "Units would come back as an array"),
+        ("txt", "\ufeffa", "begins with a byte order mark"),
+        ("html", "<p>", r"no encoder for 'html'; give bytes, such as text.encode\(\)"),
+    ],
+)
+def test_what_would_come_back_as_something_else_names_itself(field, value, reason):
+    with pytest.raises(EncodeError, match=reason):
+        encode_field(field, value)
+
+
+@pytest.mark.parametrize("field", ["json", "mp", "cbor", "pkl"])
+def test_what_is_nested_too_deep_to_be_read_is_not_written(field):
+    value: list = []
+    for _ in range(399):
+        value = [value]
+    assert decode_field(field, encode_field(field, value), allow_unsafe=True) == value
+    if field != "pkl":
+        with pytest.raises(EncodeError, match="more than 400 dicts and lists within each other"):
+            encode_field(field, [value])
 
 
 @settings(deadline=None)
