@@ -22,6 +22,9 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 @click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
+@click.option(
+    "--types", metavar="COLUMN=TYPE,...", help="Types of columns of csv: text, int, float, bool, date, timestamp."
+)
 @size_option("1e9")
 @conversion_options
 def main(
@@ -30,6 +33,7 @@ def main(
     format: str | None,
     split: str | None,
     key: str | None,
+    types: str | None,
     size: int | None,
     **options: Any,
 ) -> None:
@@ -49,6 +53,14 @@ def main(
         format=format,
         split=split,
         key=key,
+        types=None if types is None else dict(_column_and_type(each) for each in types.split(",")),
         max_bytes=size or MAX_BYTES,
         **options,
     )
+
+
+def _column_and_type(text: str) -> tuple[str, str]:
+    column, equals, kind = text.rpartition("=")
+    if not equals or not column:
+        raise click.UsageError(f"--types: {text!r} is not COLUMN=TYPE")
+    return column, kind.strip()

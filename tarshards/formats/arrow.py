@@ -319,7 +319,11 @@ def _lists(array: Any) -> Sequence[bytes | None] | None:
 def _arrays(array: Any, shape: tuple[int, ...] | None) -> list[bytes | None]:
     """Return each list of numbers in numpy's format, with this *shape* or as it is."""
     pa = arrow()
-    numbers = array.values.to_numpy(zero_copy_only=False)
+    numbers = array.values
+    if numbers.null_count and not array.flatten().null_count:  # in place of lists that are null
+        compute = require("pyarrow.compute", extra="arrow")
+        numbers = compute.fill_null(numbers, pa.scalar(0).cast(numbers.type))
+    numbers = numbers.to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
         ends = [(array.offset + row) * size for row in range(len(array) + 1)]
@@ -465,12 +469,26 @@ def _array(values: list[Any], of: Any) -> Any:
         return pa.array(values, of)
     if types.is_struct(of) and {field.name for field in of} == {"bytes", "path"} and is_bytes(of.field("bytes").type):
         return pa.array([None if value is None else {"bytes": value, "path": None} for value in values], of)
+    for value in values:
+        if hasattr(value, "dtype") and not _holds(of, value.dtype):
+            raise ValueError(f"an array of {value.dtype}")
     values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     stored = storage_of(of)
     if "map<" in str(of):
         values = [_pairs(value, of) for value in values]
     array = pa.array(values, stored)
     return array if stored == of else _cast(array, of)
+
+
+def _holds(of: Any, dtype: np.dtype[Any]) -> bool:
+    """Say whether a type, or one of lists, holds every number of a *dtype*; it is not asked of what is no number."""
+    import numpy as np
+
+    types = arrow().types
+    while _is_list(of):
+        of = of.value_type
+    is_number = types.is_integer(of) or types.is_floating(of)
+    return not is_number or np.can_cast(dtype, of.to_pandas_dtype(), "safe")
 
 
 def _pairs(value: Any, of: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
@@ -17,11 +17,13 @@ from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.formats.naming import Columns, decode_value, record_url, to_json
 from tarshards.formats.pieces import file_identity, lose
 from tarshards.formats.resumable import check_free, discard, finish, is_begun, make_all
+from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_samples, read_shard
+from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.storage.location import Location
@@ -76,7 +78,8 @@ def export_dataset(
     if kind in ("jsonl", "msgpack"):
         named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     sources = [shard._replace(concatenated=concatenated or shard.concatenated) for shard in sources]
-    units = [_ExportedShard(shard, name, kind, columns) for shard, name in zip(sources, names)]
+    repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
+    units = [_ExportedShard(shard, name, kind, columns, *each) for shard, name, *each in zip(sources, names, repeated)]
     check_free(units, overwrite=overwrite)
     if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
         raise OpenError("the folder has files; --overwrite writes into it", url=output)
@@ -103,19 +106,43 @@ def _format_of(output: str) -> str:
     raise UrlError(f"the name tells no format; name one of {', '.join(FORMATS)}", url=output)
 
 
+def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:
+    """Return for each shard the numbers of the samples of which a file is that of another sample before, and where."""
+    seen = SeenKeys()
+    repeated: list[dict[int, str]] = []
+    for shard in sources:
+        repeated.append({})
+        samples = read_shard(shard, ledger=Ledger(max_errors=float("inf")), extents=True)
+        for number, sample in enumerate(samples):
+            paths = [os.path.normpath(f"{sample['__key__']}.{field}") for field in _exported(sample, columns)]
+            if (path := next((path for path in paths if path in seen), None)) is not None:
+                reason = f"the file {path} is of another sample, in {seen.shard_of(path) or 'a shard before'}"
+                repeated[-1][number] = f"{reason}; export the shards to folders of their own"
+            else:
+                seen.update(paths, shard.url)
+    return repeated
+
+
+def _exported(sample: Sample, columns: Columns) -> Iterator[str]:
+    """Yield the names of the fields that are exported."""
+    return (field for field in sample if not is_reserved(field) and field not in columns.omit)
+
+
 @dataclass(frozen=True)
 class _ExportedShard:
-    """A file made of a shard, or the files in a folder."""
+    """A file made of a shard, or the files in a folder, but those of the samples with the numbers *repeated*."""
 
     shard: Shard
     output: str
     format: str
     columns: Columns
+    repeated: dict[int, str]
 
     @property
     def identity(self) -> list[Any]:
         schema = None if self.columns.schema is None else self.columns.schema.hex()
-        return [self.format, *file_identity(self.shard.url), self.columns.fields, self.columns.omit, schema]
+        about = [self.format, *file_identity(self.shard.url), self.columns.fields, self.columns.omit, schema]
+        return [*about, *self.repeated]
 
     def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
@@ -129,7 +156,8 @@ class _ExportedShard:
         elif self.format == "msgpack":
             count, _ = write_msgpack(_rows(samples, self.columns, reject), self.output, sync=sync, reject=reject)
         else:
-            count = _write_files(samples, os.path.dirname(self.output), self.columns, reject, sync)
+            folder = os.path.dirname(self.output)
+            count = _write_files(samples, folder, self.columns, self.repeated, reject, sync)
         return {"file": self.output, "samples": count}
 
 
@@ -185,15 +213,27 @@ def _write_lines(samples: Iterable[Sample], output: str, columns: Columns, rejec
     with open_shard(location, "wb", sync=sync) as stream:
         for row in _rows(samples, columns, reject):
             try:
-                values = {name: to_json(value) for name, value in row.items() if name != "__url__"}
-                line = json.dumps(values, ensure_ascii=False, allow_nan=False)
-            except (ValueError, TypeError, RecursionError) as error:
-                reject(row, EncodeError(str(error)))
+                items = [f"{dumps(name)}: {_json_of(name, value)}" for name, value in row.items() if name != "__url__"]
+            except EncodeError as error:
+                reject(row, error)
                 continue
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
-            stream.write(line.encode(errors="backslashreplace") + b"\n")
+            stream.write(f"{{{', '.join(items)}}}\n".encode(errors="backslashreplace"))
             count += 1
     return count
+
+
+dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def _json_of(column: str, value: Any) -> str:
+    """Return a value as JSON; raise EncodeError, which names the *column*, for what would be another value there."""
+    try:
+        text = dumps(held := to_json(value))
+        check_types(held, SCALARS, NAMES)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise EncodeError(str(error), field=column) from error
+    return text
 
 
 def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterator[dict[str, Any]]:
@@ -215,18 +255,22 @@ def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterat
         yield {"__key__": sample["__key__"], "__url__": sample["__url__"], **dict(ordered)}
 
 
-def _write_files(samples: Iterable[Sample], folder: str, columns: Columns, reject: Reject, sync: bool) -> int:
+def _write_files(
+    samples: Iterable[Sample], folder: str, columns: Columns, repeated: Mapping[int, str], reject: Reject, sync: bool
+) -> int:
     count = 0
-    for sample in samples:
+    for number, sample in enumerate(samples):
         key = sample["__key__"]
         if os.path.isabs(key) or ".." in key.split("/"):
             reject(sample, SampleError("a file of this name would lie outside of the folder"))
             continue
-        for field, data in sample.items():
-            if not is_reserved(field) and field not in columns.omit:
-                location = Location.of(os.path.join(folder, f"{key}.{field}"))
-                location.make_folder()
-                with open_url(location, "wb", sync=sync) as stream:
-                    stream.write(data)
+        if number in repeated:
+            reject(sample, SampleError(repeated[number]))
+            continue
+        for field in _exported(sample, columns):
+            location = Location.of(os.path.join(folder, f"{key}.{field}"))
+            location.make_folder()
+            with open_url(location, "wb", sync=sync) as stream:
+                stream.write(sample[field])
         count += 1
     return count

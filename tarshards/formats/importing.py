@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError, UrlError, shortened, whole_number
 from tarshards.formats.msgpack_shards import stem_of
 from tarshards.formats.naming import Columns, Naming, record_url, sample_of
 from tarshards.formats.pieces import (
+    CsvPiece,
     Keys,
     Piece,
     Plan,
@@ -26,7 +28,8 @@ from tarshards.formats.pieces import (
     plan_parquet,
 )
 from tarshards.formats.resumable import check_free, discard, finish, make_all
-from tarshards.samples.fields import place
+from tarshards.samples.cells import TYPES
+from tarshards.samples.fields import check_mapping, place
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression, without_suffix
@@ -54,6 +57,7 @@ def import_dataset(
     format: str | None = None,
     split: str | None = None,
     key: str | None = None,
+    types: Mapping[str, str] | None = None,
     max_bytes: int = MAX_BYTES,
     executor: Executor | None = None,
     on_error: ErrorPolicy = None,
@@ -68,6 +72,8 @@ def import_dataset(
     with *split*, or a dataset of theirs; *format*, one of FORMATS, says which where the name of the files does not. The
     columns become fields as ``tarshards.formats.naming`` and ``arrow`` describe. Keys are from the column ``__key__``,
     or from the template *key* over ``file``, ``record`` (the row's number in the file, from 0) and the columns.
+    *types* are the types of columns of csv: ``text``, ``int``, ``float``, ``bool``, ``date`` or ``timestamp``. Another
+    column is text, unless one way to write values of another type gives back every cell of it.
 
     Each shard is made of about *max_bytes* of one file, by the processes of *executor* (default: all cores); row groups
     of parquet, compressed text and msgpack shards are not divided. What a call that was killed has written, the same
@@ -82,11 +88,14 @@ def import_dataset(
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
     named_compression(Location.of(pattern))  # raises UrlError for a name of another format
-    plan = _plan(source, format, split, max_bytes)
+    name = os.fspath(source) if isinstance(source, str | os.PathLike) else shortened(source)
+    plan = _plan(source, format, split, key, types or {}, max_bytes)
     template = key or plan.key
     Keys.of(template, "")
+    if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
+        raise ValueError("types= is of csv; other formats say the types of their values themselves")
     if not plan.pieces:
-        raise SampleError("no samples: there are no rows", url=shortened(source))
+        raise SampleError("no samples: there are no rows", url=name)
     names = output_names(os.fspath(pattern), len(plan.pieces))
     units = [_ImportedShard(piece, name, template) for piece, name in zip(plan.pieces, names)]
     check_free(units, overwrite=overwrite)
@@ -95,8 +104,8 @@ def import_dataset(
     ledger.count(samples=samples, streamed=samples)
     if not samples:
         discard(units)
-        raise SampleError("no samples: no row became one", url=shortened(source))
-    columns = _columns(plan, [each["fields"] for each in made])
+        raise SampleError("no samples: no row became one", url=name)
+    columns = _columns(plan, [each["fields"] for each in made], name)
     columns.save(record_url(names), sync=sync)
     _write_manifest(made, sync)
     finish(units)
@@ -149,13 +158,18 @@ class _ImportedShard:
 
 def _place_of(piece: Any) -> list[Any]:
     """Return what part of its input a piece is."""
-    names = ("groups", "begin", "end", "first", "file", "delimiter")
+    names = ("groups", "begin", "end", "first", "file", "delimiter", "described", "asked")
     return [getattr(piece, name) for name in names if hasattr(piece, name)]
 
 
-def _plan(source: Any, format: str | None, split: str | None, max_bytes: int) -> Plan:
+def _plan(
+    source: Any, format: str | None, split: str | None, key: str | None, types: Mapping[str, str], max_bytes: int
+) -> Plan:
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
+    for kind in check_mapping(types, "types=", "of columns and types").values():
+        if kind not in TYPES:
+            raise ValueError(f"the type of a column is one of {', '.join(TYPES)}, not {shortened(kind)}")
     if hasattr(source, "features") and hasattr(source, "with_format"):
         return plan_dataset(source, "dataset", max_bytes)
     if format == "huggingface":
@@ -175,7 +189,8 @@ def _plan(source: Any, format: str | None, split: str | None, max_bytes: int) ->
     format = format or _format_of(urls)
     if format not in FILES:
         raise UrlError(f"not a {format}", url=Location.of(urls[0]).name)
-    return FILES[format](urls, _file_names(urls), max_bytes)
+    plan = partial(plan_csv, types=types, key=key) if format == "csv" else FILES[format]
+    return plan(urls, _file_names(urls), max_bytes)
 
 
 def _format_of(urls: Sequence[str]) -> str:
@@ -201,18 +216,21 @@ def _file_names(urls: Sequence[str]) -> list[str]:
         shared = os.path.commonpath(folders)
         stems = [f"{folder[len(shared) :].lstrip('/')}{stem}" for folder, stem in zip(folders, stems)]
     if len(set(stems)) < len(stems):
-        raise UrlError(f"two files would have the keys {max(stems, key=stems.count)}/...; import them separately")
+        stem = max(stems, key=stems.count)
+        reason = f"two files would have the keys {stem}/...; import them separately"
+        raise UrlError(reason, url=locations[stems.index(stem)].name)
     return stems
 
 
-def _columns(plan: Plan, found: Sequence[dict[str, str]]) -> Columns:
+def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
     """Return the record of what was imported; raise SampleError where two columns became one field."""
     naming = Naming()
     for fields in found:
         for field, column in fields.items():
             if naming.fields.setdefault(field, column) != column:
                 other = naming.fields[field]
-                raise SampleError(f"the columns {other!r} and {column!r} both became {field}; rename one of them")
+                reason = f"the columns {other!r} and {column!r} both became {field}; rename one of them"
+                raise SampleError(reason, url=name)
     order = list(dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
     schema = None if plan.schema is None else plan.schema.serialize().to_pybytes()
     return Columns(naming.fields, order, schema, plan.omit)

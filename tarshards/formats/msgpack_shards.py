@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, shortened
+from tarshards.samples.codecs.basic import WITH_BYTES, check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import expand_urls
@@ -197,7 +198,19 @@ def packer() -> Any:
     """Return a Packer that encodes arrays as Squirrel does; it raises TypeError for other objects."""
     import msgpack
 
-    return msgpack.Packer(default=_pack_array, use_bin_type=True, unicode_errors="surrogateescape")
+    return msgpack.Packer(default=_pack_array, strict_types=True, use_bin_type=True, unicode_errors="surrogateescape")
+
+
+def packed(packer: Any, value: Any) -> bytes:
+    """Return what a Packer makes of a value; raise TypeError for what would not come back as it is."""
+    data: bytes = packer.pack(value)
+    check_types(value, WITH_BYTES, WITH_BYTES, _is_number)
+    return data
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether a value is one of numpy, torch, or a complex number."""
+    return isinstance(value, complex) or hasattr(value, "dtype")
 
 
 def _pack_array(value: Any) -> Any:
@@ -205,7 +218,9 @@ def _pack_array(value: Any) -> Any:
 
     from tarshards.samples.codecs.array import to_array
 
-    if isinstance(value, complex):
+    if type(value) is tuple:
+        return list(value)
+    if isinstance(value, complex) and not isinstance(value, np.generic):
         return {b"complex": True, b"data": repr(value)}
     array = to_array(value)
     if isinstance(value, np.generic):
@@ -240,7 +255,7 @@ def write_msgpack(
     with open_shard(location, "wb", sync=sync) as stream:
         for sample in samples:
             try:
-                data = pack.pack({name: value for name, value in sample.items() if name != "__url__"})
+                data = packed(pack, {name: value for name, value in sample.items() if name != "__url__"})
             except (TypeError, ValueError, OverflowError) as error:
                 pack = packer()
                 failure = EncodeError(str(error), url=sample.get("__url__"), key=sample.get("__key__"))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from tarshards.errors import EncodeError, SampleError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
-from tarshards.samples.codecs.basic import encode_json
 from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
@@ -119,7 +118,8 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
     if type(value) is int and _is_integer(column):
         return naming.field(column, "cls"), b"%d" % value
     if is_json(value):
-        return naming.field(column, "json"), encode_json(value)
+        field = naming.field(column, "json")
+        return field, encode_field(field, value)
     if hasattr(value, "dtype") or hasattr(value, "numpy"):
         field = naming.field(column, "npy")
         return field, encode_field(field, value)
@@ -154,10 +154,9 @@ def is_json(value: Any) -> bool:
 
 def pack(value: Any) -> bytes:
     """Encode a value as msgpack, arrays as ``msgpack_shards`` does."""
-    from tarshards.formats.msgpack_shards import packer
+    from tarshards.formats.msgpack_shards import packed, packer
 
-    data: bytes = packer().pack(value)
-    return data
+    return packed(packer(), value)
 
 
 def decode_value(field: str, data: bytes) -> Any:
@@ -181,7 +180,7 @@ def to_json(value: Any) -> Any:
         return {"base64": b64encode(value).decode()}
     if hasattr(value, "tolist"):
         return to_json(value.tolist())
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return [to_json(each) for each in value]
     if isinstance(value, dict):
         return {name: to_json(each) for name, each in value.items()}

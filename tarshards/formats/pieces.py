@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise, repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
@@ -20,10 +20,12 @@ from tarshards.formats.arrow import Batches, arrow
 from tarshards.formats.msgpack_shards import read_msgpack_shard
 from tarshards.formats.naming import Naming, batch_of, from_json, sample_of
 from tarshards.samples.batch import SampleBatch
+from tarshards.samples.cells import ExactTypes, arrow_type, typed
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
+from tarshards.samples.lines import Utf8
 from tarshards.samples.tree import list_classes, read_file, walk_tree
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -151,7 +153,8 @@ class ParquetPiece(FilePiece):
         pa, name = arrow(), self.name
         with _parquet(self.url) as parquet:
             keys = Keys.of(template, self.file)
-            batches = Batches(parquet.schema_arrow, naming, keys.of_rows, _in_schema(keys, parquet.schema_arrow))
+            uses = _in_schema(keys, parquet.schema_arrow, name)
+            batches = Batches(parquet.schema_arrow, naming, keys.of_rows, uses)
             row = self.first
             for group in self.groups:
                 about = parquet.metadata.row_group(group)
@@ -248,12 +251,12 @@ class _RangedFile(io.RawIOBase):
         super().close()
 
 
-def _in_schema(keys: Keys, schema: pa.Schema) -> tuple[str, ...]:
+def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
+    """Return the columns that keys are made of; raise SampleError, with the *name* of the file, if one is missing."""
     for column in keys.columns:
         if column not in schema.names:
-            raise SampleError(
-                f"no column {column!r} for the key {keys.template!r}; there are {', '.join(schema.names)}"
-            )
+            reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(schema.names)}"
+            raise SampleError(reason, url=name)
     return keys.columns
 
 
@@ -277,7 +280,7 @@ class LinesPiece(FilePiece):
                     continue
                 place = f"{name}: line {number + 1}"
                 try:
-                    row = parse_json(line.strip())
+                    row = parse_json(line.strip(), allow_nan=True)
                     if not isinstance(row, dict) or not row:
                         raise SampleError("not an object with names")
                     row = {column: from_json(value) for column, value in row.items()}
@@ -290,26 +293,30 @@ def _surviving(lines: Iterable[bytes], name: str, ledger: Ledger) -> Iterator[by
     """Yield lines until the file is damaged, which *ledger* is told."""
     try:
         yield from lines
-    except OpenError as error:
+    except (OpenError, DecodeError) as error:
         ledger(error)
 
 
 @dataclass(frozen=True)
 class CsvPiece(FilePiece):
-    """Rows of CSV from *begin* to *end* in bytes; *schema* has the types of the columns, serialized."""
+    """Rows of CSV from *begin* to *end* in bytes; *described* has the schema of the columns, serialized, in hex.
+
+    In the columns that *asked* names, whose type was asked for, NA and the like are nulls too.
+    """
 
     begin: int
     end: int | None
     first: int
     delimiter: str
-    schema: bytes
+    described: str
+    asked: tuple[str, ...]
     identity: list[Any]
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(self.described)))
         keys = Keys.of(template, self.file)
-        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema))
+        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema, name))
         wrong: list[int] = []
 
         untold: list[SampleError] = []  # an error raised by what Arrow calls would be Arrow's
@@ -335,10 +342,10 @@ class CsvPiece(FilePiece):
                         if number not in known:
                             numbers.append(self.first + number)
                         number += 1
-                    batch, numbers = _converted(batch, schema, numbers, name, ledger)
+                    batch, numbers = _converted(batch, schema, self.asked, numbers, name, ledger)
                     yield from batches.samples(batch, numbers, name, refusing(ledger))
                 tell()
-            except pa.ArrowException as error:
+            except (pa.ArrowException, DecodeError) as error:
                 tell()
                 lose(ledger, _at(f"{name}: row {self.first + number}", error))
 
@@ -356,27 +363,26 @@ def _csv_batches(text: Any, names: list[str], delimiter: str, wrong_row: Any) ->
     )
 
 
-def _converted(batch: Any, schema: Any, numbers: list[int], name: str, ledger: Ledger) -> tuple[Any, list[int]]:
+def _converted(
+    batch: Any, schema: Any, asked: Collection[str], numbers: list[int], name: str, ledger: Ledger
+) -> tuple[Any, list[int]]:
     """Return a batch of text with the types of *schema*, and the numbers of its rows; bad rows go to *ledger*."""
     pa = arrow()
-    compute = require("pyarrow.compute", extra="arrow")
     columns = []
     bad: dict[int, SampleError] = {}
     for field, texts in zip(schema, batch.columns):
-        if field.type != pa.string():
-            texts = compute.if_else(compute.is_in(texts, pa.array(NULLS)), None, texts)
-            try:
-                texts = texts.cast(field.type)
-            except pa.ArrowException:
-                values = []
-                for row, text in enumerate(texts):
-                    try:
-                        values.append(text.cast(field.type))
-                    except pa.ArrowException:
-                        values.append(None)
-                        bad.setdefault(row, SampleError(f"{text.as_py()!r} is not {field.type}", field=field.name))
-                texts = pa.array([None if value is None else value.as_py() for value in values], field.type)
-        columns.append(texts)
+        nulls = NULLS if field.name in asked else [""]
+        try:
+            columns.append(typed(texts, field.type, nulls))
+        except pa.ArrowException:
+            parts = []
+            for row in range(len(texts)):
+                try:
+                    parts.append(typed(texts.slice(row, 1), field.type, nulls))
+                except pa.ArrowException:
+                    parts.append(pa.nulls(1, field.type))
+                    bad.setdefault(row, SampleError(f"{texts[row].as_py()!r} is not {field.type}", field=field.name))
+            columns.append(pa.concat_arrays(parts))
     for row, error in bad.items():
         lose(ledger, _at(f"{name}: row {numbers[row]}", error))
     converted = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -395,46 +401,73 @@ def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
     return Plan(pieces)
 
 
-def plan_csv(urls: list[str], names: list[str], max_bytes: int) -> Plan:
-    """Cut files of CSV into pieces; the types of columns are those of the beginning of the first file."""
-    pa, csv = arrow(), require("pyarrow.csv", extra="arrow")
+def plan_csv(
+    urls: list[str], names: list[str], max_bytes: int, types: Mapping[str, str] | None = None, key: str | None = None
+) -> Plan:
+    """Cut files of CSV into pieces; columns have the *types* asked for, else those that are exact for all rows.
+
+    All files are read once more for that. In the template *key*, columns have their text. Raises SampleError if the
+    columns of files differ.
+    """
+    pa, types = arrow(), types or {}
     pieces: list[CsvPiece] = []
-    schema: Any = None
-    for url, file in zip(urls, names):
-        location = Location.of(url)
-        delimiter = "\t" if ".tsv" in location.base.lower() else ","
-        with _text(url, 0, None) as text:
-            head = text.readline()
-            while head.count(b'"') % 2 and (line := text.readline()):
-                head += line
-            if not head.strip():
-                raise SampleError("the file is empty; its first row must name the columns", url=location.name)
-            start = b"".join(islice(text, 1000))
-        options = {"parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)}
-        try:
-            found = csv.read_csv(io.BytesIO(head), **options).schema
-            if schema is None:
-                ignoring = csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
-                )
-                whole = start[: start.rfind(b"\n") + 1] or start
-                schema = csv.read_csv(io.BytesIO(head + whole), parse_options=ignoring).schema
-                schema = pa.schema([_plain(field) for field in schema])
-        except pa.ArrowException as error:
-            raise SampleError(f"not CSV: {error}", url=location.name) from error
-        if found.names != schema.names:
-            reason = f"its columns are not those of {Location.of(urls[0]).name}; import it for itself"
-            raise SampleError(reason, url=location.name)
-        identity, described = file_identity(url), schema.serialize().to_pybytes()
-        for begin, end, first in _cuts(url, max_bytes, is_quoted=True, begin=len(head)):
-            pieces.append(CsvPiece(url, file, begin, end, first, delimiter, described, identity))
+    heads = [_csv_head(url) for url in urls]
+    (columns, _), name = heads[0], Location.of(urls[0]).name
+    for url, (found, _) in zip(urls, heads):
+        if found != columns:
+            raise SampleError(f"its columns are not those of {name}; import it for itself", url=Location.of(url).name)
+    for column in types:
+        if column not in columns:
+            raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
+    exact = ExactTypes(column for column in columns if column != "__key__" and column not in types)
+    for url, (_, begin) in zip(urls, heads):
+        _see(exact, url, columns, begin)
+    kinds = exact.found
+    for column in Keys.of(key or "", "").columns:
+        if kinds.get(column) != "int":  # whose text is that of the number
+            kinds[column] = "text"
+    kinds |= types
+    schema = pa.schema([(column, arrow_type(kinds.get(column, "text"))) for column in columns])
+    described = schema.serialize().to_pybytes().hex()
+    for url, file, (_, begin) in zip(urls, names, heads):
+        identity = file_identity(url)
+        for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
+            pieces.append(CsvPiece(url, file, *cut, _delimiter(url), described, tuple(types), identity))
     return Plan(pieces, schema)
 
 
-def _plain(field: Any) -> Any:
-    """Return a column whose type was guessed; one without values is text."""
+def _delimiter(url: str) -> str:
+    return "\t" if ".tsv" in Location.of(url).base.lower() else ","
+
+
+def _csv_head(url: str) -> tuple[list[str], int]:
+    """Return the names of the columns in the first row of a file of CSV, and where the next row begins."""
+    pa, csv = arrow(), require("pyarrow.csv", extra="arrow")
+    name = Location.of(url).name
+    with _text(url, 0, None) as text:
+        head = text.readline()
+        while head.count(b'"') % 2 and (line := text.readline()):
+            head += line
+    if not head.strip():
+        raise SampleError("the file is empty; its first row must name the columns", url=name)
+    options = csv.ParseOptions(delimiter=_delimiter(url), newlines_in_values=True)
+    try:
+        columns = csv.read_csv(io.BytesIO(head), parse_options=options).schema.names
+    except pa.ArrowException as error:
+        raise SampleError(f"not CSV: {error}", url=name) from error
+    if len(set(columns)) < len(columns):
+        raise SampleError(f"two columns have the same name: {', '.join(columns)}", url=name)
+    return columns, len(head)
+
+
+def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
+    """Show the rows of a file to *exact*, as long as they can change what it finds; damage is told by who imports."""
     pa = arrow()
-    return field.with_type(pa.string()) if pa.types.is_null(field.type) or pa.types.is_binary(field.type) else field
+    with suppress(pa.ArrowException, OpenError, DecodeError), _text(url, begin, None) as text:
+        for batch in _csv_batches(text, columns, _delimiter(url), lambda row: "skip"):
+            exact.see([batch.column(columns.index(column)).to_pylist() for column in exact.names])
+            if exact.is_settled:
+                return
 
 
 def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
@@ -444,12 +477,13 @@ def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Itera
     """
     location = Location.of(url)
     with _text(url, 0, None) as text:
-        is_plain = isinstance(text.raw, io.FileIO)
-    if not is_plain or (size := os.path.getsize(str(location.path))) - begin <= max_bytes:
+        mark = text.raw.mark
+        is_plain = isinstance(text.raw.stream, io.FileIO) and mark is not None
+    if not is_plain or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
         yield begin, None, 0
         return
     with open(str(location.path), "rb") as file:
-        file.seek(begin)
+        file.seek(mark + begin)
         position, records, first, quotes = begin, 0, 0, 0
         while line := file.readline(BLOCK):
             position += len(line)
@@ -465,13 +499,14 @@ def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Itera
 
 @contextmanager
 def _text(url: str, begin: int, end: int | None) -> Iterator[Any]:
-    """Open the bytes of a text, decompressed, from *begin* to *end*."""
+    """Open the bytes of a text in UTF-8, decompressed, from *begin* to *end*."""
     size = None if end is None else end - begin
     with open_shard(url) as stream:
-        if begin and stream.seekable():
-            stream.seek(begin)
+        text = Utf8(stream, Location.of(url).name)
+        if begin and text.mark is not None and stream.seekable():
+            text.start_at(begin)
             begin = 0
-        with io.BufferedReader(stream if size is None else _Part(stream, size), BLOCK) as lines:  # type: ignore
+        with io.BufferedReader(text if size is None else _Part(text, size), BLOCK) as lines:
             while begin and (skipped := lines.read(min(begin, BLOCK))):
                 begin -= len(skipped)
             yield lines
@@ -520,7 +555,9 @@ class DatasetPiece:
                 for batch in table.combine_chunks().to_batches():
                     if batches is None:
                         schema = schema or batch.schema
-                        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema), reads_files=True)
+                        batches = Batches(
+                            schema, naming, keys.of_rows, _in_schema(keys, schema, self.name), reads_files=True
+                        )
                     numbers = range(number, number + len(batch))
                     yield from batches.samples(batch, numbers, self.name, refusing(ledger))
                     number += len(batch)

@@ -30,6 +30,7 @@ from tarshards.errors import (
 from tarshards.index.access import IndexedShards
 from tarshards.index.sidecar import NO_DIGEST, Head, Index, for_each_shard, index_location, read_head
 from tarshards.parallel import bounded_map
+from tarshards.samples.cells import read_csv
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
@@ -399,7 +400,8 @@ class Attached(NamedTuple):
 def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) -> Attached:
     """Write the columns of *table*, whose column *key* has the keys of samples, beside indexed shards.
 
-    *table* is the name of a parquet or csv file, or an Arrow table. A sample without a row has nulls. Columns of the
+    *table* is the name of a parquet or csv file, or an Arrow table. A column of csv is text, unless all its cells are
+    numbers or the like that lose nothing, as for ``import_dataset``. A sample without a row has nulls. Columns of the
     same names are replaced, others stay. Needs ``tarshards[arrow]``. Raises ShardIndexError for shards without index,
     and SampleError for a table without that column, with a key twice, or with no key of a sample.
     """
@@ -438,9 +440,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
     if location.base.lower().endswith(".parquet"):
         read = require("pyarrow.parquet", extra="arrow").read_table
     elif location.base.lower().endswith(".csv"):
-        csv = require("pyarrow.csv", extra="arrow")
-        types = csv.ConvertOptions(column_types={key: require("pyarrow", extra="arrow").string()})
-        read = partial(csv.read_csv, convert_options=types)
+        read = partial(read_csv, name=location.name, texts=(key,))
     else:
         raise SampleError("a table of columns is a .parquet or .csv file", url=location.name)
     try:

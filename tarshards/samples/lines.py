@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from itertools import islice
+from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError, visible
+from tarshards.samples.codecs.basic import encoding_of
 from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.location import Location
@@ -20,9 +23,12 @@ _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``."""
+    """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``.
+
+    The text is in UTF-8, or as its byte order mark says, which is left out.
+    """
     name = Location.of(url).name
-    with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(stream, 1 << 16) as lines:  # type: ignore[type-var]
+    with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(Utf8(stream, name), 1 << 16) as lines:
         for number, line in enumerate(lines, 1):
             place = f"{name}: line {number}"
             try:
@@ -30,6 +36,59 @@ def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str,
             except UnicodeDecodeError as error:
                 raise DecodeError("not UTF-8", url=place) from error
             yield place, text.removesuffix("\n")
+
+
+class Utf8(RawIOBase):
+    """The bytes of a text in UTF-8, without its byte order mark: *stream*, decoded if the mark says UTF-16 or UTF-32.
+
+    ``mark`` is the size of the mark of a text that is in UTF-8, 0 without one, and None for another encoding, where
+    places in the text are not those in the file. Raises DecodeError, with *name*, for what is not in that encoding.
+    """
+
+    def __init__(self, stream: Any, name: str):
+        self.stream, self._name = stream, name
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self.mark: int | None = 0
+        head = b""
+        while len(head) < len(codecs.BOM_UTF32) and (more := stream.read(len(codecs.BOM_UTF32) - len(head))):
+            head += more
+        encoding = encoding_of(head)
+        if encoding == "utf-8-sig":
+            self.mark = len(codecs.BOM_UTF8)
+        elif encoding != "utf-8":
+            self.mark = None
+            self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._rest = self._decoded(head)[self.mark or 0 :]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest and (data := self.stream.read(len(buffer))):
+            self._rest = self._decoded(data)
+        if not self._rest:
+            self._decoded(b"")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def _decoded(self, data: bytes) -> bytes:
+        if self._decoder is None:
+            return data
+        try:
+            return self._decoder.decode(data, not data).encode()
+        except UnicodeError as error:
+            raise DecodeError(f"not in the encoding of its byte order mark: {error}", url=self._name) from error
+
+    def start_at(self, place: int) -> None:
+        """Begin at a *place* in a text of UTF-8 whose stream seeks."""
+        self.stream.seek(place + (self.mark or 0))
+        self._rest = b""
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
 
 
 @contextmanager

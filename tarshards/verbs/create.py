@@ -45,7 +45,6 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, all
     if not header:
         raise SampleError("the plan is empty; its first line must name the columns", url=name)
     columns = [_text(cell) for cell in header]
-    columns[0] = columns[0].removeprefix("\ufeff")
     fields = [column.removeprefix("@") for column in columns]
     _check_columns(fields, place)
     with located(place):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
@@ -69,7 +70,7 @@ class Pattern:
 
     def _is_in(self, data: bytes) -> bool:
         try:
-            text = data.decode()
+            text = decode_text(data)
         except UnicodeDecodeError:
             return any(search(data) for _, search in self._searches)
         return any(search(text) for search, _ in self._searches)

@@ -81,9 +81,10 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raise ValueError for malformed JSON, including NaN, and for an object with a duplicate name."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
+    """Parse JSON; raise ValueError for malformed JSON, also NaN unless allowed, and an object with a duplicate name."""
+    constant = None if allow_nan else _constant
+    return json.loads(text, object_pairs_hook=_object, parse_constant=constant, parse_float=_float)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import pick_field, place
 from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, is_reserved, split_name
 from tarshards.samples.ledger import Ledger, OnError
@@ -220,7 +221,7 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
     field = pick_field(sample, key.field.split(";"))
     value = sample[field]
     try:
-        return KINDS[key.kind](value.decode() if isinstance(value, bytes) else str(value))
+        return KINDS[key.kind](decode_text(value) if isinstance(value, bytes) else str(value))
     except ValueError as error:
         raise SampleError(f"not a sortable {key.kind}: {error}", **place(sample), field=field) from error
 

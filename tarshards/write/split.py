@@ -11,6 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import EncodeError, OpenError, OpError, SampleError, TarshardsError
+from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field, place
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
@@ -134,7 +135,7 @@ def route_by_field(field: str) -> Route:
             raise SampleError("no such field to split by", **where)
         value = sample[name]
         try:
-            text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
+            text = (decode_text(value) if isinstance(value, bytes) else str(value)).strip()
         except ValueError as error:
             raise SampleError(f"cannot split by a field that is not text: {error}", **where) from error
         if not is_safe(text):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tarshards import Ledger, export_dataset, import_dataset, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.formats.exporting import LOOKED_AT
 
 try:
     import pyarrow as pa
@@ -238,7 +239,7 @@ def test_a_value_that_does_not_fit_names_shard_and_key(tmp_path):
     assert pq.read_metadata(name).num_rows == 147
 
 
-CSV = 'id,Name,score,when\n1,"a, ""b""\n",0.5,2026-01-01\n2,,,\n3,c,1e3,2026-01-03\n'
+CSV = 'id,Name,score,when\n1,"a, ""b""\n",0.5,2026-01-01\n2,,,\n3,c,1000.0,2026-01-03\n'
 
 
 def test_rows_of_csv_come_back(tmp_path):
@@ -276,6 +277,128 @@ def test_csv_is_cut_only_between_rows(tmp_path_factory, rows, max_bytes):
     assert [sample["__key__"] for sample in samples] == [f"a/{number:09d}" for number in range(len(rows))]
 
 
+EXACT = """__key__,zip,id,price,version,odd,whole,flag,day,n,mixed,empty
+007,007,12345678901234567890,0.50,1.9,1e3,-7,True,2026-01-02,1,1,
+008,012,22345678901234567890,12.25,1.10,2,0,False,2026-01-03,,2.5,
+"""
+
+
+def test_cells_of_csv_stay_text_unless_another_type_gives_back_all_of_a_column(tmp_path):
+    (tmp_path / "a.csv").write_text(EXACT)
+    (shard,) = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / "o-%d.tar"))
+    first, second = read_samples(shard)
+    assert {name: value for name, value in first.items() if name != "__url__"} == {
+        "__key__": "007",
+        "zip.txt": b"007",
+        "id.txt": b"12345678901234567890",
+        "price.json": b"0.5",
+        "version.txt": b"1.9",
+        "odd.txt": b"1e3",
+        "whole.json": b"-7",
+        "flag.json": b"true",
+        "day.json": b'"2026-01-02"',
+        "n.json": b"1",
+        "mixed.json": b"1.0",
+        "empty.txt": b"",
+    }
+    assert (second["version.txt"], second["mixed.json"], "n.json" in second) == (b"1.10", b"2.5", False)
+
+
+def test_a_column_of_csv_is_looked_at_to_its_end_in_all_files(tmp_path):
+    (tmp_path / "a.csv").write_text("n,m\n" + "1,1\n" * 5000)
+    (tmp_path / "b.csv").write_text("n,m\n" + "1,1\n" * 5000 + "07,1\n")
+    shards = import_dataset(str(tmp_path / "?.csv"), str(tmp_path / "o-%d.tar"))
+    assert {(sample["n.txt"], sample["m.json"]) for sample in read_samples(shards)} == {(b"1", b"1"), (b"07", b"1")}
+
+
+CELLS = st.sampled_from(["1", "01", "-2", "1.5", "1.50", "2.25", "1e3", "0.1", "nan", "NA", "true", "True", "x", ""])
+CELLS |= st.integers().map(str) | st.floats().map(repr) | st.dates().map(str)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(CELLS, min_size=1, max_size=6))
+def test_different_cells_of_csv_never_become_one_value(tmp_path_factory, cells):
+    folder = tmp_path_factory.mktemp("csv")
+    (folder / "a.csv").write_text("n,x\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)))
+    shards = import_dataset(str(folder / "a.csv"), str(folder / "o-%d.tar"), sync=False)
+    values: dict[str, set] = {}
+    for cell, sample in zip(cells, read_samples(shards), strict=True):
+        found = {name: value for name, value in sample.items() if name.startswith("x.")}
+        values.setdefault(repr(found), set()).add(cell)
+    assert all(len(same) == 1 for same in values.values())
+
+
+def test_columns_of_csv_have_the_types_that_are_asked_for(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,c,t\n007,1,NA,x\n8,2,2.50,y\n")
+    source, pattern = str(tmp_path / "a.csv"), str(tmp_path / "o-%d.tar")
+    types = {"a": "int", "b": "text", "c": "float"}
+    first, second = read_samples(import_dataset(source, pattern, types=types))
+    assert (first["a.json"], first["b.txt"], "c.json" in first, second["c.json"]) == (b"7", b"1", False, b"2.5")
+    for wrong, reason in [
+        ({"d": "int"}, r"a\.csv: no column 'd' to give a type; there are a, b, c, t"),
+        ({"a": "integer"}, "one of text, int, float, bool, date, timestamp, not 'integer'"),
+        ({"t": "int"}, r"a\.csv: row 0: t: 'x' is not int64"),
+        (["a"], r"types= takes a dict of columns and types"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=reason):
+            import_dataset(source, pattern, types=wrong, overwrite=True)
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="types= is of csv"):
+        import_dataset(str(tmp_path / "a.jsonl"), pattern, types={"a": "int"}, overwrite=True)
+
+
+def test_keys_of_csv_are_the_text_of_their_cells(tmp_path):
+    (tmp_path / "a.csv").write_text("name,n,price\n007,7,1.50\n")
+    shards = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / "o-%d.tar"), key="{name}-{n:03d}")
+    assert [sample["__key__"] for sample in read_samples(shards)] == ["007-007"]
+    shards = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / "p-%d.tar"), key="{price}/0")
+    assert [sample["__key__"] for sample in read_samples(shards)] == ["1.50/0"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_csv_in_the_encoding_of_its_byte_order_mark(tmp_path, encoding):
+    (tmp_path / "a.csv").write_bytes("n,ü\n1,ß\n2,é\n3,x\n".encode(encoding))
+    shards = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / "o-%d.tar"), max_bytes=1)
+    assert len(shards) == (3 if encoding.startswith("utf-8") else 1)
+    samples = list(read_samples(shards))
+    assert [sample["ü.txt"].decode() for sample in samples] == ["ß", "é", "x"]
+    assert [sample["n.json"] for sample in samples] == [b"1", b"2", b"3"]
+    assert samples[2]["__key__"] == "a/000000002"
+
+
+def test_errors_of_csv_name_the_file(tmp_path):
+    pattern = str(tmp_path / "o-%d.tar")
+    for name, data, reason in [
+        ("dup.csv", b"a,a\n1,2\n", "two columns have the same name: a, a"),
+        ("none.csv", b"a\n", "no samples: no row became one"),
+        ("cut.csv", "a\n1\n".encode("utf-16")[:-1], "row 0: not in the encoding of its byte order mark"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(TarshardsError, match=f"{name}: {reason}"):
+            import_dataset(str(tmp_path / name), pattern)
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    with pytest.raises(SampleError, match=r"a\.csv: no column 'b' for the key"):
+        import_dataset(str(tmp_path / "a.csv"), pattern, key="{b}")
+
+
+@pytest.mark.parametrize("of", [pa.int64(), pa.uint8(), pa.bool_(), pa.float16()] if pa else [], ids=str)
+def test_lists_of_one_length_beside_a_null_keep_their_type(tmp_path, of):
+    values = {"int64": [2**62 + 1, 2], "bool": [True, False]}.get(str(of), [1, 2])
+    table = pa.table({"x": pa.array([values, None], pa.list_(of, 2))})
+    assert equal(round_trip(tmp_path, table), table)
+    assert np.load(open_first(tmp_path / "o-0.tar", "x.npy")).dtype == of.to_pandas_dtype()
+
+
+def test_arrays_that_a_column_does_not_hold_are_refused(tmp_path):
+    arrays = [np.array([0.1], "f4")] * LOOKED_AT + [np.array([0.1], "f8"), np.array([0.5], "f2")]
+    write_samples([{"__key__": f"{n:03d}", "npy": array} for n, array in enumerate(arrays)], str(tmp_path / "a.tar"))
+    with pytest.raises(TarshardsError, match=r"a\.tar: 100\.npy: not list<.*float.*>: an array of float64"):
+        export_dataset(str(tmp_path / "a.tar"), str(tmp_path / "b-%d.parquet"))
+    ledger = Ledger(max_errors=1)
+    (name,) = export_dataset(str(tmp_path / "a.tar"), str(tmp_path / "b-%d.parquet"), on_error=ledger, overwrite=True)
+    assert pq.read_table(name)["npy"].to_pylist()[-2:] == [arrays[0].tolist(), [0.5]]
+
+
 def test_a_bad_row_of_csv_names_its_number_and_costs_no_other(tmp_path):
     rows = [f"{n},{n}" for n in range(40)]
     rows[20], rows[30], rows[35] = "20", "30,thirty", "35,35,35"
@@ -286,7 +409,7 @@ def test_a_bad_row_of_csv_names_its_number_and_costs_no_other(tmp_path):
         import_dataset([str(tmp_path / "b.csv"), source], pattern)
     ledger = Ledger(max_errors=3)
     files = [str(tmp_path / "b.csv"), source]
-    shards = import_dataset(files, pattern, on_error=ledger, overwrite=True)
+    shards = import_dataset(files, pattern, types={"y": "int"}, on_error=ledger, overwrite=True)
     found = [int(sample["x.json"]) for sample in read_samples(shards[1])]
     assert found == [n for n in range(40) if n not in (20, 30, 35)]
     assert [sample["__key__"] for sample in read_samples(shards[1])] == [f"a/{n:09d}" for n in found]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +18,16 @@ from hypothesis import strategies as st
 from inline import Inline
 from PIL import Image
 
-from tarshards import Ledger, export_dataset, import_dataset, read_msgpack, read_samples, write_dataset
+from tarshards import (
+    Ledger,
+    Stream,
+    export_dataset,
+    import_dataset,
+    read_msgpack,
+    read_samples,
+    write_dataset,
+    write_samples,
+)
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.importing import row_to_sample
 from tarshards.formats.naming import SUFFIX
@@ -94,7 +104,7 @@ def test_a_bad_line_names_file_and_line_and_costs_no_other(tmp_path):
         "[2]",
         '{"n": 3}',
         "",
-        '{"n": NaN}',
+        '{"n": 1e999}',
         '{"n": 1, "N": 2}',
         '{"__key__": "a.b", "n": 7}',
     ]
@@ -111,6 +121,22 @@ def test_a_bad_line_names_file_and_line_and_costs_no_other(tmp_path):
     assert (ledger.samples, ledger.failed) == (3, 5)
     with pytest.raises(TarshardsError, match="line 7"):
         import_dataset(source, pattern, on_error=Ledger(max_errors=3), overwrite=True)
+
+
+def test_lines_of_json_with_nan_are_kept_as_decoding_reads_them(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": NaN, "y": [1, -Infinity]}\n{"x": 1.5, "y": []}\n')
+    (shard,) = import_dataset(str(tmp_path / "a.jsonl"), str(tmp_path / "o-%d.tar"))
+    first, second = (next(iter(Stream([sample]).decode())) for sample in read_samples(shard))
+    assert np.isnan(first["x.mp"])
+    assert first["y.mp"] == [1, -np.inf]
+    assert (second["x.json"], second["y.json"]) == (1.5, [])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_lines_of_json_in_the_encoding_of_their_byte_order_mark(tmp_path, encoding):
+    (tmp_path / "a.jsonl").write_bytes('{"t": "ü"}\n{"t": "é"}\n'.encode(encoding))
+    shards = import_dataset(str(tmp_path / "a.jsonl"), str(tmp_path / "o-%d.tar"), max_bytes=1)
+    assert [sample["t.txt"].decode() for sample in read_samples(shards)] == ["ü", "é"]
 
 
 def test_pieces_of_one_file_are_the_same_for_any_executor(tmp_path):
@@ -248,6 +274,38 @@ def test_files_are_not_written_outside_of_the_folder(tmp_path):
     assert [entry.key for entry in ledger.quarantined] == ["../evil", "/evil"]
 
 
+def test_no_file_of_a_folder_is_written_twice(tmp_path):
+    rows = [["a", "x/b"], ["a", "c"], ["./a", "x//b", "x/./c"]]
+    for number, keys in enumerate(rows):
+        samples = [{"__key__": key, "txt": f"{number} {key}"} for key in keys]
+        write_samples(samples, str(tmp_path / f"a-{number}.tar"))
+    shards, folder = str(tmp_path / "a-{0..2}.tar"), tmp_path / "out"
+    reason = r"a-[12]\.tar: .*: the file .* is of another sample, in .*a-0\.tar; export the shards to folders of"
+    with pytest.raises(SampleError, match=reason):
+        export_dataset(shards, str(folder))
+    ledger = Ledger(max_errors=3)
+    export_dataset(shards, str(folder), on_error=ledger, overwrite=True)
+    assert contents(folder) == {"a.txt": b"0 a", "x/b.txt": b"0 x/b", "c.txt": b"1 c", "x/c.txt": b"2 x/./c"}
+    assert [entry.key for entry in ledger.quarantined] == ["a", "./a", "x//b"]
+    assert (ledger.samples, ledger.failed) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({1: "a"}, "the name 1 in a dict, of type int, would not come back as it is"),
+        ([msgpack.ExtType(3, b"x")], "bytes is not JSON"),
+        (float("inf"), "Out of range float"),
+    ],
+)
+def test_what_json_does_not_hold_is_named_with_its_column(tmp_path, value, reason):
+    write_samples([{"__key__": "a", "meta.mp": [value]}, {"__key__": "b", "meta.mp": [1]}], str(tmp_path / "a.tar"))
+    with pytest.raises(TarshardsError, match=rf"a\.tar: a\.meta\.mp: .*{reason}"):
+        export_dataset(str(tmp_path / "a.tar"), str(tmp_path / "b-%d.jsonl"))
+    (back,) = export_dataset(str(tmp_path / "a.tar"), str(tmp_path / "b-%d.jsonl"), on_error="skip", overwrite=True)
+    assert read_lines([back]) == [{"meta.mp": [1]}]
+
+
 class Dataset:
     """A map-style dataset as torch's are."""
 
@@ -305,7 +363,7 @@ def test_mistakes(tmp_path, monkeypatch, source, options, reason):
 def test_exports_name_what_they_cannot_hold(tmp_path):
     rows = [{"__key__": "a", "x": float("nan")}, {"__key__": "b", "x": 1.5}]
     shards = write_dataset(rows, str(tmp_path / "o-%d.tar"), to_sample=row_to_sample)
-    with pytest.raises(TarshardsError, match=r"o-0\.tar: a: Out of range float"):
+    with pytest.raises(TarshardsError, match=r"o-0\.tar: a\.x\.mp: Out of range float"):
         export_dataset(shards, str(tmp_path / "b-%d.jsonl"))
     ledger = Ledger(max_errors=1)
     back = export_dataset(shards, str(tmp_path / "b-%d.jsonl"), on_error=ledger, overwrite=True)

@@ -31,6 +31,31 @@ def test_what_is_no_text_is_told_with_its_line(tmp_path):
         next(numbered_lines(str(tmp_path / "none")))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_byte_order_mark_says_the_encoding_of_lines(tmp_path, encoding, pack):
+    text = "".join(f"line {n}: \u010a\U0001f600\n" for n in range(5000)) + "last"
+    (tmp_path / "a.txt").write_bytes(pack(text.encode(encoding)))
+    assert [line for _, line in numbered_lines(str(tmp_path / "a.txt"))] == text.split("\n")
+
+
+@pytest.mark.parametrize("data", [b"\xef", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"a", b""])
+def test_texts_shorter_than_a_mark(tmp_path, data):
+    (tmp_path / "a.txt").write_bytes(data)
+    lines = numbered_lines(str(tmp_path / "a.txt"))
+    if data in (b"\xef", b"\xff"):
+        with pytest.raises(DecodeError, match=r"a\.txt: line 1: not UTF-8"):
+            next(lines)
+    else:
+        assert [line for _, line in lines] == (["a"] if data == b"a" else [])
+
+
+def test_text_that_is_not_what_its_mark_says_is_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfea\0b")
+    with pytest.raises(DecodeError, match=r"a\.txt: not in the encoding of its byte order mark"):
+        list(numbered_lines(str(tmp_path / "a.txt")))
+
+
 def test_errors_name_the_place_first():
     with pytest.raises(SampleError, match=r"^a: line 7: not 1$"), located("a: line 7"):
         raise ValueError("not 1")

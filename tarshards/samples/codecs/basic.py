@@ -23,9 +23,11 @@ MARKS = {  # byte order marks, and the encodings that they say; those of UTF-32 
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _MARKED = tuple(MARKS)
-SCALARS = frozenset([str, int, float, bool, type(None)])  # types of which JSON, msgpack and CBOR keep each value
-_WITH_BYTES = SCALARS | {bytes}
-_CONTAINERS = frozenset([dict, list, tuple])
+# Types of which JSON, msgpack and CBOR keep each value, and those of the names in dicts:
+SCALARS: frozenset[type] = frozenset([str, int, float, bool, type(None)])
+WITH_BYTES: frozenset[type] = SCALARS | {bytes}  # msgpack and CBOR, of names too
+NAMES: frozenset[type] = frozenset([str])  # JSON
+_CONTAINERS: frozenset[type] = frozenset([dict, list, tuple])
 MOST_DEPTH = 400  # containers within each other, the most that cbor2 reads; msgpack reads 1,024, json about 990
 
 
@@ -146,11 +148,8 @@ def encode_json(value: Any) -> bytes:
                 return data
         raise TypeError("a str in a field that is not text, and no JSON object or array; give the value, or bytes")
     text = _json_encoder()(value)
-    check_types(value, SCALARS, _STR)
+    check_types(value, SCALARS, NAMES)
     return text.encode()
-
-
-_STR = frozenset([str])
 
 
 @cache
@@ -174,7 +173,7 @@ def encode_msgpack(value: Any) -> bytes:
     import msgpack
 
     data: bytes = msgpack.packb(value)
-    check_types(value, _WITH_BYTES, _WITH_BYTES, partial(_comes_back, msgpack.packb, decode_msgpack))
+    check_types(value, WITH_BYTES, WITH_BYTES, partial(_comes_back, msgpack.packb, decode_msgpack))
     return data
 
 
@@ -196,7 +195,7 @@ def encode_cbor(value: Any) -> bytes:
     """
     encode = partial(require("cbor2", extra="cbor").dumps, canonical=True)
     data: bytes = encode(value)
-    check_types(value, _WITH_BYTES, _WITH_BYTES, partial(_comes_back, encode, decode_cbor))
+    check_types(value, WITH_BYTES, WITH_BYTES, partial(_comes_back, encode, decode_cbor))
     return data
 
 

@@ -26,6 +26,15 @@ def test_numbers_become_arrays(parts):
 
 
 @pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_the_encoding_of_numbers_and_text(encoding):
+    assert whole(integer(), [b"3", " -12\n".encode(encoding), b"4"]).tolist() == [3, -12, 4]
+    assert whole(floating(), [b"3", "-1.5e3\n".encode(encoding), b"4"]).tolist() == [3, -1500, 4]
+    assert whole(text(), ["ü".encode(encoding)]) == ["ü"]
+    assert whole(json(), ['["ü"]'.encode(encoding)]) == [["ü"]]
+
+
+@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("parts", [1, 2])
 def test_what_is_no_number_is_told_by_its_place_and_the_others_are_read(parts):
     batch, failed = read(integer(), [b"1", b"x", b"", b"4", b"9" * 30, b"6"], parts=parts)

@@ -31,6 +31,23 @@ def test_text(field):
         encode_field(field, 3)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_the_encoding_of_every_text(encoding):
+    assert decode_field("txt", "naïve 12\n".encode(encoding)) == "naïve 12\n"
+    assert decode_field("cls", " 12\n".encode(encoding)) == 12
+    assert decode_field("json", '["ï", 12]'.encode(encoding)) == ["ï", 12]
+    big = {"utf-16": b"\xfe\xff" + "é".encode("utf-16-be"), "utf-32": b"\0\0\xfe\xff" + "é".encode("utf-32-be")}
+    assert decode_field("txt", big.get(encoding, b"\xc3\xa9")) == "é"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfea", b"\xef\xbb\xbf\xff", b"\xff\xfe\0\xd8"])
+def test_text_that_is_not_what_its_mark_says(data):
+    for field in "txt", "cls":
+        with pytest.raises(DecodeError) as error:
+            decode_field(field, data)
+        assert error.value.field == field
+
+
 @pytest.mark.parametrize("field", ["cls", "cls2", "class", "count", "index", "inx", "id"])
 @settings(deadline=None)
 @given(st.integers())

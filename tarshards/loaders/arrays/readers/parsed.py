@@ -12,6 +12,7 @@ from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
 from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import check_imagespec
 
 
@@ -35,9 +36,18 @@ class Numbers(Reader):
         begun = 0
         while (bad := parse(out[begun:], payloads.addresses[begun:], payloads.sizes[begun:])) >= 0:
             begun += bad
-            failed[begun] = DecodeError(f"{payloads[begun][:20]!r} is not {self.kind}")
+            try:
+                out[begun] = self.after_mark(payloads[begun])
+            except (ValueError, OverflowError):
+                failed[begun] = DecodeError(f"{payloads[begun][:20]!r} is not {self.kind}")
             begun += 1
         return failed
+
+    def after_mark(self, payload: bytes) -> Any:
+        """Parse text with a byte order mark, which kernels do not; raise ValueError for other text."""
+        if encoding_of(payload) == "utf-8":
+            raise ValueError
+        return (decode_integer if self.dtype == "int64" else lambda data: float(decode_text(data)))(payload)
 
 
 class Function(Reader):

@@ -1,0 +1,129 @@
+"""Cells of CSV: texts, and the types that columns of them have without any loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import date, datetime
+from functools import partial
+from io import BufferedReader, BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from tarshards.errors import SampleError
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.lines import Utf8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TYPES = ("text", "int", "float", "bool", "date", "timestamp")
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+
+
+def arrow_type(name: str) -> Any:
+    """Return the type of Arrow for one of TYPES; raise ValueError for another name."""
+    if name not in TYPES:
+        raise ValueError(f"the type of a column is one of {', '.join(TYPES)}, not {name!r}")
+    pa = require("pyarrow", extra="arrow")
+    return {
+        "text": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("s"),
+    }[name]
+
+
+class ExactTypes:
+    """Finds the types of columns of text: text, unless one way to write another type gives each cell of one back.
+
+    An empty cell is a null, of any type. So 7 and -2 are integers, and 0.50 and 1.25 are numbers of two decimals; but
+    007 stays text, and so do 1.5 beside 1.10 and integers of more than 64 bits.
+
+    >>> types = ExactTypes(["a", "b", "c"])
+    >>> types.see([["7", "", "-2"], ["0.50", "1.25"], ["8", "007"]])
+    >>> types.found
+    {'a': 'int', 'b': 'float', 'c': 'text'}
+    """
+
+    def __init__(self, names: Iterable[str]):
+        self.names = list(names)
+        self._ways: dict[str, list[tuple[str, Callable[[str], str]]] | None] = dict.fromkeys(self.names)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no more cells can change what is found."""
+        return all(ways == [] for ways in self._ways.values())
+
+    @property
+    def found(self) -> dict[str, str]:
+        """The type of each column, one of TYPES."""
+        return {name: ways[0][0] if ways else "text" for name, ways in self._ways.items()}
+
+    def see(self, columns: Sequence[Iterable[str]]) -> None:
+        """Look at more cells of each column, in their order."""
+        for name, column in zip(self.names, columns):
+            if (ways := self._ways[name]) == []:
+                continue
+            cells = [cell for cell in column if cell]
+            if ways is None and cells:
+                ways = _ways_of(cells[0])
+            if ways is not None:
+                self._ways[name] = [(kind, rewrite) for kind, rewrite in ways if _gives_back(rewrite, cells)]
+
+
+def read_csv(file: BinaryIO, *, name: str, texts: Collection[str] = ()) -> pa.Table:
+    """Return the table in a *file* of CSV, called *name* in errors, with the exact type of each column but *texts*."""
+    csv = require("pyarrow.csv", extra="arrow")
+    data = BufferedReader(Utf8(file, name)).read()
+    names = csv.open_csv(BytesIO(data)).schema.names
+    if len(set(names)) < len(names):
+        raise SampleError(f"two columns have the same name: {', '.join(names)}", url=name)
+    options = csv.ConvertOptions(column_types=dict.fromkeys(names, arrow_type("text")), strings_can_be_null=False)
+    table = csv.read_csv(BytesIO(data), convert_options=options)
+    types = ExactTypes(names)
+    types.see([column.to_pylist() for column in table.columns])
+    kinds = {**types.found, **dict.fromkeys(texts, "text")}
+    columns = [typed(column, arrow_type(kinds[each])) for each, column in zip(names, table.columns)]
+    return require("pyarrow", extra="arrow").table(columns, names=names)
+
+
+def typed(cells: Any, of: Any, nulls: Sequence[str] = ("",)) -> Any:
+    """Return a column of text as one of the type *of*, *nulls* as null; raise ArrowException for another cell."""
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    if of == pa.string():
+        return cells
+    return compute.if_else(compute.is_in(cells, pa.array(nulls)), None, cells).cast(of)
+
+
+def _ways_of(cell: str) -> list[tuple[str, Callable[[str], str]]]:
+    """Return the ways to write values that may have written *cell*: their types, and how they write a cell again."""
+    decimals = len(cell.partition("e")[0].partition(".")[2])
+    forms = [f".{decimals}f", f".{decimals}e"] if "." in cell else []
+    return [
+        ("int", _integer),
+        ("float", lambda cell: repr(float(cell))),
+        ("float", lambda cell: repr(float(cell)).removesuffix(".0")),
+        *(("float", partial(_formatted, form)) for form in forms),
+        ("bool", {"true": "true", "false": "false"}.__getitem__),
+        ("bool", {"True": "True", "False": "False"}.__getitem__),
+        ("date", lambda cell: date.fromisoformat(cell).isoformat()),
+        ("timestamp", lambda cell: datetime.strptime(cell, _CLOCK).strftime(_CLOCK)),
+    ]
+
+
+def _gives_back(rewrite: Callable[[str], str], cells: list[str]) -> bool:
+    try:
+        return all(rewrite(cell) == cell for cell in cells)
+    except (ValueError, KeyError):
+        return False
+
+
+def _integer(cell: str) -> str:
+    if (number := int(cell)).bit_length() > 63:
+        raise ValueError
+    return str(number)
+
+
+def _formatted(form: str, cell: str) -> str:
+    return format(float(cell), form)
