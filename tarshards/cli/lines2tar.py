@@ -41,7 +41,7 @@ def main(
     allow_empty: bool,
     quiet: bool,
 ) -> None:
-    """Write a tar with a sample for each line of FILES, which are UTF-8 text, compressed or not.
+    """Write a tar with a sample for each line of FILES, which are text, compressed or not.
 
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """

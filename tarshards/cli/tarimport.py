@@ -23,7 +23,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
 @click.option(
-    "--types", metavar="COLUMN=TYPE,...", help="Types of columns of csv: text, int, float, bool, date, timestamp."
+    "--types", metavar="NAME=TYPE,...", help="Types of columns of csv: text, int, float, bool, date, timestamp."
 )
 @size_option("1e9")
 @conversion_options
@@ -62,5 +62,5 @@ def main(
 def _column_and_type(text: str) -> tuple[str, str]:
     column, equals, kind = text.rpartition("=")
     if not equals or not column:
-        raise click.UsageError(f"--types: {text!r} is not COLUMN=TYPE")
+        raise click.UsageError(f"--types: {text!r} is not NAME=TYPE")
     return column, kind.strip()

@@ -465,9 +465,9 @@ def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
     pa = arrow()
     with suppress(pa.ArrowException, OpenError, DecodeError), _text(url, begin, None) as text:
         for batch in _csv_batches(text, columns, _delimiter(url), lambda row: "skip"):
-            exact.see([batch.column(columns.index(column)).to_pylist() for column in exact.names])
-            if exact.is_settled:
+            if not (unsettled := exact.unsettled):
                 return
+            exact.see({column: batch.column(columns.index(column)).to_pylist() for column in unsettled})
 
 
 def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
 from io import BufferedReader, BytesIO
@@ -41,33 +41,30 @@ class ExactTypes:
     007 stays text, and so do 1.5 beside 1.10 and integers of more than 64 bits.
 
     >>> types = ExactTypes(["a", "b", "c"])
-    >>> types.see([["7", "", "-2"], ["0.50", "1.25"], ["8", "007"]])
-    >>> types.found
-    {'a': 'int', 'b': 'float', 'c': 'text'}
+    >>> types.see({"a": ["7", "", "-2"], "b": ["0.50", "1.25"], "c": ["8", "007"]})
+    >>> types.found, types.unsettled
+    ({'a': 'int', 'b': 'float', 'c': 'text'}, ['a', 'b'])
     """
 
     def __init__(self, names: Iterable[str]):
-        self.names = list(names)
-        self._ways: dict[str, list[tuple[str, Callable[[str], str]]] | None] = dict.fromkeys(self.names)
+        self._ways: dict[str, list[tuple[str, Callable[[str], str]]] | None] = dict.fromkeys(names)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether no more cells can change what is found."""
-        return all(ways == [] for ways in self._ways.values())
+    def unsettled(self) -> list[str]:
+        """The columns of which more cells can change what is found."""
+        return [name for name, ways in self._ways.items() if ways != []]
 
     @property
     def found(self) -> dict[str, str]:
         """The type of each column, one of TYPES."""
         return {name: ways[0][0] if ways else "text" for name, ways in self._ways.items()}
 
-    def see(self, columns: Sequence[Iterable[str]]) -> None:
-        """Look at more cells of each column, in their order."""
-        for name, column in zip(self.names, columns):
-            if (ways := self._ways[name]) == []:
-                continue
-            cells = [cell for cell in column if cell]
+    def see(self, columns: Mapping[str, Iterable[str]]) -> None:
+        """Look at more cells of columns."""
+        for name, column in columns.items():
+            ways, cells = self._ways[name], {*column} - {""}
             if ways is None and cells:
-                ways = _ways_of(cells[0])
+                ways = _ways_of(next(iter(cells)))
             if ways is not None:
                 self._ways[name] = [(kind, rewrite) for kind, rewrite in ways if _gives_back(rewrite, cells)]
 
@@ -82,7 +79,7 @@ def read_csv(file: BinaryIO, *, name: str, texts: Collection[str] = ()) -> pa.Ta
     options = csv.ConvertOptions(column_types=dict.fromkeys(names, arrow_type("text")), strings_can_be_null=False)
     table = csv.read_csv(BytesIO(data), convert_options=options)
     types = ExactTypes(names)
-    types.see([column.to_pylist() for column in table.columns])
+    types.see({name: table.column(name).to_pylist() for name in names})
     kinds = {**types.found, **dict.fromkeys(texts, "text")}
     columns = [typed(column, arrow_type(kinds[each])) for each, column in zip(names, table.columns)]
     return require("pyarrow", extra="arrow").table(columns, names=names)
@@ -112,7 +109,7 @@ def _ways_of(cell: str) -> list[tuple[str, Callable[[str], str]]]:
     ]
 
 
-def _gives_back(rewrite: Callable[[str], str], cells: list[str]) -> bool:
+def _gives_back(rewrite: Callable[[str], str], cells: Iterable[str]) -> bool:
     try:
         return all(rewrite(cell) == cell for cell in cells)
     except (ValueError, KeyError):

@@ -87,7 +87,7 @@ WORDS = {
         "N",
     ),
     *("NAME", "OPTION", "PATTERN", "POLICY", "QUANTITY", "SECONDS", "SHARDS", "SIZE", "TEMPLATE", "TEXT", "URL"),
-    *("FIELD[:KIND]", "NAME=R,...", "N|SIZE", "FOLDER|FILE", "SECRET:PATH", "SECRET|NAME=SECRET:KEY"),
+    *("FIELD[:KIND]", "NAME=R,...", "NAME=TYPE,...", "N|SIZE", "FOLDER|FILE", "SECRET:PATH", "SECRET|NAME=SECRET:KEY"),
     *("first|last|N", "now|soon,fail=N|N%"),
 }
 

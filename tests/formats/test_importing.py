@@ -286,7 +286,7 @@ def test_no_file_of_a_folder_is_written_twice(tmp_path):
     ledger = Ledger(max_errors=3)
     export_dataset(shards, str(folder), on_error=ledger, overwrite=True)
     assert contents(folder) == {"a.txt": b"0 a", "x/b.txt": b"0 x/b", "c.txt": b"1 c", "x/c.txt": b"2 x/./c"}
-    assert [entry.key for entry in ledger.quarantined] == ["a", "./a", "x//b"]
+    assert sorted(str(entry.key) for entry in ledger.quarantined) == ["./a", "a", "x//b"]
     assert (ledger.samples, ledger.failed) == (4, 3)
 
 
