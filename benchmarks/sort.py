@@ -38,7 +38,7 @@ def make_shard(name: str, order: list[int]) -> Path:
         rng = random.Random(0)
         with TarWriter(str(path)) as writer:
             for i in order:
-                writer.write({"__key__": f"{i:08d}", "bin": rng.randbytes(50).hex()})
+                writer.write({"__key__": f"{i:08d}", "bin": rng.randbytes(50).hex().encode()})
     return path
 
 

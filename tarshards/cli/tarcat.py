@@ -48,7 +48,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         add: bool,
         **values: Any,
     ) -> Any:
-        from tarshards.stream.ops import add_source, rekey, shuffle
+        from tarshards.stream.ops import add_source, map_fields, rekey, shuffle
 
         if template is not None:
             with usage_errors("--rekey"):
@@ -66,7 +66,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
                 samples = shuffle(samples, buffer, initial=buffer, seed=seed)
             samples = source.choose(samples, left)
             if add:
-                samples = add_source(samples)
+                samples = map_fields(add_source(samples), {"source": str.encode})
             return iter(samples if template is None else rekey(samples, template))
 
         return command(source=source, arrange=arrange, holds=buffer is not None, **values)

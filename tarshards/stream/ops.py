@@ -756,7 +756,8 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
 def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Add the URL of its shard to every sample, as the field ``source``.
 
-    A sample that has a field of this name is a SampleError, as in ``keep_fields``.
+    It is a str; ``map_fields(source=str.encode)`` makes it bytes, as writers take them. A sample that has a field of
+    this name is a SampleError, as in ``keep_fields``.
 
     >>> list(add_source([{"__key__": "a", "__url__": "x.tar"}]))
     [{'__key__': 'a', '__url__': 'x.tar', 'source': 'x.tar'}]

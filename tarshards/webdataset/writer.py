@@ -31,8 +31,8 @@ def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
     if callable(spec):
         return spec
     if isinstance(spec, Mapping):
-        return partial(_encode, {**ENCODERS, **spec})
-    return partial(_encode, ENCODERS) if spec else _check_bytes
+        return partial(_encode, {**default_handlers, **spec})
+    return partial(_encode, default_handlers) if spec else _check_bytes
 
 
 def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> Sample:
@@ -86,7 +86,7 @@ def _encode_number(value: Any) -> bytes:
 
 
 #: Those of webdataset's encoders that take other values, or write other bytes, than our codecs.
-ENCODERS: dict[str, Callable[[Any], bytes]] = {
+default_handlers: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_number),
     **dict.fromkeys(("json", "jsn"), _encode_json),
     **dict.fromkeys(("mp", "msgpack", "msg"), _encode_msgpack),

@@ -519,7 +519,7 @@ def write_labels(folder):
         path = str(folder / f"labels-{shard}.tar")
         with TarWriter(path) as writer:
             for i in range(SAMPLES):
-                writer.write({"__key__": f"{shard}-{i}", "label": str(i)})
+                writer.write({"__key__": f"{shard}-{i}", "label": str(i).encode()})
         build_index(path).save(path)
     yield
     for path in folder.glob("labels-*"):

@@ -50,7 +50,7 @@ def urls(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("filled")
     with ShardWriter(str(folder / "set-%02d.tar"), max_samples=5000, index=True) as writer:
         for i in range(SAMPLES):
-            writer.write({"__key__": f"{i:05d}", "cls": str(i), "odd.cls": "cat" if i % 700 == 7 else str(i)})
+            writer.write({"__key__": f"{i:05d}", "cls": i, "odd.cls": b"cat" if i % 700 == 7 else i})
     return str(folder / "set-{00..05}.tar")
 
 

@@ -51,7 +51,7 @@ def urls(tmp_path) -> str:
     """Six indexed shards of the classes 0 to 59; those of sevens are cats."""
     with ShardWriter(str(tmp_path / "set-{shard:02d}.tar"), max_samples=10) as writer:
         for i in range(SAMPLES):
-            writer.write({"__key__": f"{i:03d}", "cls": str(i), "odd.cls": "cat" if i % 7 == 0 else str(i)})
+            writer.write({"__key__": f"{i:03d}", "cls": i, "odd.cls": b"cat" if i % 7 == 0 else i})
     return str(tmp_path / "set-{00..05}.tar")
 
 

@@ -38,8 +38,8 @@ class Dataset:
         for shard, size in enumerate(self.sizes):
             with TarWriter(self.urls[shard]) as writer:
                 for _ in range(size):
-                    label = "cat" if self.is_bad(number) else str(number)
-                    writer.write({"__key__": f"{number:05d}", "cls": str(number), "label.cls": label})
+                    label = b"cat" if self.is_bad(number) else number
+                    writer.write({"__key__": f"{number:05d}", "cls": number, "label.cls": label})
                     self.shard_of[f"{number:05d}"] = shard
                     number += 1
             if index:

@@ -83,7 +83,7 @@ def test_damage_is_told_with_its_place_and_the_rest_is_counted(tmp_path):
 
 @pytest.mark.parametrize("kind", ["truncated", "cut between members", "no tar", "empty", "gzip", "missing"])
 def test_what_cannot_be_read_to_its_end(tmp_path, kind):
-    a, b = write(tmp_path / "a.tar", SAMPLES), write(tmp_path / "b.tar", [{"__key__": "b", "txt": "x", "cls": "1"}])
+    a, b = write(tmp_path / "a.tar", SAMPLES), write(tmp_path / "b.tar", [{"__key__": "b", "txt": "x", "cls": 1}])
     data = Path(a).read_bytes()
     packed = gzip.compress(data)
     bad = {
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_to_its_end(tmp_path, kind):
 
 def test_fields_that_some_samples_lack(tmp_path):
     a = write(tmp_path / "a.tar", SAMPLES[:2])
-    b = write(tmp_path / "b.tar", [{"__key__": "x", "cls": "1"}, {"__key__": "y", "cls": "1", "json": {}, "txt": ""}])
+    b = write(tmp_path / "b.tar", [{"__key__": "x", "cls": 1}, {"__key__": "y", "cls": 1, "json": {}, "txt": ""}])
     report = check_shards([a, b])
     assert [(f.severity, f.kind, f.url, f.key, f.reason) for f in report.findings] == [
         ("warning", "missing field", a, "s0", "3 of 4 samples have no json"),

@@ -149,7 +149,7 @@ def test_too_many_series_are_refused(tmp_path):
 
 
 def test_two_series_never_write_one_shard(tmp_path):
-    samples = [{"__key__": "a", "cls": "11"}, *({"__key__": str(i), "cls": "1"} for i in range(11))]
+    samples = [{"__key__": "a", "cls": 11}, *({"__key__": str(i), "cls": 1} for i in range(11))]
     routes = {"cls": route_by_field("cls")}
     with pytest.raises(OpenError, match=r"110\.tar: two series"):
         split(tmp_path, samples, "{cls}%d.tar", max_samples=1, routes=routes, overwrite=True)

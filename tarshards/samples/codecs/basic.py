@@ -27,7 +27,6 @@ _MARKED = tuple(MARKS)
 SCALARS: frozenset[type] = frozenset([str, int, float, bool, type(None)])
 WITH_BYTES: frozenset[type] = SCALARS | {bytes}  # msgpack and CBOR, of names too
 NAMES: frozenset[type] = frozenset([str])  # JSON
-_CONTAINERS: frozenset[type] = frozenset([dict, list, tuple])
 MOST_DEPTH = 400  # containers within each other, the most that cbor2 reads; msgpack reads 1,024, json about 990
 
 
@@ -45,7 +44,11 @@ def encoding_of(data: bytes) -> str:
 @decoder("txt", "text", "transcript")
 def decode_text(data: bytes) -> str:
     """Decode UTF-8, or what a byte order mark says, which is left out, as in JSON."""
-    return data.decode(encoding_of(data))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data.decode(encoding_of(data))
+    return text.removeprefix("\ufeff")
 
 
 @encoder("txt", "text", "transcript")
@@ -74,27 +77,23 @@ def check_types(
     """
     level = [value]
     for _ in range(MOST_DEPTH + 1):
-        kinds = set(map(type, level)) - scalars
-        if not kinds:
+        if scalars.issuperset(map(type, level)):
             return
-        for each in level if kinds - _CONTAINERS else ():
-            kind = type(each)
-            if kind not in scalars and kind not in _CONTAINERS and not (keeps is not None and keeps(each)):
-                raise TypeError(f"{shortened(each)}, of type {kind.__name__}, would not come back as it is")
         inner: list[Any] = []
         for each in level:
-            if type(each) is dict:
-                if not names.issuperset(map(type, each)):
-                    name = next(name for name in each if type(name) not in names)
-                    if keeps is None or not keeps({name: None}):
-                        kind = type(name)
-                        raise TypeError(
-                            f"the name {shortened(name)} in a dict, of type {kind.__name__}, "
-                            "would not come back as it is"
-                        )
+            kind = type(each)
+            if kind in scalars:
+                continue
+            if kind is dict:
+                for name in () if names.issuperset(map(type, each)) else each:
+                    if type(name) not in names and not (keeps is not None and keeps({name: None})):
+                        what = f"the name {shortened(name)} in a dict, of type {type(name).__name__}"
+                        raise TypeError(f"{what}, would not come back as it is")
                 inner += each.values()
-            elif type(each) is list or type(each) is tuple:
+            elif kind is list or kind is tuple:
                 inner += each
+            elif keeps is None or not keeps(each):
+                raise TypeError(f"{shortened(each)}, of type {kind.__name__}, would not come back as it is")
         level = inner
     raise ValueError(f"more than {MOST_DEPTH} dicts and lists within each other, which no reader may be able to read")
 
@@ -106,9 +105,9 @@ def decode_integer(data: bytes) -> int:
     >>> decode_integer(b" -12\n")
     -12
     """
-    if data.startswith(_MARKED):
-        data = decode_text(data).encode()
     if (match := INTEGER.fullmatch(data)) is None:
+        if data.startswith(_MARKED):
+            return decode_integer(decode_text(data).lstrip("\ufeff").encode())
         raise ValueError(f"{data[:20]!r} is not a decimal integer")
     return int(match[1])
 
@@ -173,7 +172,7 @@ def encode_msgpack(value: Any) -> bytes:
     import msgpack
 
     data: bytes = msgpack.packb(value)
-    check_types(value, WITH_BYTES, WITH_BYTES, partial(_comes_back, msgpack.packb, decode_msgpack))
+    check_types(value, WITH_BYTES, WITH_BYTES, lambda each: _is_same(each, decode_msgpack(msgpack.packb(each))))
     return data
 
 
@@ -195,15 +194,13 @@ def encode_cbor(value: Any) -> bytes:
     """
     encode = partial(require("cbor2", extra="cbor").dumps, canonical=True)
     data: bytes = encode(value)
-    check_types(value, WITH_BYTES, WITH_BYTES, partial(_comes_back, encode, decode_cbor))
+    check_types(value, WITH_BYTES, WITH_BYTES, lambda each: _is_same(each, decode_cbor(encode(each))))
     return data
 
 
-def _comes_back(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> bool:
-    """Say whether a value of a type that few have, such as a date or a set, comes back with its type."""
-    try:
-        other = decode(encode(value))
-    except Exception:
+def _is_same(value: Any, other: Any) -> bool:
+    """Say whether a value of a type that few have, such as a date or a set, has come back with its type."""
+    if isinstance(value, dict | set | frozenset) and {*map(type, value)} != {*map(type, other)}:
         return False
     return type(value) is type(other) and bool(value == other)
 

@@ -121,7 +121,7 @@ def test_ragged_batches_leave_out_what_failed(tmp_path):
     texts = [b"", b"one", b"twotwo!", b"x" * 100_000, b"four"]
     with ShardWriter(f"{tmp_path}/a-{{shard}}.tar") as writer:
         for i, text in enumerate(texts * 20):
-            writer.write({"__key__": f"{i:03d}", "ids": text + text, "cls": "no" if i == 7 else i})
+            writer.write({"__key__": f"{i:03d}", "ids": text + text, "cls": b"no" if i == 7 else i})
     dataset = Stream.from_shards(f"{tmp_path}/a.shards.json", shuffle=True, on_error=Ledger(max_errors=1))
     found = {}
     for batch in ArrayLoader(dataset, 8, fields={"ids": ragged("<u2"), "cls": integer()}):

@@ -37,7 +37,7 @@ def serve(tmp_path):
     line = f"exec {sys.executable} {tmp_path}/server.py {tmp_path}/log"
 
     def serve(naps: list[float], **options) -> list[int]:
-        work = ({"__key__": f"{i}", "nap": f"{nap}"} for i, nap in enumerate(naps))
+        work = ({"__key__": f"{i}", "nap": f"{nap}".encode()} for i, nap in enumerate(naps))
         return [int(sample["__key__"]) for sample in map_command(work, server=line, **options)]
 
     def begun() -> list[tuple[int, int]]:

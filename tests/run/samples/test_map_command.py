@@ -107,13 +107,13 @@ def test_read_only_directories_are_removed_too(tmp_path):
 
 def test_order_is_kept_under_random_sleeps():
     rng = random.Random(0)
-    work = [{"__key__": f"{i:04d}", "nap": f"{rng.random() * 0.02:.4f}"} for i in range(300)]
+    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(300)]
     found = list(map_command(work, "sleep $(cat sample.nap)", slots=4))
     assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in work]
 
 
 def test_unordered_gives_each_once_and_the_quick_first():
-    work = [{"__key__": f"{i}", "nap": "0.5" if i == 0 else "0"} for i in range(12)]
+    work = [{"__key__": f"{i}", "nap": b"0.5" if i == 0 else b"0"} for i in range(12)]
     found = [sample["__key__"] for sample in map_command(work, "sleep $(cat sample.nap)", slots=2, ordered=False)]
     assert sorted(found, key=int) == [str(i) for i in range(12)]
     assert found[0] != "0"

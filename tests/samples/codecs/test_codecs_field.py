@@ -179,6 +179,8 @@ def test_a_str_of_a_json_object_or_array_is_written_as_it_is(text):
         ("mp", {"a": bytearray(b"x")}, "bytearray.*, of type bytearray, would not come back"),
         ("mp", {(1, 2): 3}, r"the name \(1, 2\) in a dict, of type tuple, would not come back"),
         ("cbor", {"a": collections.OrderedDict()}, "of type OrderedDict, would not come back"),
+        ("cbor", {np.float64(1.5): 1}, "of type float64, would not come back"),
+        ("cbor", {np.float64(1.5)}, "of type set, would not come back"),
         ("npy", np.zeros(2).view(Units), "Units would come back as an array"),
         ("txt", "\ufeffa", "begins with a byte order mark"),
         ("html", "<p>", r"no encoder for 'html'; give bytes, such as text.encode\(\)"),
