@@ -35,6 +35,8 @@ GROUP = 1 << 26  # bytes of data in a row group of parquet, or a little more
 MOST_ROWS = 1 << 16  # of a row group
 LOOKED_AT = 100  # samples that decide about the columns, where no record does
 
+_to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 Reject = Callable[[Sample, TarshardsError], object]
 
 
@@ -213,7 +215,9 @@ def _write_lines(samples: Iterable[Sample], output: str, columns: Columns, rejec
     with open_shard(location, "wb", sync=sync) as stream:
         for row in _rows(samples, columns, reject):
             try:
-                items = [f"{dumps(name)}: {_json_of(name, value)}" for name, value in row.items() if name != "__url__"]
+                items = [
+                    f"{_to_text(name)}: {_json_of(name, value)}" for name, value in row.items() if name != "__url__"
+                ]
             except EncodeError as error:
                 reject(row, error)
                 continue
@@ -223,13 +227,10 @@ def _write_lines(samples: Iterable[Sample], output: str, columns: Columns, rejec
     return count
 
 
-dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-
-
 def _json_of(column: str, value: Any) -> str:
     """Return a value as JSON; raise EncodeError, which names the *column*, for what would be another value there."""
     try:
-        text = dumps(held := to_json(value))
+        text = _to_text(held := to_json(value))
         check_types(held, SCALARS, NAMES)
     except (ValueError, TypeError, RecursionError) as error:
         raise EncodeError(str(error), field=column) from error

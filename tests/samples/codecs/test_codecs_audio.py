@@ -211,6 +211,30 @@ def test_wav_of_integers_reads_as_pythons_wave_reads_it():
         assert file.readframes(1000) == samples.tobytes()
 
 
+@pytest.mark.parametrize("field", ["wav", "aiff"])
+def test_samples_that_float32_does_not_hold_are_refused_by_formats_that_are_exact(field):
+    pytest.importorskip("soundfile", reason="needs soundfile")
+    exact = tones(10).astype(np.float64)
+    np.testing.assert_array_equal(decode_field(field, encode_field(field, (exact, RATE)), audio="audio")[0], exact)
+    with pytest.raises(EncodeError, match=r"samples of float64, of which float32 loses some; give samples.astype"):
+        encode_field(field, (exact / 3, RATE))
+
+
+@pytest.mark.parametrize("field", ["flac", "ogg", "opus", "mp3"])
+def test_sounds_without_frames_are_written_where_they_can_be_read(field, soundfile):
+    empty = np.zeros((0, 1), np.float32)
+    with pytest.raises(EncodeError, match=r"a sound without frames, which .* does not give back; WAV does"):
+        encode_field(field, (empty, RATE))
+    assert decode_field("wav", encode_field("wav", (empty, RATE)), audio="audio")[0].shape == (0, 1)
+
+
+def test_a_rate_is_a_whole_number():
+    for rate in np.float32(44100.5), 44100.5, "44100":
+        with pytest.raises(EncodeError, match=r"a sound is \(samples, rate\)"):
+            encode_field("wav", (tones(10), rate))
+    assert decode_field("wav", encode_field("wav", (tones(10), np.int64(8000))), audio="audio")[1] == 8000
+
+
 def test_tensors_are_of_channels_and_frames_as_torchaudio_has_them():
     torch = pytest.importorskip("torch", reason="needs torch")
     tensor = torch.from_numpy(tones(100).T.copy())

@@ -452,6 +452,18 @@ def test_what_does_not_fit_is_refused(field, value, reason):
     assert error.value.field == f"a.{field}"
 
 
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_an_animation_is_not_written_as_its_first_frame(format):
+    frames = [Image.new("L", (4, 4), shade).convert("P" if format == "GIF" else "RGB") for shade in (0, 204)]
+    animation = Image.open(io.BytesIO(saved(frames[0], format, save_all=True, append_images=frames[1:])))
+    field = "gif" if format == "GIF" else "png"
+    with pytest.raises(EncodeError, match=r"an animation, or several pages, .*; give image.copy\(\), or bytes"):
+        encode_field(field, animation)
+    animation.seek(1)
+    copy = animation.copy().convert(frames[0].mode)
+    assert decode_field(field, encode_field(field, copy), images="l8").max() == 204
+
+
 def test_a_tensor_is_refused_with_a_hint():
     with pytest.raises(EncodeError, match=r"not Tensor; for a CHW tensor pass tensor.permute\(1, 2, 0\).numpy\(\)"):
         encode_field("png", torch.zeros(3, 4, 4))
