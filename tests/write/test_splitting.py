@@ -122,7 +122,9 @@ def test_a_safe_value_stays_in_its_folder(text):
 
 @pytest.mark.parametrize("value", ["100%", "%06d", "a b", "ünï", "n07.2"])
 def test_other_values_name_their_shard_as_they_are(tmp_path, value):
-    (shard,) = split(tmp_path, [{"__key__": "a", "cls": value}], "{cls}-%d.tar", routes={"cls": route_by_field("cls")})
+    (shard,) = split(
+        tmp_path, [{"__key__": "a", "cls": value.encode()}], "{cls}-%d.tar", routes={"cls": route_by_field("cls")}
+    )
     assert Path(shard.name).name == f"{value}-0.tar"
 
 
