@@ -529,6 +529,21 @@ def test_threads_only_read_what_arrow_parses(tmp_path, monkeypatch):
     assert readers > {threading.main_thread().ident}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_text_of_csv_stays_text_unless_another_type_loses_nothing(shards, tmp_path, encoding):
+    rows = "id,code,long,score,n\n000,007,12345678901234567890,0.50,1\n001,012,22345678901234567890,0.25,\n"
+    (tmp_path / "t.csv").write_bytes(rows.encode(encoding))
+    attach_columns(shards, tmp_path / "t.csv", key="id")
+    table = pq.read_table(tmp_path / "a-0.tar.columns.parquet").select(["code", "long", "score", "n"]).slice(0, 2)
+    assert table.to_pylist() == [
+        {"code": "007", "long": "12345678901234567890", "score": 0.5, "n": 1},
+        {"code": "012", "long": "22345678901234567890", "score": 0.25, "n": None},
+    ]
+    (tmp_path / "t.csv").write_text("id,a,a\n000,1,2\n")
+    with pytest.raises(SampleError, match=r"t\.csv: two columns have the same name: id, a, a"):
+        attach_columns(shards, tmp_path / "t.csv", key="id")
+
+
 def test_tables_that_do_not_attach(shards, tmp_path):
     with pytest.raises(SampleError, match=r"no column 'key' of keys; there are id, mark"):
         attach_columns(shards, pa.table({"id": ["000"], "mark": [1]}), key="key")
