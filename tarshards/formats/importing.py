@@ -28,7 +28,7 @@ from tarshards.formats.pieces import (
     plan_parquet,
 )
 from tarshards.formats.resumable import check_free, discard, finish, make_all
-from tarshards.samples.cells import TYPES
+from tarshards.index.cells import TYPES
 from tarshards.samples.fields import check_mapping, place
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger

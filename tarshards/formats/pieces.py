@@ -19,8 +19,8 @@ from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, T
 from tarshards.formats.arrow import Batches, arrow
 from tarshards.formats.msgpack_shards import read_msgpack_shard
 from tarshards.formats.naming import Naming, batch_of, from_json, sample_of
+from tarshards.index.cells import ExactTypes, arrow_type, typed
 from tarshards.samples.batch import SampleBatch
-from tarshards.samples.cells import ExactTypes, arrow_type, typed
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample

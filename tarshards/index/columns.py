@@ -28,9 +28,9 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index.access import IndexedShards
+from tarshards.index.cells import read_csv
 from tarshards.index.sidecar import NO_DIGEST, Head, Index, for_each_shard, index_location, read_head
 from tarshards.parallel import bounded_map
-from tarshards.samples.cells import read_csv
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
