@@ -71,19 +71,23 @@ class Decoder:
     """Decodes the fields of a sample: the first function that returns something else than None does, else our codecs.
 
     *handlers* are imagespecs and functions of a field's name, with a dot before it, and its bytes. *pre* come before
-    them, by default ``gzfilter``, and *post* take the place of our codecs; *only* names the fields, or their
-    extensions, that are decoded at all. Fields that are not bytes stay as they are, and *partial* is accepted for it.
+    them, by default ``gzfilter``, and *post* take the place of our codecs; *only* names the fields that are decoded at
+    all. Fields that are not bytes stay as they are, and *partial* is accepted for it.
     """
 
     def __init__(
         self, handlers: Iterable[Any], pre: Any = None, post: Any = None, only: Any = None, partial: bool = False
     ):
         own = [imagehandler(each) if isinstance(each, str) else each for each in handlers]
-        before = (default_pre_handlers if own else []) if pre is None else pre  # our codecs decompress themselves
-        self.handlers, self.post, self.only = [*before, *own, *(post or [])], post, only
+        decompresses = not own and post is None  # our codecs do it themselves
+        before = ([] if decompresses else default_pre_handlers) if pre is None else pre
+        self.handlers, self.post = [*before, *own, *(post or [])], post
+        self.only = only.split() if isinstance(only, str) else only if only is None else list(only)
 
     def decode1(self, key: str, data: bytes) -> Any:
         """Decode one field; return None to leave it to our codecs."""
+        if self.only is not None and key not in self.only:  # our ops take only= for extensions too
+            return data
         name = f".{key}"
         for function in self.handlers:
             value = function(name, data)

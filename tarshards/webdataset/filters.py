@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from fnmatch import fnmatch
 from functools import partial as bind
 from functools import wraps
 from io import BytesIO
 from itertools import islice
+from numbers import Number
 from typing import Any
 
-from tarshards.errors import SampleError
+import numpy as np
+import torch
+
+from tarshards.errors import SampleError, shortened
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import find_field, no_field, pick_field, place
 from tarshards.samples.keys import Sample
@@ -117,7 +121,7 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 def decode(*args: Any, handler: Handler = reraise_exception, allow_unsafe: bool = False, **kw: Any) -> BoundOp:
     """Decode the fields: *args* and options are those of ``Decoder``; *allow_unsafe* lets pickle and torch.load run."""
     decoder = Decoder(args, **kw)
-    own = (decoder.decode1,) if decoder.handlers or decoder.post is not None else ()
+    own = (decoder.decode1,) if decoder.handlers or (decoder.post, decoder.only) != (None, None) else ()
     allow_unsafe = allow_unsafe and not handlers.enforce_security
     return BoundOp(ops.decode, own, {"only": decoder.only, "allow_unsafe": allow_unsafe, "on_error": handler})
 
@@ -207,34 +211,47 @@ def rename_keys(
     duplicate_is_error: bool = True,
     **kw: str,
 ) -> Sample:
-    """Rename the fields that match a pattern: ``new="*.old"``, or pairs of a pattern and a name."""
-    new_of = {**{pattern: new for new, pattern in kw.items()}, **dict(args)}
-    renamed, matched = {}, set()
+    """Rename the fields whose whole names match a pattern: ``new="*.old"``, or pairs of a name and a pattern.
+
+    Of several patterns that match the last holds, and of several fields with one new name the first.
+    """
+    pairs = [*args, *kw.items()]
+    renamed: Sample = {}
+    matched = set()
     for name, value in sample.items():
-        pattern = next((pattern for pattern in new_of if _matches(pattern, name)), None)
+        base = name.rpartition("/")[2].lower()
+        new, pattern = next((pair for pair in reversed(pairs) if fnmatch(base, pair[1])), (name, None))
         if pattern is None and not keep_unselected and name[:2] != "__":
             continue
-        new = name if pattern is None else new_of[pattern]
         if new in renamed and duplicate_is_error:
             raise SampleError(f"two fields would get the name {new}", **place(sample))
-        renamed[new] = value
+        renamed.setdefault(new, value)
         matched.add(pattern)
-    if must_match and (unmatched := [pattern for pattern in new_of if pattern not in matched]):
+    if must_match and (unmatched := [pattern for _, pattern in pairs if pattern not in matched]):
         raise SampleError(no_field(unmatched, sample), **place(sample))
     return renamed
 
 
 @per_sample
 def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_decode: bool = True, **kw: Any) -> Sample:
-    """Decode fields by functions of a stream: ``png=imread``, or pairs of a pattern and a function."""
-    functions = [*args, *((f"*.{name}", function) for name, function in kw.items())]
+    """Decode fields by functions of a stream: ``png=imread``, or pairs of a pattern and a function.
+
+    Of several patterns that match the last holds; False in place of a function leaves a field as it is. What is not
+    bytes is given to the function as it is. Fields without a function are decoded by our codecs.
+    """
+    functions: list[Any] = [("*.bin", False), *args, *((f"*.{name}", function) for name, function in kw.items())]
     result = dict(sample)
     for name, value in sample.items():
-        if name[:2] != "__" and isinstance(value, bytes):
-            function = next((function for pattern, function in functions if _matches(pattern, name)), None)
-            result[name] = decode_field(name, value) if function is None else function(BytesIO(value))
-            if must_decode and function is None and result[name] is value:
+        if name[:2] == "__":
+            continue
+        base = name.rpartition("/")[2].lower()
+        function = next((function for pattern, function in reversed(functions) if _matches(pattern, base)), None)
+        if function is None and isinstance(value, bytes):
+            result[name] = decode_field(name, value)
+            if must_decode and result[name] is value:
                 raise SampleError("no decoder for this field", **place(sample), field=name)
+        elif function:
+            result[name] = function(BytesIO(value) if isinstance(value, bytes) else value)
     return result
 
 
@@ -242,9 +259,13 @@ def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_dec
 def shuffle(
     bufsize: int = 1000, initial: int = 100, rng: Any = None, seed: int | None = None, handler: Any = None
 ) -> BoundOp:
-    """Yield in random order out of a buffer: another order each epoch, and the same in every run unless *rng* says."""
+    """Yield in random order out of a buffer: another order each epoch, and the same in every run unless *rng* says.
+
+    A buffer of 0 keeps the order.
+    """
     drawn = (seed or 0) if rng is None else rng.getrandbits(63)
-    return BoundOp(ops.shuffle, (bufsize,), {"initial": min(initial, bufsize), "seed": drawn})
+    size = max(1, bufsize)
+    return BoundOp(ops.shuffle, (size,), {"initial": min(initial, size), "seed": drawn})
 
 
 class detshuffle(PipelineStage):
@@ -255,21 +276,33 @@ class detshuffle(PipelineStage):
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
         self.epoch += 1
-        initial = min(self.initial, self.bufsize)
-        return ops.shuffle(src, self.bufsize, initial=initial, seed=self.seed, epoch=self.epoch)
+        size = max(1, self.bufsize)
+        return ops.shuffle(src, size, initial=min(self.initial, size), seed=self.seed, epoch=self.epoch)
 
 
 def default_collation_fn(samples: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """Return a batch of dicts or tuples: numbers and arrays of a field as one array, tensors as one, others a list."""
-    if combine_tensors and combine_scalars:
-        return collate(samples)
-    first = samples[0]
-    names = list(first) if isinstance(first, dict) else range(len(first))
-    columns = {name: [sample[name] for sample in samples] for name in names}
-    for name, values in columns.items():
-        if combine_tensors if hasattr(values[0], "shape") else combine_scalars:
-            columns[name] = collate(values)
-    return columns if isinstance(first, dict) else tuple(columns.values())
+    """Return a batch of dicts or tuples: numbers and arrays of a field as one array, tensors as one, others a list.
+
+    Numbers are those of Python, of which numpy's float64 is one. Samples that are lists count as tuples.
+    """
+    rows: list[Any] = [tuple(sample) if isinstance(sample, list) else sample for sample in samples]
+    first = rows[0]
+    if not isinstance(first, dict | tuple):
+        raise SampleError(f"a batch is made of dicts or tuples, not {shortened(first)}; collation_fn=None lists them")
+    combined = (int, float) if combine_scalars else (), (np.ndarray, torch.Tensor) if combine_tensors else ()
+    fields: dict[Any, Any] = first if isinstance(first, dict) else dict(enumerate(first))
+    kept = {
+        name
+        for name, value in fields.items()
+        if (isinstance(value, Number) or hasattr(value, "shape")) and not isinstance(value, combined)
+    }
+    if not kept:
+        return collate(rows)
+    if isinstance(first, dict):
+        batch = collate([{name: [value] if name in kept else value for name, value in row.items()} for row in rows])
+        return {name: [value for (value,) in values] if name in kept else values for name, values in batch.items()}
+    batch = collate([tuple([value] if i in kept else value for i, value in enumerate(row)) for row in rows])
+    return tuple([value for (value,) in values] if i in kept else values for i, values in enumerate(batch))
 
 
 @native
@@ -286,14 +319,35 @@ def listed(batchsize: int = 20, partial: bool = True) -> BoundOp:
 
 @native
 def unbatched(handler: Handler = reraise_exception) -> BoundOp:
-    """Yield the samples of every batch."""
-    return BoundOp(ops.unbatched, (), {"on_error": handler})
+    """Yield the samples of every batch, a list of fields or a tuple, a dict, or one array or tensor."""
+    return BoundOp(_apart, (), {"on_error": handler})
+
+
+@op(context=("on_error",), instead="join the batches of a batch in collate_fn=")
+def _apart(batches: Iterable[Any], *, on_error: Any = None) -> Iterator[Any]:
+    return ops.unbatched(builtins.map(_as_fields, batches), on_error=on_error)
+
+
+def _as_fields(batch: Any) -> Any:
+    """Return a *batch* with lists of values, as ``collate`` makes it; torch's DataLoader makes lists of tuples."""
+    if isinstance(batch, dict):
+        return {name: list(values) if isinstance(values, tuple) else values for name, values in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(list(values) if isinstance(values, tuple) else values for values in batch)
+    return batch
 
 
 @native
 def unlisted() -> BoundOp:
     """Yield the elements of every list."""
-    return BoundOp(ops.flatten, (), {})
+    return BoundOp(ops.pipe, (_elements,), {})
+
+
+def _elements(lists: Iterable[Any]) -> Iterator[Any]:
+    for elements in lists:
+        if not isinstance(elements, list):
+            raise SampleError(f"unlisted takes lists, not {shortened(elements)}")
+        yield from elements
 
 
 @native
@@ -314,11 +368,29 @@ def _sample_at_random(samples: Iterable[Any], p: float, *, seed: int, epoch: int
     return (sample for sample in samples if drawn() < p)
 
 
+def _info(
+    data: Iterable[Sample], fmt: str | None = None, n: int = 3, every: int = -1, width: int = 50, stream: Any = None,
+    name: str = "",
+) -> Iterator[Sample]:  # fmt: skip
+    """Print the first *n* samples, and every *every*-th, to *stream* or stderr."""
+    stream = stream or sys.stderr
+    for number, sample in enumerate(data):
+        if number < n or (every > 0 and (number + 1) % every == 0):
+            lines = [f"--- {name}", *(f"{field} {value!r:.{width}}" for field, value in sample.items())]
+            print("\n".join(lines) if fmt is None else fmt.format(**sample), file=stream)
+        yield sample
+
+
+info = pipelinefilter(_info)
+
+
 def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
-    """Append the key of every sample to *logfile*, or to stderr."""
-    for sample in data:
-        with open(logfile, "a") if logfile is not None else nullcontext(sys.stderr) as file:
-            file.write(f"{sample['__key__']}\n")
+    """Append a line for every sample to *logfile*, if any: its number, ``__worker__``, ``__rank__`` and key."""
+    for number, sample in enumerate(data):
+        if logfile:
+            with open(logfile, "a") as file:  # a line at once, which workers may share
+                names = "__worker__", "__rank__", "__key__"
+                file.write("\t".join([f"{number}", *(f"{sample.get(each)}" for each in names)]) + "\n")
         yield sample
 
 
@@ -327,6 +399,8 @@ log_keys = pipelinefilter(_log_keys)
 
 def transform_with(sample: Any, transformers: Any) -> list[Any]:
     """Apply to each element of *sample* the function in its place."""
+    if len(transformers or ()) > len(sample):
+        raise ValueError(f"{len(transformers)} transformers for {len(sample)} elements")
     functions = [*(transformers or ()), *[None] * len(sample)]
     return [value if function is None else function(value) for value, function in zip(sample, functions)]
 

@@ -103,9 +103,9 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """Return a seed of this worker's own: that of the DataLoader, or else the number of the worker over all ranks."""
+    """Return a seed of this worker's own: one for each worker of each rank, the same in every run."""
     world = World.detect()
-    return world.rank * world.num_workers + world.worker + (world.seed or 0)
+    return world.rank * 1000 + world.worker
 
 
 def guess_batchsize(batch: Any) -> int:

@@ -50,6 +50,8 @@ class _StageSource(IterableSource):
         return blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
+        if isinstance(self.first, shardlists.ResampledShards):
+            self.first.epoch = progress.epoch - 1  # its own count begins anew in every worker
         samples: Any = self._begin()
         for stage in self.others[: -1 if self.reads else None]:
             samples = bound(stage).run(samples, progress.epoch, 0, None)
@@ -152,7 +154,10 @@ class DataPipeline(IterableDataset, PipelineStage):
         self.epochs.set(epoch)
 
     def close(self) -> None:
-        """Do nothing: leaving an iteration closes what it opened."""
+        """Close the stages that can be closed; leaving an iteration closes what it opened."""
+        for stage in self.pipeline:
+            if hasattr(stage, "close"):
+                stage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,27 +173,26 @@ class DataPipeline(IterableDataset, PipelineStage):
         """Add a stage."""
         self.pipeline.append(f)
 
-    def _copy(self, **attributes: Any) -> Self:
-        other = copy.copy(self)
-        other.__dict__ |= {"pipeline": [*self.pipeline], "epochs": self.epochs.copy(), "_run": None, **attributes}
-        return other
-
     def compose(self, *args: Any) -> Self:
         """Return a pipeline with more stages."""
-        return self._copy(pipeline=[*self.pipeline, *args])
+        other = copy.copy(self)
+        other.__dict__ |= {"pipeline": [*self.pipeline, *args], "epochs": self.epochs.copy(), "_run": None}
+        return other
 
     def with_length(self, n: int, silent: bool = False) -> Self:
-        """Return a pipeline for which ``len`` is *n*."""
-        return self._copy(size=n)
+        """Let ``len`` of this pipeline be *n*, and return it."""
+        self.size = n
+        return self
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
-        """Return a pipeline that yields *nsamples*, or *nbatches*, an iteration; its stages begin anew as needed."""
+        """Let this pipeline yield *nsamples*, or *nbatches*, an iteration, and return it; it begins anew as needed."""
         return self.repeat(nbatches=max(nsamples, nbatches))
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """Return a pipeline that begins anew *nepochs* times, or until *nbatches* have come."""
-        times, most = (None if number < 0 else number for number in (nepochs, nbatches))
-        return self._copy(repetitions=times, nsamples=most)
+        """Let this pipeline begin anew *nepochs* times, or until *nbatches* have come, and return it."""
+        self.repetitions, self.nsamples = (None if number < 0 else number for number in (nepochs, nbatches))
+        self._run = None
+        return self
 
 
 class FluidInterface:
@@ -228,8 +232,8 @@ class WebDataset(DataPipeline, FluidInterface):
     of a buffer, shuffles the shards, in an order that is the same in all ranks and workers and differs between epochs;
     *seed* (0) determines it. With *resampled* shards are drawn with replacement, for ever. *nodesplitter* and
     *workersplitter* share the shards out. *handler* is asked about shards and samples that cannot be read.
-    *cache_dir* keeps whole remote shards on a disk, up to *cache_size* bytes. A worker without samples is a ValueError
-    if *empty_check*. *mode*, *detshuffle* and *verbose* are accepted and change nothing.
+    *cache_dir* keeps whole remote shards on a disk, up to *cache_size* bytes; none if that is 0. A worker without
+    samples is a ValueError if *empty_check*. *mode*, *detshuffle* and *verbose* are accepted and change nothing.
 
     ``state_dict`` is where the last iteration stands and ``load_state_dict`` lets the next one go on there: shards with
     an index are entered in the middle, others are read again, and where stages hold samples back, all is made again and
@@ -267,7 +271,7 @@ class WebDataset(DataPipeline, FluidInterface):
                 size = 100 if shardshuffle is True else shardshuffle
                 self.append(filters.shuffle(size, initial=size, seed=seed))
             self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter is not None]
-        if cache_dir is not None:
+        if cache_dir is not None and cache_size != 0:
             cache = shardlists.FileCache(cache_dir, url_to_name=url_to_name, cache_size=cache_size, handler=handler)
             self.append(cache.local)
         self.append(TarSamples(handler, select_files, rename_files))
@@ -298,8 +302,7 @@ def _is_random(stage: Any) -> bool:
     if isinstance(stage, FilterFunction):
         is_drawing = any(isinstance(value, random.Random) for value in (*stage.args, *stage.kw.values()))
         return is_drawing or stage.f is shardlists._resampled
-    is_unseeded = getattr(stage, "deterministic", True) is False or getattr(stage, "seed", None) is True
-    return is_unseeded or isinstance(stage, RandomMix | filters.detshuffle)
+    return getattr(stage, "deterministic", True) is False or isinstance(stage, RandomMix | filters.detshuffle)
 
 
 class FluidWrapper(DataPipeline, FluidInterface):
@@ -343,6 +346,8 @@ class RandomMix(IterableDataset):
     def __init__(self, datasets: Iterable[Any], probs: Iterable[float] | None = None, longest: bool = False):
         self.datasets, self.longest = list(datasets), longest
         self.probs = [1.0] * len(self.datasets) if probs is None else list(probs)
+        if len(self.probs) != len(self.datasets):
+            raise ValueError(f"probs has {len(self.probs)} weights for {len(self.datasets)} datasets")
 
     def __iter__(self) -> Iterator[Any]:
         left = dict(zip(map(iter, self.datasets), self.probs))
@@ -357,7 +362,8 @@ class RandomMix(IterableDataset):
                     del left[iterator]
 
     def _turn(self, left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
-        return random.choices([*left], [*left.values()])
+        weights = [*left.values()]
+        return random.choices([*left], weights if any(weights) else None)
 
 
 class RoundRobin(RandomMix):

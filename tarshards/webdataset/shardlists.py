@@ -10,6 +10,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
 from itertools import chain, islice
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
@@ -31,7 +33,9 @@ from tarshards.webdataset.tariterators import gopen
 def expand_urls(urls: Any) -> list[str]:
     """Return the URLs of a shard expression, or of a list of them; ``${NAME}`` is the variable WDS_NAME."""
     if isinstance(urls, str):
-        return expressions.expand_urls(re.sub(r"\$\{(\w+)\}", lambda match: os.environ["WDS_" + match[1]], urls))
+        for _ in range(10):  # a value may name variables
+            urls = re.sub(r"\$\{(\w+)\}", lambda match: os.environ["WDS_" + match[1]], urls)
+        return expressions.expand_urls(urls)
     return [url for each in urls for url in (expand_urls(each) if isinstance(each, str) else [os.fspath(each)])]
 
 
@@ -42,10 +46,13 @@ def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
 
 
 class SimpleShardList(IterableDataset):
-    """The shards of a list, in its order; with *seed* in an order that this determines."""
+    """The shards of a list, in its order; with *seed* in an order that this determines; True stands for 0.
+
+    Ranks and workers share the shards out afterwards, so they must have one order: none can be drawn by each of them.
+    """
 
     def __init__(self, urls: Any, seed: int | bool | None = None):
-        self.urls, self.seed = expand_urls(urls), seed
+        self.urls, self.seed = expand_urls(urls), 0 if seed is True else seed
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -53,7 +60,7 @@ class SimpleShardList(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, str]]:
         urls = list(self.urls)
         if self.seed is not None:
-            random.Random(None if self.seed is True else self.seed).shuffle(urls)
+            random.Random(self.seed).shuffle(urls)
         return iter([{"url": url} for url in urls])
 
 
@@ -64,7 +71,7 @@ class ResampledShards(IterableDataset):
     """Shards drawn with replacement, *nshards* of them or for ever.
 
     If *deterministic* they depend on *seed*, on what *worker_seed* returns, which by default differs between ranks and
-    workers, and on *epoch*, which counts the iterations; else on nothing.
+    workers, and on *epoch*, which counts the iterations, in a pipeline over workers that begin anew; else on nothing.
     """
 
     def __init__(
@@ -141,15 +148,15 @@ MultiShardSample = absent("MultiShardSample", "tarshards.mix draws from several 
 
 # Whole remote shards on a local disk; ``tarshards.Remote(cache_dir=...)`` keeps blocks of them.
 
-SCHEMES = ["http", "https", "file", "ftp", "gs", "s3", "ais"]
+SCHEMES = ["http", "https", "file", "ftp", "ftps", "gs", "s3", "ais"]
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
-    """Return the base name of *url*, with as many folders before it; the quoted URL for an unknown scheme."""
+    """Return the base name of *url*, with *ndir* folders before it; the end of the quoted URL for an unknown scheme."""
     assert isinstance(url, str)
     parsed = urlparse(url)
     if parsed.scheme not in ("", *SCHEMES):
-        return quote(url, safe="")
+        return quote(url, safe="_+{}*,-")[-128:]
     return "/".join(parsed.path.lstrip("/").split("/")[-1 - ndir :])
 
 
@@ -170,23 +177,37 @@ class LRUCleanup:
     """Removes the oldest files of a folder where all have more than *cache_size* bytes, every *interval* seconds."""
 
     def __init__(
-        self, cache_dir: Any, cache_size: float = 1e12, keyfn: Any = os.path.getctime, interval: float | None = 30
+        self,
+        cache_dir: Any = None,
+        cache_size: float = 1e12,
+        keyfn: Any = os.path.getctime,
+        verbose: bool = False,
+        interval: float | None = 30,
     ):
         self.cache_dir, self.cache_size, self.keyfn, self.interval = cache_dir, cache_size, keyfn, interval
         self.last_run = 0.0
+
+    def set_cache_dir(self, cache_dir: Any) -> None:
+        """Clean up another folder."""
+        self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
         """Remove what is too much."""
         if self.interval is not None and time.time() - self.last_run < self.interval:
             return
         self.last_run = time.time()
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.cache_dir) for name in names]
-        total = sum(os.path.getsize(path) for path in paths)
-        for path in sorted(paths, key=self.keyfn):
+        files = []
+        for folder, _, names in os.walk(self.cache_dir):
+            for path in (os.path.join(folder, name) for name in names):
+                with suppress(FileNotFoundError):  # another worker cleans up too
+                    files.append((self.keyfn(path), path, os.path.getsize(path)))
+        total = sum(size for *_, size in files)
+        for _, path, size in sorted(files):
             if total <= self.cache_size:
                 return
-            total -= os.path.getsize(path)
-            os.remove(path)
+            total -= size
+            with suppress(FileNotFoundError):
+                os.remove(path)
 
 
 class StreamingOpen:
@@ -218,7 +239,8 @@ class StreamingOpen:
 class FileCache(StreamingOpen):
     """Adds to shards the ``local_path`` of their copy in *cache_dir*, made when it is missing, and its ``stream``.
 
-    A copy has its name only when it is whole and *validator*, if any, accepts it.
+    A copy has its name only when it is whole and *validator*, if any, accepts it. The name is what *url_to_name*
+    returns, behind a digest of the URL: shards of two datasets often have one base name.
     """
 
     def __init__(
@@ -233,14 +255,17 @@ class FileCache(StreamingOpen):
         cache_cleanup_interval: float = 30,
     ):
         super().__init__(verbose, handler)
-        self.cache_dir = os.fspath(cache_dir or os.path.join(gettempdir(), f"tarshards-webdataset-{os.getuid()}"))
+        folder = cache_dir or os.path.join(gettempdir(), f"tarshards-webdataset-{os.getuid()}")
+        self.cache_dir = os.path.expanduser(os.fspath(folder))
         self.url_to_name, self.validator = url_to_name, validator
         size = cache_size if cache_size > 0 else float("inf")
         self.cleaner = LRUCleanup(self.cache_dir, size, interval=cache_cleanup_interval)
 
     def get_file(self, url: str) -> str:
         """Return the path of the copy of *url*."""
-        path = os.path.join(self.cache_dir, self.url_to_name(url))
+        folder, name = os.path.split(self.url_to_name(url))
+        digest = blake2b(url.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        path = os.path.join(self.cache_dir, folder, f"{digest}-{name}")
         if os.path.exists(path):
             return path
         self.cleaner.cleanup()

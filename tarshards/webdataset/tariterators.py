@@ -250,9 +250,11 @@ def tar_file_expander(
 def group_by_keys(
     data: Any, keys: Any = base_plus_ext, lcase: bool = True, suffixes: Any = None, handler: Handler = reraise_exception
 ) -> Iterator[Sample]:
-    """Group what ``tar_file_expander`` yields into samples."""
+    """Group what ``tar_file_expander`` yields into samples; an empty dict ends an archive too, as in webdataset."""
     split = partial(_split, keys, lcase)
     for (_, url, path), files in groupby(data, _archive):
+        if url is None:
+            continue
         members = (Member(file["fname"], file["data"], file.get("offset", 0)) for file in files)
         for sample in group_members(members, url=url, split=split, on_error=Asking(handler)):
             if suffixes is not None:

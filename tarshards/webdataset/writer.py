@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import BytesIO
 from typing import Any
 
-from tarshards.samples.codecs import codec_of, gzip
+import msgpack
+
+from tarshards.errors import EncodeError
+from tarshards.samples.codecs import codec_of, gzip, reason_of
 from tarshards.samples.codecs.array import encode_npy, encode_torch
+from tarshards.samples.codecs.basic import encode_integer
+from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
-from tarshards.storage.compression import compressed
+from tarshards.storage.compression import compressed, named_compression
 from tarshards.storage.location import Location
 from tarshards.write import shards
 
@@ -20,36 +26,15 @@ torch_dumps, numpy_dumps = encode_torch, encode_npy
 FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 
 
-def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
-    """Return a function of a sample that encodes its fields, as far as our codecs do not when it is written.
-
-    *spec* is True for webdataset's encoders, False or None for samples of bytes, a dict of functions by extension that
-    come before those, or the function itself. As in webdataset, a str is written as it is in any field, and values
-    change their types on the way: ``{1: 2}`` in JSON comes back as ``{"1": 2}``. Our codecs encode what webdataset's do
-    not, and refuse that.
-    """
-    if callable(spec):
-        return spec
-    if isinstance(spec, Mapping):
-        return partial(_encode, {**default_handlers, **spec})
-    return partial(_encode, default_handlers) if spec else _check_bytes
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
-def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> Sample:
-    return {name: value if name[:1] == "_" else _encode_field(encoders, name, value) for name, value in sample.items()}
-
-
-def _encode_field(encoders: Mapping[str, Callable[[Any], bytes]], name: str, value: Any) -> Any:
-    extension, is_gzip = codec_of(name)
-    if isinstance(value, str):
-        data = value.encode()
-    elif isinstance(value, bytes):
-        data = value
-    elif extension in encoders:
-        data = encoders[extension](value)
-    else:
-        return value
-    return gzip(data) if is_gzip else data
+def _encode_text(value: Any) -> bytes:
+    try:
+        return encode_integer(value)
+    except (TypeError, ValueError):
+        return str(value).encode("ascii")
 
 
 def _encode_image(format: str, value: Any) -> bytes:
@@ -70,31 +55,54 @@ def _encode_image(format: str, value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _encode_json(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def _encode_msgpack(value: Any) -> bytes:
-    import msgpack
-
-    data: bytes = msgpack.packb(value)
-    return data
-
-
-def _encode_number(value: Any) -> bytes:
-    return str(value).encode("ascii")
-
-
-#: Those of webdataset's encoders that take other values, or write other bytes, than our codecs.
+#: Functions by extension that encode as webdataset does: our codecs refuse what does not read back as it was.
 default_handlers: dict[str, Callable[[Any], bytes]] = {
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_number),
+    **ENCODERS,
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_text),
     **dict.fromkeys(("json", "jsn"), _encode_json),
-    **dict.fromkeys(("mp", "msgpack", "msg"), _encode_msgpack),
+    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.packb),
     **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(_encode_image, "JPEG")),
     **dict.fromkeys(("tiff", "tif"), partial(_encode_image, "TIFF")),
     "ppm": partial(_encode_image, "PPM"),
     "png": partial(_encode_image, "PNG"),
 }
+
+
+def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
+    """Return a function of a sample that encodes its fields, as far as our codecs do not when it is written.
+
+    *spec* is True for ``default_handlers``, False or None for samples of bytes, a dict of functions by extension that
+    come before our codecs, or the function itself. A str is written as UTF-8 whatever the field, bytes as they are, and
+    both are compressed where the field ends in ``.gz``. As in webdataset, values change their types on the way:
+    ``{1: 2}`` in JSON comes back as ``{"1": 2}``.
+    """
+    if callable(spec):
+        return spec
+    if spec is None or spec is False:
+        return _check_bytes
+    return partial(_encode, spec if isinstance(spec, Mapping) else default_handlers)
+
+
+def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> Sample:
+    encoded = dict(sample)
+    for name, value in sample.items():
+        if name[:1] != "_":
+            try:
+                encoded[name] = _encode_field(encoders, name, value)
+            except Exception as error:
+                key = str(sample.get("__key__"))
+                raise EncodeError(reason_of(error), key=key, field=name) from error
+    return encoded
+
+
+def _encode_field(encoders: Mapping[str, Callable[[Any], bytes]], name: str, value: Any) -> Any:
+    """Return the bytes of a field, or its value for our codecs to encode."""
+    extension, is_gzip = codec_of(name)
+    if isinstance(value, str):
+        value = value.encode()
+    elif not isinstance(value, bytes | bytearray | memoryview) and (f := encoders.get(extension)):
+        value = f(value)
+    return gzip(value) if is_gzip and isinstance(value, bytes) else value
 
 
 def _check_bytes(sample: Sample) -> Sample:
@@ -112,8 +120,9 @@ def _encoded(encoder: Callable[[Sample], Sample], sample: Sample) -> Sample:
 class TarWriter(shards.TarWriter):
     """Writes samples to a shard: a path, any writable URL, or a file object, which is left open.
 
-    *encoder* is as for ``make_encoder``, *compress* packs with gzip whatever the name. *user*, *group*, *mode*, *mtime*
-    and *format* are fixed here, so that the same samples give the same bytes: they give a warning.
+    *encoder* is as for ``make_encoder``. *compress* packs whatever the name, True and "gz" with gzip, also "bz2" and
+    "xz"; ValueError where the name says otherwise. *user*, *group*, *mode*, *mtime* and *format* are fixed here, so
+    that the same samples give the same bytes: they give a warning.
     """
 
     def __init__(self, fileobj: Any, compress: bool | str | None = None, encoder: Any = True, **fixed: Any):
@@ -122,10 +131,15 @@ class TarWriter(shards.TarWriter):
         if fixed:
             words = "user, group, mode, mtime and format are fixed, and names with a leading _ are not written"
             warnings.warn(f"TarWriter: {words}; see tarshards.TarWriter", stacklevel=2)
+        by_word = Location.of(f"a.{'gz' if compress is True else compress or 'tar'}")
+        asked = named_compression(by_word)
+        named = named_compression(Location.of(fileobj)) if isinstance(fileobj, str | os.PathLike) else None
+        if (compress and asked is None) or (compress is not None and named not in (None, asked)):
+            raise ValueError(f"compress={compress!r} for {fileobj}: it is True, 'gz', 'bz2' or 'xz', as the name says")
         super().__init__(fileobj, allow_pipe=True)
         self.encoder = make_encoder(encoder)
-        if compress and not self.is_compressed:
-            self._stream, self.is_compressed = compressed(self._stream, Location.of("a.gz")), True
+        if asked and not self.is_compressed:
+            self._stream, self.is_compressed = compressed(self._stream, by_word), True
 
     def write(self, obj: Sample) -> int:  # type: ignore[override]
         """Append one sample, and return the bytes that it takes in the archive."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import random
 import tarfile
@@ -59,6 +60,8 @@ def test_urls_have_braces_colons_pipes_and_variables(shards, monkeypatch):
     folder = str(Path(shards).parent)
     monkeypatch.setenv("WDS_DATA", folder)
     assert keys(wds.WebDataset("${DATA}/set-{0000..0003}.tar")) == every(20)
+    monkeypatch.setenv("WDS_ALL", "${DATA}/set-{0000..0003}.tar")
+    assert keys(wds.WebDataset("${ALL}")) == every(20)
     assert keys(wds.WebDataset(f"pipe:cat {folder}/set-{{0000..0001}}.tar")) == every(10)
     assert keys(wds.WebDataset([f"pipe:cat {folder}/set-0000.tar", f"{folder}/set-0001.tar"])) == every(10)
     with pytest.raises(OSError, match="set-0009"):
@@ -159,6 +162,8 @@ def test_the_stages_that_projects_put_together_anew(make_shards):
     with pytest.raises(ValueError, match="duplicate"):
         list(group_by_keys(bare[:1] * 2))
     assert list(group_by_keys([*bare[:1] * 2, *bare[1:]], handler=skip)) == []
+    marked = [bare[0], {}, bare[1], {}]  # webdataset's own expander marks the end of an archive so
+    assert [sample.keys() - {"__key__", "__url__"} for sample in group_by_keys(marked)] == [{"c.jpg"}, {"txt"}]
     assert (base_plus_ext("a.b/c.d.e"), base_plus_ext("a.b/c")) == (("a.b/c", "d.e"), (None, None))
     assert [valid_sample(each) for each in (None, {}, {"__bad__": True}, bare[0])] == [False, False, False, True]
 
@@ -183,6 +188,46 @@ def test_resampled_shards_go_on_for_ever(shards):
     assert len(set(unseeded)) == 3
     with pytest.raises(ValueError, match="no shards"):
         wds.ResampledShards([])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("seed", [None, True, False, 0, 7])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_workers_agree_on_the_order_of_a_list_of_shards(make_shards, seed, workers):
+    """They share it out, so that an order of each worker's own would lose shards and read others twice."""
+    stages = wds.SimpleShardList(make_shards(20, 7), seed=seed), wds.split_by_worker, wds.tarfile_to_samples()
+    loader = wds.WebLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers)
+    first, second = keys(loader), keys(loader)
+    assert sorted(first) == every(140)
+    assert first == second
+    assert (first[0] == every(1)[0]) is (seed is None)
+
+
+def test_ranks_agree_on_the_order_of_a_list_of_shards(make_shards, ranks):
+    urls = make_shards(20, 1)
+    seen = []
+    for rank in range(3):
+        ranks(rank, 3)
+        stages = wds.SimpleShardList(urls, seed=True), wds.split_by_node, wds.tarfile_to_samples()
+        seen += keys(wds.DataPipeline(*stages))
+    assert sorted(seen) == every(20)
+
+
+def _drawn(urls, workers, epochs=2):
+    stages = wds.ResampledShards(urls, nshards=20, deterministic=True, seed=5), wds.tarfile_to_samples()
+    loader = wds.WebLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers)
+    return [keys(loader) for _ in range(epochs)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_deterministic_resampling_is_the_same_in_every_run_and_another_in_every_epoch(make_shards, workers):
+    urls = make_shards(20, 1)
+    epochs = _drawn(urls, workers)
+    assert epochs == _drawn(urls, workers)
+    assert epochs[0] != epochs[1]
+    if workers == 3:
+        assert len({tuple(epochs[0][number::3]) for number in range(3)}) == 3
 
 
 def test_repeat_makes_a_dataset_endless(shards):
@@ -386,10 +431,60 @@ def test_whole_shards_are_cached(server, shards, tmp_path):
     first = list(dataset)
     assert keys(first) == every(20)
     assert first[0]["__url__"] == f"{url}/set-0000.tar"
-    assert first[0]["__local_path__"] == str(tmp_path / "cache" / "set-0000.tar")
+    copy = Path(first[0]["__local_path__"])
+    assert copy.parent == tmp_path / "cache"
+    assert copy.name.endswith("-set-0000.tar")
     del asked[:]
     assert keys(dataset) == every(20)
     assert not asked
+    assert keys(wds.WebDataset(f"{url}/set-{{0000..0003}}.tar", cache_dir=str(tmp_path / "none"), cache_size=0))
+    assert len(asked) == 4
+    assert not (tmp_path / "none").exists()
+
+
+def one_name(url):
+    return "folder/x.tar"
+
+
+@pytest.mark.parametrize("names", [{}, {"url_to_name": wds.shardlists.url_to_cache_name}, {"url_to_name": one_name}])
+def test_shards_of_one_name_have_copies_of_their_own(tmp_path, names):
+    """Two datasets in two folders of a server, or two objects that a query tells apart."""
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        with tarshards.TarWriter(tmp_path / folder / "train-000.tar", sync=False) as writer:
+            writer.write({"__key__": folder, "txt": folder})
+    with serving(tmp_path) as site:
+        for _ in range(2):
+            for folder in "ab":
+                dataset = wds.WebDataset(f"{site.url}/{folder}/train-000.tar", cache_dir=tmp_path / "cache", **names)
+                assert keys(dataset) == [folder]
+    assert len(list((tmp_path / "cache").rglob("*.tar"))) == 2
+
+
+def test_a_cache_folder_may_begin_with_a_tilde(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert keys(wds.WebDataset(f"{server[0]}/set-0000.tar", cache_dir="~/cache")) == every(5)
+    assert (tmp_path / "cache").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+def test_a_cache_is_cleaned_up_while_others_do_so(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}" for number in range(4)]
+    for path in paths:
+        path.write_bytes(b"x" * 1000)
+
+    def age(path):
+        if path == str(paths[2]):
+            paths[2].unlink(missing_ok=True)  # another worker was faster
+        return os.path.getmtime(path)
+
+    for number, path in enumerate(paths):
+        os.utime(path, (number, number))
+    cleaner = wds.LRUCleanup(None, 1500, age, interval=None)
+    cleaner.set_cache_dir(tmp_path)
+    cleaner.cleanup()
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
 def test_remote_shards_are_fetched_ahead(make_shards, tmp_path):
@@ -468,6 +563,13 @@ def test_tar_writer_writes_what_is_read(tmp_path):
     with wds.TarWriter(str(tmp_path / "c.tar"), compress=True) as writer:
         writer.write(sample)
     assert gzip.decompress((tmp_path / "c.tar").read_bytes()) == (tmp_path / "a.tar").read_bytes()
+    for word, magic in [("gz", b"\x1f\x8b"), ("bz2", b"BZh"), ("xz", b"\xfd7z"), (False, b"a.cls")]:
+        with wds.TarWriter(str(tmp_path / "d.tar"), compress=word) as writer:
+            writer.write(sample)
+        assert (tmp_path / "d.tar").read_bytes().startswith(magic)
+    for name, word in [("d.tgz", False), ("d.tgz", "bz2"), ("d.tar", "rar")]:
+        with pytest.raises(ValueError, match=f"compress={word!r}"):
+            wds.TarWriter(str(tmp_path / name), compress=word)
     with pytest.warns(UserWarning, match="mtime and format are fixed"):
         wds.TarWriter(io.BytesIO(), mtime=0).close()
     with pytest.raises(TypeError, match="takes no mtimes"):
@@ -503,6 +605,32 @@ def test_writers_write_what_webdataset_writes(field, value):
     if field == "pyd":
         found = [(name, pickle.loads(data)) for name, data in found]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "data"),
+    [
+        *[(field, "null", b"null") for field in ("json", "mp", "npy", "pth", "cls", "xyz")],
+        ("json", {"a": float("nan"), "é": (1, 2), 3: None}, b'{"a": NaN, "\\u00e9": [1, 2], "3": null}'),
+        ("mp", (1, 2), b"\x92\x01\x02"),
+        ("count", 1.5, b"1.5"),
+        ("cls", True, b"True"),
+        ("cls", torch.tensor(3), b"3"),
+    ],
+)
+def test_the_writer_encodes_as_webdataset_does(tmp_path, field, value, data):
+    with wds.ShardWriter(str(tmp_path / "a-%d.tar")) as writer:
+        writer.write({"__key__": "a", field: value, f"{field}.gz": value, "raw.gz": data})
+    (sample,) = wds.WebDataset(str(tmp_path / "a-0.tar"))
+    assert (sample[field], gzip.decompress(sample[f"{field}.gz"])) == (data, data)
+    assert gzip.decompress(sample["raw.gz"]) == data
+
+
+def test_a_value_that_does_not_encode_is_told_with_its_place(tmp_path):
+    with wds.TarWriter(io.BytesIO()) as writer:
+        with pytest.raises(ValueError, match=r"a\.json: .* not JSON serializable"):
+            writer.write({"__key__": "a", "json": {1, 2}})
+        writer.write({"__key__": "a", "cls": 1})
 
 
 def test_shard_writer_writes_numbered_shards_with_indexes(tmp_path):

@@ -66,14 +66,21 @@ def shout(stream):
         (wds.to_tuple("x", "a", missing_is_error=False), [A], [(None, 1)]),
         (wds.rename(c="x;a"), [{"__key__": "k", **A}], [{"__key__": "k", "b": 2, "c": 1}]),
         (wds.rename(c="a", keep=False), [{"__key__": "k", **A}], [{"c": 1}]),
-        (wds.rename_keys(c="*a"), [A], [{"c": 1}]),
-        (wds.rename_keys(("*.a", "c"), keep_unselected=True), [A], [{"c": 1, "b": 2}]),
+        (wds.rename_keys(c="*a"), [{"__key__": "k", **A}], [{"__key__": "k", "c": 1}]),
+        (wds.rename_keys(("c", "a"), keep_unselected=True), [A], [{"c": 1, "b": 2}]),
+        (wds.rename_keys(c="*.a", must_match=False, keep_unselected=True), [A], [A]),
+        (wds.rename_keys(("c", "*"), d="b"), [A], [{"c": 1, "d": 2}]),
+        (wds.rename_keys(c="*", duplicate_is_error=False), [A], [{"c": 1}]),
+        (wds.rename_keys(c="*.jpg"), [{"x/Y.JPG": 1}], [{"c": 1}]),
         (wds.extract_keys("*.b", "x;a"), [A], [(2, 1)]),
         (wds.extract_keys("a", "x", ignore_missing=True), [A], [(1,)]),
         (wds.associate({"k": {"c": 3}}), [{"__key__": "k"}, {"__key__": "l"}], [K3, {"__key__": "l"}]),
         (wds.associate(lambda key: {"c": key}), [{"__key__": "k"}], [{"__key__": "k", "c": "k"}]),
         (wds.xdecode(("*.up", shout)), [{"x.up": b"a", "txt": b"b"}], [{"x.up": b"A", "txt": "b"}]),
         (wds.xdecode(must_decode=False), [{"xyz": b"a"}], [{"xyz": b"a"}]),
+        (wds.xdecode(("*.up", shout), ("x.*", None), up=io.BytesIO.getvalue), [{"x.up": b"a"}], [{"x.up": b"a"}]),
+        (wds.xdecode(("*.txt", False)), [{"txt": b"a", "bin": b"b"}], [{"txt": b"a", "bin": b"b"}]),
+        (wds.xdecode(n=double), [{"__n": 1, "n": 2}], [{"__n": 1, "n": 4}]),
         (wds.slice(2), [1, 2, 3], [1, 2]),
         (wds.slice(1, None, 2), [1, 2, 3, 4], [2, 4]),
         (wds.rsample(0.0), [1, 2], []),
@@ -85,6 +92,11 @@ def shout(stream):
         (wds.batched(2, collation_fn=sum, partial=False), [1, 2, 3], [3]),
         (wds.unbatched(), [{"x": [1, 2], "y": ["a", "b"]}], [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]),
         (wds.unbatched(), [([1, 2], ["a", "b"])], [(1, "a"), (2, "b")]),
+        (wds.unbatched(), [[[1, 2], ["a", "b"]]], [(1, "a"), (2, "b")]),  # which torch's DataLoader makes of a tuple
+        (wds.unbatched(), [((1, 2), ("a", "b"))], [(1, "a"), (2, "b")]),
+        (wds.unbatched(), [{"x": (1, 2), "y": [3, 4]}], [{"x": 1, "y": 3}, {"x": 2, "y": 4}]),
+        (wds.shuffle(0), [1, 2, 3], [1, 2, 3]),
+        (wds.decode(post=[]), [{"txt.gz": encode_field("txt.gz", "a")}], [{"txt.gz": b"a"}]),
         (wds.resampled(0), [1, 2], []),
         (wds.non_empty, [1], [1]),
     ],
@@ -105,6 +117,8 @@ def test_stages(stage, samples, expected):
         (wds.extract_keys("x"), A, ValueError),
         (wds.extract_keys("*"), A, ValueError),
         (wds.xdecode(), {"xyz": b"a"}, ValueError),
+        (wds.unbatched(), [1, 2], ValueError),
+        (wds.unbatched(), [{"x": 1}], ValueError),
         (wds.decode(), {"cls": b"seven"}, wds.DecodingError),
         (wds.decode("rgb"), {"png": b"no image"}, wds.DecodingError),
         (wds.map(fail_at_two), {"cls": 2}, KeyError),
@@ -174,7 +188,9 @@ def test_decode_by_functions():
         {"__key__": "k", "a.jpg": ".a.jpg", "b.jpg": ".b.jpg", "cls": ".cls"}
     ]
     assert run(wds.decode(only="cls"), [sample]) == [{**sample, "cls": 3}]
-    assert run(wds.decode(len_of, only=["jpg"]), [sample]) == [{**sample, "a.jpg": 1, "b.jpg": 1}]
+    assert run(wds.decode(len_of, only=["a.jpg"]), [sample]) == [{**sample, "a.jpg": 1}]
+    beside = {"__key__": "k", "jpg": png(), "seg.jpg": png()}
+    assert run(wds.decode("pil", only="jpg"), [beside])[0]["seg.jpg"] == png()
     assert run(wds.decode(pre=[lambda key, data: wds.Continue(".txt", data)]), [sample])[0]["cls"] == "3"
     assert run(wds.decode(post=[]), [sample]) == [sample]
 
@@ -226,6 +242,18 @@ def test_batches_are_what_webdataset_makes_of_samples():
     apart = wds.filters.default_collation_fn([(1, np.ones(2))], combine_scalars=False, combine_tensors=True)
     assert apart[0] == [1]
     assert apart[1].shape == (1, 2)
+    (lists,) = run(wds.batched(2), [[1, "a"], [2, "b"]])
+    assert (type(lists), lists[0].tolist(), lists[1]) == (tuple, [1, 2], ["a", "b"])
+    (scalars,) = run(wds.batched(2), [{"x": np.int64(1), "y": np.float64(1)}, {"x": np.int64(2), "y": np.float64(2)}])
+    assert (scalars["x"], scalars["y"].tolist()) == ([1, 2], [1.0, 2.0])  # only Python's numbers become an array
+    with pytest.raises(ValueError, match="made of dicts or tuples"):
+        run(wds.batched(2), [1, 2])
+
+
+@pytest.mark.parametrize("batch", [(1, 2), {"x": [1]}, "ab"])
+def test_only_lists_are_unlisted(batch):
+    with pytest.raises(ValueError, match="unlisted takes lists"):
+        run(wds.unlisted(), [batch])
 
 
 def test_a_stage_of_a_users_own():
@@ -261,9 +289,32 @@ def test_lengths_and_epochs():
     assert bool(dataset)
     assert len(dataset.with_length(7)) == 7
     assert list(dataset.with_epoch(5)) == [1, 2, 3, 1, 2]
+    assert list(dataset) == [1, 2, 3, 1, 2]  # the pipeline itself, as in webdataset
+    assert len(dataset) == 7
     assert list(dataset.repeat(2)) == [1, 2, 3, 1, 2, 3]
     assert list(dataset.repeat(nbatches=4)) == [1, 2, 3, 1]
     assert list(dataset.slice(2).repeat(2).map(double)) == [2, 4, 2, 4]
+    assert list(dataset) == [1, 2, 3, 1]
+
+
+def test_closing_a_pipeline_closes_its_stages():
+    class Stage(wds.PipelineStage):
+        closed = False
+
+        def run(self, src):
+            return src
+
+        def close(self):
+            self.closed = True
+
+    stage = Stage()
+    with wds.WebDataset([]).compose(stage):
+        assert not stage.closed
+    assert stage.closed
+
+
+def test_datasets_of_one_length():
+    dataset = wds.FluidWrapper([1, 2, 3])
     assert list(wds.with_epoch(dataset, 4)) == [1, 2, 3, 1]
     assert len(wds.with_length(dataset, 4)) == 4
     assert list(wds.MockDataset("x", 3)) == ["x"] * 3
@@ -276,6 +327,9 @@ def test_mixing():
     assert list(wds.RoundRobin(parts, longest=True)) == [1, 3, 4, 2, 5, 6]
     assert sorted(wds.RandomMix(parts, longest=True)) == [1, 2, 3, 4, 5, 6]
     assert set(wds.RandomMix([[1] * 50, [2] * 50], probs=[1, 0])) == {1}
+    assert sorted(wds.RandomMix([[1, 1], [2, 2]], probs=[1, 0], longest=True)) == [1, 1, 2, 2]
+    with pytest.raises(ValueError, match="2 weights for 3 datasets"):
+        wds.RandomMix(parts, probs=[1, 1])
 
 
 def test_samples_cached_in_memory_are_made_once():
@@ -285,9 +339,20 @@ def test_samples_cached_in_memory_are_made_once():
     assert made == [1, 2, 3]
 
 
-def test_keys_are_logged(tmp_path):
-    run(wds.log_keys(tmp_path / "keys"), SAMPLES[:2])
-    assert (tmp_path / "keys").read_text() == "0\n1\n"
+def test_keys_are_logged(tmp_path, capsys):
+    run(wds.log_keys(tmp_path / "keys"), [*SAMPLES[:1], {"__key__": "1", "__worker__": 3, "__rank__": 2}])
+    assert (tmp_path / "keys").read_text() == "0\tNone\tNone\t0\n1\t3\t2\t1\n"
+    assert run(wds.log_keys(), SAMPLES) == SAMPLES
+    assert capsys.readouterr() == ("", "")
+
+
+def test_samples_are_shown(capsys):
+    assert run(wds.info(n=1, every=3, name="here"), SAMPLES) == SAMPLES
+    assert capsys.readouterr().err == (
+        "--- here\n__key__ '0'\ncls 0\ntxt 'text 0'\n--- here\n__key__ '2'\ncls 2\ntxt 'text 2'\n"
+    )
+    run(wds.info("{cls}!", n=2), SAMPLES)
+    assert capsys.readouterr().err == "0!\n1!\n"
 
 
 @pytest.mark.parametrize("name", ["LMDBCached", "MultiShardSample", "torch_video", "torch_audio"])
@@ -316,4 +381,4 @@ def test_modules_have_the_names_that_projects_import_from():
 @pytest.mark.interop
 def test_all_names_of_webdataset_are_there():
     theirs = pytest.importorskip("webdataset")
-    assert {name for name in dir(theirs) if name[:1] != "_"} - {*dir(wds)} <= {"info", "pytorch"}
+    assert {name for name in dir(theirs) if name[:1] != "_"} - {*dir(wds)} <= {"pytorch"}
