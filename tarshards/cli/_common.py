@@ -42,7 +42,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 #: The options that many tools share, under the headings of --help; a tool's own options come before them.
 HEADINGS = {
     "Input": (
-        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros"),
+        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split"),
         *("--on-error", "--max-errors", "--allow-empty"),
     ),
     "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),
@@ -320,6 +320,7 @@ class Input:
         slice_: slice | None,
         fields: str | None,
         ignore_zeros: bool,
+        split: str | None,
         on_error: str | None,
         max_errors: int | None,
         allow_empty: bool | None,
@@ -339,6 +340,7 @@ class Input:
         self.count, self.slice, self.fields, self.quiet = count, slice_, fields, quiet
         self.may_be_empty = allow_empty
         self.concatenated = ignore_zeros
+        self.split: Any = split or "first"
         read_as(connections=connections, ahead=ahead, cache_dir=cache_dir, cache_bytes=cache_bytes)
         if verbose:
             import logging
@@ -391,7 +393,7 @@ class Input:
         with usage_errors("--where"):
             samples = None if condition is None else by_columns(self.shards, condition, wanted, on_error=self.ledger)
         if samples is None:
-            samples = self._all() if wanted is None else wanted.candidates(self.specs, **options)
+            samples = self._all() if wanted is None else wanted.candidates(self.shards, **options)
             if wanted is not None:
                 samples = filter(self.counted(wanted, "--keys"), samples)
             if condition is not None:
@@ -444,9 +446,7 @@ class Input:
     @cached_property
     def shards(self) -> list[Shard]:
         """The shards that the command line names."""
-        from tarshards.storage.expressions import expand_shards
-
-        return expand_shards(self.specs)
+        return named_shards(self.specs, False, self.split)
 
     def _has_no_shard(self) -> bool:
         """Say whether the command line names several local shards, and none of them exists."""
@@ -551,6 +551,9 @@ class Input:
         """Return the *error* that ends the run, or one that says more where it is not the only one of its kind."""
         if isinstance(error, OpenError) and error.errno == ENOENT and self._has_no_shard():
             return OpenError(f"{error.reason}; none of the {len(self.shards)} shards is there", url=error.url)
+        if self.split == "last" and isinstance(error, SampleError) and "would read back" in error.reason:
+            reason = f"{error.reason}; keys with dots cannot be written: `tarcat --rekey` makes new ones"
+            return SampleError(reason, url=error.url, offset=error.offset, key=error.key, field=error.field)
         if self.max_errors is None or self.losses <= max(1, self.max_errors):
             return error
         return _too_many(self.losses, self.max_errors, self.first)
@@ -609,6 +612,9 @@ index_dir_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
 ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
+split_option = click.option(
+    "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
+)
 output_option = click.option(
     "-o", "--output", default="-", show_default=False, type=FILE, help="Write to FILE rather than to stdout."
 )
@@ -716,6 +722,7 @@ def reads_samples(
         click.option("--slice", "slice_", type=Slice(), help="Take these samples, as Python does."),
         click.option("-f", "--fields", metavar="FIELDS", help='Fields to take: "new:old1;old2 keep *".'),
         click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
+        split_option,
         click.option(
             "--on-error",
             metavar="POLICY",
@@ -773,11 +780,15 @@ def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
     return splits
 
 
-def named_shards(specs: Iterable[str], ignore_zeros: bool) -> list[Shard]:
-    """Return the shards that *specs* name; with *ignore_zeros* each may consist of several archives."""
+def named_shards(specs: Iterable[str], ignore_zeros: bool, split: str | None = None) -> list[Shard]:
+    """Return the shards that *specs* name; with *ignore_zeros* each may consist of several archives.
+
+    Their names are split into key and field at the *split* dot.
+    """
     from tarshards.storage.expressions import expand_shards
 
-    return [shard._replace(concatenated=ignore_zeros or shard.concatenated) for shard in expand_shards(specs)]
+    shards = expand_shards(specs)
+    return [shard._replace(concatenated=ignore_zeros or shard.concatenated, split=split) for shard in shards]
 
 
 def refuse(wrong: object, reason: str) -> None:

@@ -25,6 +25,7 @@ from tarshards.cli._common import (
     say,
     shard_progress,
     shards_argument,
+    split_option,
     sync_option,
     tool,
 )
@@ -35,6 +36,7 @@ from tarshards.cli._common import (
 @list_option
 @index_dir_option
 @ignore_zeros_option
+@split_option
 @click.option("--decode", is_flag=True, help="Decode all fields but videos and those that can run code.")
 @parallel_option("Threads", 1)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
@@ -49,6 +51,7 @@ def main(
     lists: tuple[str, ...],
     index_dir: str | None,
     ignore_zeros: bool,
+    split: str | None,
     decode: bool,
     parallel: int,
     as_json: bool,
@@ -70,8 +73,9 @@ def main(
 
     refuse_terminal(not shards and not lists)
     read_as(index_dir=index_dir)
-    named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros)
+    named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros, split)
     if repair is not None:
+        refuse(split == "last", "--repair cannot be combined with --split last: keys with dots cannot be written")
         refuse(
             "-" in [repair, *(shard.url for shard in named)],
             "--repair reads files and writes a file: neither SHARDS nor FILE can be -",

@@ -6,7 +6,17 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import FILE, all_specs, conversion_options, convert, ignore_zeros_option, list_option, tool
+from tarshards.cli._common import (
+    FILE,
+    all_specs,
+    conversion_options,
+    convert,
+    ignore_zeros_option,
+    list_option,
+    named_shards,
+    split_option,
+    tool,
+)
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 
@@ -18,6 +28,7 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 @click.argument("shards", nargs=-1, required=True, type=FILE)
 @list_option
 @ignore_zeros_option
+@split_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Files to write, such as out-%06d.parquet; or a folder."
 )
@@ -27,6 +38,7 @@ def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
     ignore_zeros: bool,
+    split: str | None,
     output: str,
     format: str | None,
     **options: Any,
@@ -40,9 +52,8 @@ def main(
 
     convert(
         export_dataset,
-        all_specs(shards, lists),
+        named_shards(all_specs(shards, lists), ignore_zeros, split),
         output,
         format=format,
-        concatenated=ignore_zeros,
         **options,
     )

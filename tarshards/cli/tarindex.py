@@ -25,6 +25,7 @@ from tarshards.cli._common import (
     say,
     shard_progress,
     shown,
+    split_option,
     sync_option,
     tool,
     usage_errors,
@@ -38,6 +39,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @list_option
 @index_dir_option
 @ignore_zeros_option
+@split_option
 @parallel_option("Processes", 1)
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
@@ -63,6 +65,7 @@ def main(
     lists: tuple[str, ...],
     index_dir: str | None,
     ignore_zeros: bool,
+    split: str | None,
     parallel: int,
     check: bool,
     crc: bool,
@@ -98,6 +101,7 @@ def main(
     exports, has_manifest = format_ != "index", manifest or no_manifest
     refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
+    refuse(split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
@@ -115,7 +119,7 @@ def main(
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
 
-    named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros)}.values())
+    named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros, split)}.values())
     if index_dir is not None:  # whose manifest names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
@@ -134,7 +138,7 @@ def main(
             named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids", sync=sync
         )
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
-    found, unchanged, failed, faults = [], set(), 0, 0
+    found, unchanged, failed, faults, warned = [], set(), 0, 0, False
     for outcome in shard_progress(outcomes, len(named), quiet):
         if outcome.error is not None:
             say(str(outcome.error))
@@ -144,6 +148,9 @@ def main(
         if outcome.faults:
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
+        if outcome.warning is not None and not warned:
+            say(outcome.warning)
+            warned = True
         found.append(outcome.shard)
         if outcome.unchanged:
             unchanged.add(outcome.shard.url)

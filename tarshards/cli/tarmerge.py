@@ -62,6 +62,7 @@ def main(
         tmpdir=tmpdir,
         on_error=source.ledger,
         concatenated=source.concatenated,
+        split=source.split,
         allow_pipe=True,
         reject=source.reject,
         leave_out=source.ledger.leave_out,

@@ -101,6 +101,7 @@ def main(
             until=until,
             on_error=source.ledger,
             concatenated=source.concatenated,
+            split=source.split,
             allow_pipe=config is None or allow_pipe,
             on_end=_tell_end if len(sources) > 1 else None,
         )

@@ -107,7 +107,8 @@ def main(
         raise click.UsageError("--state goes with --resume or --resume-failed")
     from tarshards.run.samples.journal import add_end, has_ended
 
-    choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection
+    split = [] if source.split == "first" else [source.split]
+    choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection, *split
     run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")]))
     check_output(output, overwrite or (state is not None and has_ended(state, run)))
     if joblog is not None:

@@ -14,6 +14,7 @@ from tarshards.cli._common import (
     ignore_zeros_option,
     keep_order_option,
     list_option,
+    named_shards,
     overwrite_option,
     parallel_option,
     quiet_option,
@@ -23,6 +24,7 @@ from tarshards.cli._common import (
     say_skipped,
     seed_option,
     size_option,
+    split_option,
     sync_option,
     tmpdir_option,
     tool,
@@ -35,6 +37,7 @@ from tarshards.errors import OpenError
 @click.argument("shards", nargs=-1, required=True, type=FILE)
 @list_option
 @ignore_zeros_option
+@split_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
 )
@@ -54,6 +57,7 @@ def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
     ignore_zeros: bool,
+    split: str | None,
     output: str,
     samples: int | None,
     size: int | None,
@@ -87,7 +91,7 @@ def main(
             raise OpenError("the file exists; --overwrite replaces it", url=first.name)
         with ProcessPool(parallel) as pool:
             made = reshard(
-                all_specs(shards, lists),
+                named_shards(all_specs(shards, lists), ignore_zeros, split),
                 output,
                 shuffle=not keep_order,
                 seed=seed,
@@ -95,7 +99,6 @@ def main(
                 max_samples=samples,
                 shards=count,
                 rekey=template,
-                concatenated=ignore_zeros,
                 executor=pool,
                 tmpdir=tmpdir,
                 progress=not quiet,

@@ -18,6 +18,7 @@ from tarshards.cli._common import (
     tool,
     usage_errors,
 )
+from tarshards.samples.keys import key_rule
 from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
 from tarshards.write.shards import write_samples
 
@@ -68,9 +69,10 @@ def main(
     samples = iter(source)
     if regroup:
         members = read_loose_members(
-            source.specs, ledger=source.ledger, concatenated=source.concatenated, allow_pipe=True
+            source.shards, ledger=source.ledger, concatenated=source.concatenated, allow_pipe=True
         )
-        regrouped = regroup_members(members, ledger=source.ledger, memory=memory, tmpdir=tmpdir)
+        rule = key_rule(source.split)
+        regrouped = regroup_members(members, ledger=source.ledger, split=rule, memory=memory, tmpdir=tmpdir)
         samples = source.choose(source.require(regrouped))
     if shuffle:
         samples = shuffle_samples(

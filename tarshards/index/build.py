@@ -13,7 +13,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NOT_ADJACENT, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NOT_ADJACENT, Split, key_rule
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
@@ -28,18 +28,18 @@ RESERVED = {"__key__", "__url__"}  # entries of a sample that cannot be fields
 WINDOW = 1 << 22  # bytes per read for checksums
 
 
-def build_index(url: str, *, crc: bool = False, concatenated: bool = False) -> Index:
+def build_index(url: str, *, crc: bool = False, concatenated: bool = False, split: Split = "first") -> Index:
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
-    With *concatenated* the shard may consist of several archives, which the index counts. Of large members only the
-    headers are read. Samples that ``read_samples`` refuses are its ``faults``. Raises the error that ``read_samples``
-    raises for a damaged shard, ShardIndexError for a compressed one, which has no random access, and OpenError for a
-    stream.
+    With *concatenated* the shard may consist of several archives, which the index counts. Names are split into key and
+    field at the *split*, the "first" or "last" dot of their base name. Of large members only the headers are read.
+    Samples that ``read_samples`` refuses are its ``faults``. Raises the error that ``read_samples`` raises for a
+    damaged shard, ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
-        index = _index(ranges, concatenated)
+        index = _index(ranges, concatenated, split)
         if index is None:
             raise _reason(location, concatenated)
         if crc:
@@ -68,12 +68,12 @@ class FileRanges(Ranges):
         self._file.close()
 
 
-def _index(ranges: Ranges, concatenated: bool) -> Index | None:
+def _index(ranges: Ranges, concatenated: bool, split: Split) -> Index | None:
     """Return the index of the shard in *ranges*, None where it is damaged."""
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
         reads = REMOTE if ranges.remote else LOCAL
-        found = walk(source, ranges.size, reads, MEMBER_LIMIT, split_name, concatenated)
+        found = walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), concatenated)
     except OpenError:
         raise
     except OSError as error:
@@ -84,6 +84,7 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
     index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
+    index.split = split
     if not elsewhere and not twice and not RESERVED & set(fields) and _are_different(keys):
         return index
     second = [member for (member,) in struct.iter_unpack("<I", twice)]
@@ -98,6 +99,7 @@ def _index(ranges: Ranges, concatenated: bool) -> Index | None:
     if folders := {member for member, found in steps.items() if not found}:  # links to them are in no sample
         index, kept, second = _without(index, folders)
         index.fingerprint = fingerprint(ranges, index.arrays["offset"])
+        index.split = split
         steps = {number: steps[member] for number, member in enumerate(kept) if member in steps}
         unresolved = {number: unresolved[member] for number, member in enumerate(kept) if member in unresolved}
     index.elsewhere = steps

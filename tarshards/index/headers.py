@@ -11,7 +11,6 @@ from collections.abc import Callable
 from tarshards.errors import ShardIndexError
 from tarshards.index._headers_py import find_header, has_size
 from tarshards.index.sidecar import Index
-from tarshards.samples.keys import split_name
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
 
 try:
@@ -37,7 +36,7 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
     if begin < low or (member and not _is_whole(read, index, member - 1, low)):
         begin = _first_header(read, offset - BLOCK, low)
     found = find_header(read, begin, offset)
-    if found is not None and found[1] == size and split_name(found[0]) == (key, field):
+    if found is not None and found[1] == size and _is_named(found[0], key, field):
         return
     there = "no sound header" if found is None else f"{found[0]!r} of {found[1]} bytes"
     reason = f"stale index: it says {size} bytes, and here is {there}; rebuild it with `tarindex`"
@@ -68,6 +67,11 @@ def check_fetched(
             return before + cut(at + len(before), size - len(before))
 
         check_header(joined, index, member, url=url)  # extended headers may begin before
+
+
+def _is_named(name: str, key: str, field: str) -> bool:
+    """Return whether a name is that of *key* and *field*, by whatever rule it was split."""
+    return name.startswith(f"{key}.") and name[len(key) + 1 :].lower() == field
 
 
 def first_byte(index: Index, member: int) -> int:

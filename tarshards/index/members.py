@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, repeat
 from zlib import crc32
 
-from tarshards.errors import ShardIndexError
+from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
+from tarshards.samples.keys import dots_in_key, have_dots_in_key
 from tarshards.storage.location import Location
 from tarshards.tar.read import BLOCK, END, padding
 
@@ -33,6 +34,13 @@ class Members:
         self.longer: dict[int, int] = {}  # member -> bytes of its header, where that is more than one block
         self.first = b""  # the header of the first member, without its pax header
         self.last = b"", 0  # what the header of the last member is in, and where it ends there
+
+    def check_room(self, key: str, fields: tuple[str, ...], url: str) -> None:
+        """Raise SampleError for a sample that is not written yet, and would give the shard *url* too many fields."""
+        new = [field for field in fields if field not in self.fields]
+        if len(self.fields) + len(new) > MAX_FIELDS:
+            reason = f"{_too_many([*self.fields, *new])}; pass index=False to write without"
+            raise SampleError(reason, url=Location.of(url).name, key=key, field=new[0])
 
     def add_written(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], offset: int
@@ -98,4 +106,9 @@ class Members:
 def check_fields(fields: list[str], url: str) -> None:
     """Raise ShardIndexError where there are more fields than an index can hold."""
     if len(fields) > MAX_FIELDS:
-        raise ShardIndexError(f"{len(fields)} different fields, but an index holds at most {MAX_FIELDS}", url=url)
+        raise ShardIndexError(_too_many(fields), url=url)
+
+
+def _too_many(fields: list[str]) -> str:
+    dots = f"; {dots_in_key(len(fields), fields[-1])}" if have_dots_in_key(fields) else ""
+    return f"{len(fields)} different fields, but an index holds at most {MAX_FIELDS}{dots}"

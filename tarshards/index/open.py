@@ -410,6 +410,7 @@ class OpenShards:
         self.names = [Location.of(url).name for url in self.urls]
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
         self._told = [None if shard.digest is None else bytes.fromhex(shard.digest) for shard in shards]
+        self._splits = [shard.split for shard in shards]
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -432,6 +433,7 @@ class OpenShards:
         unknown = [number for number, pair in enumerate(known) if None in pair]
         locations = [self.location(number) for number in unknown]
         for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
+            shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
             known[number] = len(shard.index), shard.index.shard_size
             self._hold(number, shard.index)
             if len(self._open) < min(KEPT, most_open() // 2):
@@ -452,6 +454,7 @@ class OpenShards:
             index = self._indexes.get(number)
             if index is None:
                 index = load_index(self.location(number))
+                index.check_split(self._splits[number], url=index_location(self.location(number)).name)
                 if problem := self._contradiction(number, index):
                     raise ShardIndexError(problem, url=index_location(self.location(number)).name)
                 self._hold(number, index)
@@ -630,7 +633,7 @@ class OpenShards:
                 self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told")
+        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told", "_splits")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

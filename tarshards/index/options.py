@@ -12,7 +12,7 @@ from typing import Literal
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.sidecar import check_there, has_index
 from tarshards.samples.fields import FieldNames
-from tarshards.samples.keys import KeyRule, Sample, split_name
+from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import Shard
@@ -48,8 +48,9 @@ class Opening:
     - *on_damage*: "end" ends a damaged shard at the damage; "resync" continues at the next sound header and requires
       *on_error*, which receives every gap and every sample that is not known to be complete. This reads the headers of
       a shard first, and copies anything but a plain local file to a temporary file
-    - *split*: the rule that splits the names of members into keys and fields; another than ``split_name`` requires
-      index=False or "auto", which then streams, since indexes are made with ``split_name``
+    - *split*: where the names of members are split into keys and fields: at the "first" or "last" dot of their base
+      name, or as a function says. An index must have been made by the same rule, with `tarindex --split`. A function
+      requires index=False or "auto", which then streams
     - *end*: "required" where a shard must end in at least one block of zeros; "optional" accepts one that was cut
       between two members
     - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
@@ -63,7 +64,7 @@ class Opening:
     on_error: ErrorPolicy = None
     allow_pipe: bool = False
     on_damage: OnDamage = "end"
-    split: KeyRule = split_name
+    split: KeyRule | Split = split_name
     end: ArchiveEnd = "required"
     concatenated: bool = False
     remote: Remote | None = None
@@ -75,14 +76,20 @@ class Opening:
             raise ValueError(f'index must be True, False or "auto", not {self.index!r}')
         for name in ("allow_pipe", "concatenated"):
             flag(name, getattr(self, name))
-        if self.index and self.index != "auto" and self.split is not split_name:
-            raise ValueError("split= requires index=False: indexes are made with split_name")
+        object.__setattr__(self, "split", key_rule(self.split))
+        if self.index and self.index != "auto" and split_of(self.rule) is None:
+            raise ValueError('split= as a function requires index=False: indexes are made with "first" or "last"')
         if self.remote is not None and not isinstance(self.remote, Remote):
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         if self.index_dir is not None and not self.index:
             raise ValueError("index_dir= names the folder of indexes, and index=False reads none")
         object.__setattr__(self, "remote", with_index_dir(self.remote, self.index_dir))
-        check_reading(self.on_error, self.on_damage, self.end, self.split, self.lazy)
+        check_reading(self.on_error, self.on_damage, self.end, self.lazy)
+
+    @property
+    def rule(self) -> KeyRule:
+        """The rule that *split* is, or names."""
+        return key_rule(self.split)
 
     def uses_index(self, shards: Sequence[Shard]) -> bool:
         """Return whether *shards* are read through their indexes.
@@ -92,7 +99,7 @@ class Opening:
         """
         if self.index != "auto":
             return self.index
-        if self.split is not split_name:
+        if split_of(self.rule) is None:
             return False
         index_dir = (self.remote or default()).index_dir
         if index_dir is None and all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
@@ -136,7 +143,7 @@ class Opening:
             ledger=ledger,
             allow_pipe=self.allow_pipe,
             on_damage=self.on_damage,
-            split=self.split,
+            split=self.rule,
             end=self.end,
             concatenated=self.concatenated,
             location=location,

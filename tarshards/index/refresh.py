@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from errno import EACCES, EPERM, EROFS
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, check_there, index_location
+from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
 from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -23,13 +24,15 @@ MANY = 1 << 26  # bytes of shards from which on several processes are faster tha
 class IndexOutcome(NamedTuple):
     """The result for one shard: its counts, and the file that was (or would be) written, or else the error.
 
-    *faults* are the errors of samples that the index marks; a shard is *unchanged* if its index had the same headers.
+    *faults* are the errors of samples that the index marks, *warning* is what to say of a sample that dots in the keys
+    have made of many; a shard is *unchanged* if its index had the same headers.
     """
 
     shard: Shard
     written: str | None = None
     error: TarshardsError | None = None
     faults: Sequence[SampleError] = ()
+    warning: str | None = None
     unchanged: bool = False
 
 
@@ -67,7 +70,7 @@ def export_indexes(
 
 
 def find_index(shard: Shard | str) -> Index:
-    """Return the index of a shard as it is now, for export; its sidecar says only whether it is concatenated.
+    """Return the index of a shard as it is now, for export; its sidecar says whether it is concatenated, and its rule.
 
     Raises SampleError for a shard with samples at fault, which the formats of others cannot mark.
     """
@@ -95,7 +98,16 @@ def _load(url: str) -> Index | None:
 
 def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
     several = earlier is not None and earlier.archives > 1
-    return build_index(shard.url, crc=crc, concatenated=shard.concatenated or several)
+    split: Any = shard.split or _split_of(shard.url, earlier)
+    return build_index(shard.url, crc=crc, concatenated=shard.concatenated or several, split=split)
+
+
+def _split_of(url: str, earlier: Index | None) -> str:
+    """Return the rule of a shard's index, also of one that is stale: a new index has the same."""
+    try:
+        return (earlier or Index.load(url, check=False)).split
+    except ShardIndexError:
+        return "first"
 
 
 def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutcome:
@@ -118,7 +130,7 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
     if unchanged and shard.digest in (None, found.digest):
         found = found._replace(sha256=shard.sha256)
     written = None if fresh else location.url
-    return IndexOutcome(found, written, faults=_faults(index, url), unchanged=unchanged)
+    return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
 
 
 def _save(index: Index, url: str, *, sync: bool) -> None:
@@ -131,6 +143,19 @@ def _save(index: Index, url: str, *, sync: bool) -> None:
         raise OpenError(reason, url=error.url, errno=error.errno) from error
 
 
+def _dots(index: Index, url: str) -> str | None:
+    """Return the warning of the first sample of an index that dots in the keys have made of many, None if none is."""
+    if index.split != "first" or len(index.fields) <= USUAL:
+        return None
+    for sample in (index.first[1:] - index.first[:-1] > USUAL).nonzero()[0].tolist():
+        fields = index.fields_of(sample)
+        if have_dots_in_key(fields):
+            return str(
+                SampleError(dots_in_key(len(fields), fields[0]), url=Location.of(url).name, key=index.keys[sample])
+            )
+    return None
+
+
 def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
     """Compare the headers of a shard with its index, with *crc* its data too; raise ShardIndexError if they differ."""
     url = Shard.of(shard).url
@@ -140,7 +165,7 @@ def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
         reason = "the index has no checksums; add them with `tarindex --crc`"
         raise ShardIndexError(reason, url=index_location(url).name)
     try:
-        found = build_index(url, crc=crc, concatenated=index.archives > 1)
+        found = build_index(url, crc=crc, concatenated=index.archives > 1, split=index.split)  # type: ignore[arg-type]
     except TarshardsError:
         Index.load(url)  # raises where the shard has another size too
         raise
@@ -153,6 +178,8 @@ def _difference(index: Index, found: Index) -> str | None:
     """Describe the first difference of an index from *found*, that of the shard as it is now; None if there is none."""
     if difference := index.difference(found):
         return difference
+    if index.split != found.split:
+        return f"names were split at the {index.split} dot"
     if index.shard_size != found.shard_size:
         return f"the shard has {found.shard_size} bytes, but had {index.shard_size} when it was indexed"
     if (index.fingerprint, index.archive_end) != (found.fingerprint, found.archive_end):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from errno import ENOENT
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.samples.fields import find_field
+from tarshards.samples.keys import Split
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
@@ -70,6 +71,8 @@ class Index:
 
     ``archives`` is the number of archives that the shard consists of: more than one if it is concatenated.
 
+    ``split`` is the rule by which the names of members were split into keys and fields, "first" or "last".
+
     ``end`` is the offset of the zeros that end the last archive; None in indexes that do not say it.
 
     ``faults`` are the samples at fault, by number: those with a duplicate field, those whose key occurred before, and
@@ -84,6 +87,7 @@ class Index:
 
     digest: bytes | None = None
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
+    split: str = "first"
 
     def __init__(
         self,
@@ -177,6 +181,8 @@ class Index:
         shard: dict[str, Any] = {"size": self.shard_size, "fingerprint": self.fingerprint}
         if self.archives > 1:
             shard["archives"] = self.archives
+        if self.split != "first":
+            shard["split"] = self.split
         if self.end is not None:
             shard["end"] = self.end
         arrays = {name: self.arrays[name] for name in FORMATS if name != "crc32"}
@@ -216,7 +222,7 @@ class Index:
             elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
             size, fingerprint_ = shard["size"], shard["fingerprint"]
             index = cls(size, fingerprint_, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
-            index.digest = shard.get("digest")
+            index.digest, index.split = shard.get("digest"), shard.get("split", "first")
             problem = _inconsistency(index)
         except ShardIndexError:
             raise
@@ -291,6 +297,13 @@ class Index:
         location.make_folder()
         with location.open("wb", sync=sync) as stream:
             stream.write(self.pack())
+
+    def check_split(self, split: str | None, *, url: str | None = None) -> None:
+        """Raise ShardIndexError, which names *url*, unless names were split as *split* says; None says nothing."""
+        if split not in (None, self.split):
+            own = f'read the shard with `--split {self.split}` (split="{self.split}")'
+            reason = f"made with `tarindex --split {self.split}`; {own}, or index it with `tarindex --split {split}`"
+            raise ShardIndexError(reason, url=url)
 
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
         """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
@@ -527,6 +540,8 @@ def _inconsistency(index: Index) -> str | None:
     """Return what is impossible in *index*, None if nothing is."""
     if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
         return "a digest that is none"
+    if index.split not in get_args(Split):
+        return "an unknown rule for names"
     if type(index.archives) is not int or index.archives < 1:
         return "a number of archives that is none"
     if type(index.shard_size) is not int or not type(index.keys) is type(index.fields) is list:

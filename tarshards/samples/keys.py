@@ -1,17 +1,22 @@
-"""Split the name of a member into key and field at the first dot of its base name, as WebDataset does."""
+"""Split the name of a member into key and field: at the first dot of its base name, as WebDataset does, or the last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Literal, TypeAlias
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, shortened
 
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
 
 #: How a member's name splits into key and field; None for a name without a key.
 KeyRule = Callable[[str], tuple[str, str] | None]
+
+#: The rules that have a name: names are split at the first dot of their base name, or at the last.
+Split: TypeAlias = Literal["first", "last"]
+
+USUAL = 64  # members of a sample; of more than these it is asked whether dots in the names have made them one
 
 # Why members do not form a sample.
 DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
@@ -33,6 +38,53 @@ def split_name(name: str) -> tuple[str, str] | None:
     if not stem or not dot or ("__" in name and is_reserved(name)):
         return None
     return folder + slash + stem if slash else stem, field.lower()
+
+
+def split_last(name: str) -> tuple[str, str] | None:
+    """Split the name of a member as ``split_name`` does, but at the last dot of its base name.
+
+    >>> split_last("a/img_0.000001.JPG"), split_last(".hidden.jpg")
+    (('a/img_0.000001', 'jpg'), None)
+    """
+    if split_name(name) is None:
+        return None
+    key, _, field = name.rpartition(".")
+    return key, field.lower()
+
+
+_RULES: dict[str, KeyRule] = {"first": split_name, "last": split_last}
+
+
+def key_rule(split: Any) -> KeyRule:
+    """Return the rule that *split* names, or is; raise TypeError or ValueError for anything else."""
+    if isinstance(split, str):
+        if split not in _RULES:
+            raise ValueError(f'split is "first", "last" or a function, not {split!r}')
+        return _RULES[split]
+    if not callable(split):
+        words = f'split must be "first", "last" or a function of a member\'s name, not {shortened(split)}'
+        raise TypeError(words)
+    return split
+
+
+def split_of(rule: KeyRule) -> Split | None:
+    """Return the name of a rule; None for one of a user's own."""
+    return "first" if rule is split_name else "last" if rule is split_last else None
+
+
+def have_dots_in_key(fields: Collection[str]) -> bool:
+    """Say whether the *fields* of one sample are so many, and so like numbers, that a dot in each key has made them.
+
+    >>> have_dots_in_key([f"{number:06d}.jpg" for number in range(100)]), have_dots_in_key(["jpg", "1.txt"])
+    (True, False)
+    """
+    return len(fields) > USUAL and 2 * sum(field.partition(".")[0].isdigit() for field in fields) > len(fields)
+
+
+def dots_in_key(number: int, field: str) -> str:
+    """Return what to say of a sample of so many fields, one of them *field*, or of a shard, and what to do about it."""
+    advice = '`--split last` (split="last") splits names at their last dot'
+    return f"{number} fields, such as {field}: are there dots in the keys? {advice}"
 
 
 def is_reserved(name: str) -> bool:

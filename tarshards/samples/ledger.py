@@ -132,6 +132,8 @@ class Ledger:
       ValueError: odd
     """
 
+    told_of_dots = False  # whether a warning of a sample that dots in the keys have made of many was logged
+
     def __init__(self, *, max_errors: float = 0, on_error: OnError | None = None):
         if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
             raise ValueError(f'max_errors must be a number from 0 to float("inf"), not {max_errors!r}')

@@ -12,18 +12,35 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakSet
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarError, TarshardsError, UrlError, flag, shortened
+from tarshards.errors import (
+    EncodeError,
+    OpenError,
+    SampleError,
+    TarError,
+    TarshardsError,
+    UrlError,
+    flag,
+    shortened,
+    visible,
+)
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
     DUPLICATE_FIELD,
     INCOMPLETE,
     NOT_ADJACENT,
+    USUAL,
     KeyRule,
     Sample,
+    Split,
+    dots_in_key,
+    have_dots_in_key,
     is_reserved,
     join_name,
+    key_rule,
+    split_last,
     split_name,
+    split_of,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.member_file import LazyMembers, MemberFile
@@ -52,7 +69,7 @@ def read_samples(
     on_error: ErrorPolicy = None,
     on_damage: OnDamage = "end",
     allow_pipe: bool = False,
-    split: KeyRule = split_name,
+    split: KeyRule | Split = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
     lazy: str | Iterable[str] | None = None,
@@ -65,7 +82,7 @@ def read_samples(
     next shard, or after the damage if *on_damage* is "resync".
     """
     names = lazy_fields(lazy)
-    check_reading(on_error, on_damage, end, split, names)
+    check_reading(on_error, on_damage, end, names)
     flag("allow_pipe", allow_pipe)
     flag("concatenated", concatenated)
     read = partial(
@@ -73,7 +90,7 @@ def read_samples(
         ledger=Ledger.of(on_error),
         allow_pipe=allow_pipe,
         on_damage=on_damage,
-        split=split,
+        split=key_rule(split),
         end=end,
         concatenated=concatenated,
         lazy=names,
@@ -140,13 +157,8 @@ def _is_remote(location: Location) -> bool:
         return False
 
 
-def check_reading(
-    on_error: ErrorPolicy, on_damage: str, end: str, split: KeyRule, lazy: FieldNames | None = None
-) -> None:
-    """Raise ValueError for "resync" without *on_error*, or with *lazy* fields, and for words that are unknown.
-
-    Raises TypeError for what is no function.
-    """
+def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, lazy: FieldNames | None = None) -> None:
+    """Raise ValueError for "resync" without *on_error*, or with *lazy* fields, and for words that are unknown."""
     if on_damage not in get_args(OnDamage):
         raise ValueError(f'on_damage is "end" or "resync", not {on_damage!r}')
     if error_handler(on_error) is None and on_damage == "resync":
@@ -155,8 +167,6 @@ def check_reading(
         raise ValueError('on_damage="resync" reads whole fields: pass it without lazy=')
     if end not in get_args(ArchiveEnd):
         raise ValueError(f'end is "required" or "optional", not {end!r}')
-    if not callable(split):
-        raise TypeError(f"split must be a function of a member's name, not {shortened(split)}")
 
 
 def read_shard(
@@ -177,12 +187,14 @@ def read_shard(
     It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
     each is an ``Extent``, which lasts until the next sample is taken. Each field that *lazy* names is a ``MemberFile``;
     a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. The
-    other options are those of ``Opening``. What a manifest says of *shard* applies: it may be concatenated, and another
-    number of samples is an error (if *split* is the default).
+    other options are those of ``Opening``. What a manifest or a tool says of *shard* applies: it may be concatenated,
+    its names may be split by another rule, and another number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or Location.of(shard.url)
     concatenated = concatenated or shard.concatenated
+    if split is split_name and shard.split == "last":
+        split = split_last
     expected = shard.samples if split is split_name else None
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
@@ -314,8 +326,9 @@ class _Grouping:
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
     ):
-        self.grouper = Grouper(url, split, split is split_name)
+        self.grouper = Grouper(url, split, split_of(split) is not None)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
+        self._is_first = split is split_name
         self._delivered = self._refused = self._fields = 0
         self._incomplete: dict[int, str] = {}  # why members have no content, by their offsets
 
@@ -358,13 +371,19 @@ class _Grouping:
         if len(samples) != 1 or events:
             return self._deliver(samples, events)
         self._delivered += 1
-        self._fields += len(samples[0]) - 2
+        fields = len(samples[0]) - 2
+        self._fields += fields
+        if fields > USUAL:
+            self._look_for_dots(samples)
         return samples
 
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
         rest = iter(samples)
         taken = 0
-        self._fields += _fields_in(samples)  # before who gets a sample changes it
+        fields = _fields_in(samples)  # before who gets a sample changes it
+        self._fields += fields
+        if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
+            self._look_for_dots(samples)  # some have other fields than the first
         try:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
@@ -380,6 +399,22 @@ class _Grouping:
             left = list(rest)  # where the consumer has stopped, or an error is raised
             self._delivered += len(samples) - len(left)
             self._fields -= _fields_in(left)
+
+    def _look_for_dots(self, samples: list[Sample]) -> None:
+        """Log a warning, once, of a sample that dots in the keys have made of many."""
+        if not self._is_first or (self._ledger is not None and self._ledger.told_of_dots):
+            return
+        for sample in samples:
+            fields = [field for field in sample if field[:2] != "__"]
+            if have_dots_in_key(fields):
+                import logging
+
+                self._is_first = False
+                if self._ledger is not None:
+                    self._ledger.told_of_dots = True
+                reason = visible(f"{self._url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
+                logging.getLogger("tarshards").warning("%s", reason)
+                return
 
 
 def _fields_in(samples: list[Sample]) -> int:

@@ -30,6 +30,8 @@ class Shard(NamedTuple):
 
     *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it; *sha256* is
     the checksum of the file, and *digest* that of its keys and members, as its index has it, in hexadecimal digits.
+    *split* is the rule that its reader wants for the names of members, "first" or "last", and no manifest has it; None:
+    "first", or that of the index.
     """
 
     url: str
@@ -39,6 +41,7 @@ class Shard(NamedTuple):
     indexed: bool = False
     sha256: str | None = None
     digest: str | None = None
+    split: str | None = None
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:
@@ -84,7 +87,7 @@ def parse_manifest(text: bytes | str, url: str) -> list[Shard]:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
-    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None, digest=None)]
+    [Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None, digest=None, split=None)]
     """
     import json
 

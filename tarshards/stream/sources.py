@@ -16,7 +16,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
 from tarshards.index.options import Opening
 from tarshards.index.sidecar import check_there, has_ranges
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import Sample, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
@@ -360,6 +360,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if opening.uses_index(shards) and not _must_stream(Location.of(shards[0].url, opening.remote), opening, options):
         from tarshards.index.access import IndexedShards
 
+        shards = [shard._replace(split=shard.split or split_of(opening.rule)) for shard in shards]
         indexed = IndexedShards(shards, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)

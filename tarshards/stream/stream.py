@@ -15,7 +15,7 @@ from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.index.options import Opening
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
 from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.keys import KeyRule, Split, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.read import OnDamage, closed_at_exit
 from tarshards.storage.redaction import redacted
@@ -125,7 +125,7 @@ class Stream:
         lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
-        split: KeyRule = split_name,
+        split: KeyRule | Split = split_name,
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,

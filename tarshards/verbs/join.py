@@ -38,6 +38,7 @@ def join_shards(
     tmpdir: str | None = None,
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
+    split: str | None = None,
     allow_pipe: bool = False,
     reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
@@ -45,10 +46,10 @@ def join_shards(
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
     From where their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs
-    are indexed, no index marks samples at fault, and the indexes fit into half of *memory*. Errors of shards and
-    *concatenated* are as in ``read_samples``.
+    are indexed, no index marks samples at fault, and the indexes fit into half of *memory*. Errors of shards,
+    *concatenated*, and *split*, "first" or "last", are as in ``read_samples``.
     """
-    shards = [expand_shards(spec) for spec in inputs]
+    shards = [[shard._replace(split=split) for shard in expand_shards(spec)] for spec in inputs]
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
     read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tarshards.epoch.proportions import Mixture, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.lines import located
 from tarshards.samples.read import read_shard
@@ -100,6 +100,7 @@ def mix_streams(
     until: Until = "first",
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
+    split: KeyRule | Split = split_name,
     allow_pipe: bool = False,
     on_end: Callable[[Source], Any] | None = None,
 ) -> Iterator[Sample]:
@@ -111,12 +112,13 @@ def mix_streams(
     with the source that ends.
 
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
-    invalid weights; other errors, and *concatenated*, are as in ``read_samples``.
+    invalid weights; other errors, *concatenated* and *split* are as in ``read_samples``.
     """
     check_until(until)
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
-    read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=allow_pipe)
+    options: Any = {"concatenated": concatenated, "split": key_rule(split), "allow_pipe": allow_pipe}
+    read = partial(read_shard, ledger=ledger, **options)
     streams = [_SourceStream(source, seed + number, ledger, read) for number, source in enumerate(sources)]
     if sum(stream.urls.count("-") for stream in streams) > 1:
         raise UrlError("stdin can be only one of the sources", url="-")

@@ -217,6 +217,8 @@ def write_shard(
             try:
                 fields, values = encode_sample(sample, in_pieces=True)
                 packed = pack_members(key, fields, values)
+                if index is not None and fields not in index.numbers:
+                    index.check_room(key, fields, target)
                 writer.write_members(key, packed, sample.get("__url__"))
             except (SampleError, EncodeError) as error:
                 if reject is None:

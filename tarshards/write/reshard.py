@@ -131,7 +131,8 @@ def reshard(
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
     plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync)
-    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut), sync)
+    rules = ["last"] if any(shard.split == "last" for shard in named) else []
+    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, *rules), sync)
 
     with ExitStack() as stack:
         if executor is None:

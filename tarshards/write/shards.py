@@ -261,6 +261,8 @@ class ShardWriter(_Writer):
                 raise ValueError(f"{Location.of(self.pattern).name}: closed, so nothing more can be written")
             writer = self._writer = self._begin_shard()
         before = writer.size - len(END)
+        if self._members is not None and fields not in self._members.numbers:
+            self._members.check_room(key, fields, self._name())
         writer.write_members(key, packed, sample.get("__url__"))
         self.samples += 1
         if self._members is not None:

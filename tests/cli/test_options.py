@@ -64,6 +64,7 @@ VARIES = {
     "--shuffle": "tarsort shuffles all samples, and needs no number of samples to hold",
     "--size": "the default depends on what else a tool has to limit shards",
     "--tmpdir": "the default depends on what is kept there",
+    "--split": "tarimport takes one split of a dataset, the others a dot of a name",
     "--state": "tarproc keeps samples in a file, tarjob markers in a folder",
     "--name": "tarjob names a job, tarcard a dataset",
     "--output": "one file, a pattern for many, or a folder",

@@ -19,7 +19,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
 from tarshards.index.options import Opening
 from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.keys import KeyRule, Split, split_name
 from tarshards.samples.ledger import ErrorPolicy
 from tarshards.samples.read import OnDamage
 from tarshards.storage.remote import Remote
@@ -123,7 +123,7 @@ class ShardDataset(TorchStream):
         lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         on_damage: OnDamage = "end",
-        split: KeyRule = split_name,
+        split: KeyRule | Split = split_name,
         end: ArchiveEnd = "required",
         concatenated: bool = False,
         allow_pipe: bool = False,

@@ -67,6 +67,7 @@ def group_found(
     segment = 0  # counts the gaps and zeros so far
     after_gap = after_zeros = False  # no member of a sample since
     last: Gap | Zeros | None = None
+    taken: set[str] = set()  # names that no further member of the sample may have as its field
     for piece in pieces:
         if not isinstance(piece, list):
             segment += 1
@@ -105,9 +106,11 @@ def group_found(
                     if sample.unsure and len(sample.members) == 1:  # its member may belong to the new sample
                         before = before or sample.before
                     yield sample
+                taken = {"__key__", "__url__"}
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
-            known = any(parts[1] == each for each, _, _ in sample.members) or parts[1] in ("__key__", "__url__")
+            known = parts[1] in taken
+            taken.add(parts[1])
             if (known or unresolved) and sample.problem is None:
                 sample.problem, sample.wrong = unresolved or DUPLICATE_FIELD, (parts[1], header)
             if steps:

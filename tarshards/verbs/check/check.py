@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
+from tarshards.samples.keys import USUAL, KeyRule, dots_in_key, have_dots_in_key, key_rule, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile, open_plain
@@ -49,6 +50,7 @@ def check_shards(
     with KeyPlaces() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
         for shard in map(Shard.of, shards):
+            check.rule = key_rule(shard.split or "first")
             check.shard(shard.url, allow_pipe, concatenated or shard.concatenated)
         return check.finish(allow_empty)
 
@@ -58,10 +60,12 @@ class _Check:
 
     def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
+        self.rule: KeyRule = split_name  # that of the names in the shard
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
         self.indexed: dict[str, bool] = {}
+        self.dotted: str | None = None  # the last shard that a warning of dots in keys is about
 
     def shard(self, url: str, allow_pipe: bool, concatenated: bool) -> None:
         location = Location.of(url)
@@ -88,7 +92,7 @@ class _Check:
 
     def _count_shard(self, file: PlainFile, name: str, concatenated: bool) -> None:
         """Count the samples of a shard, from one scan of its headers where they are all that there is to check."""
-        scanned = None if self.threads else scan_headers(file)
+        scanned = None if self.threads else scan_headers(file, self.rule)
         if scanned is not None:
             self._count_scanned(scanned, name)
         else:
@@ -100,7 +104,7 @@ class _Check:
         from tarshards.samples.resync.survey import group_file
         from tarshards.samples.resync.walking import walk
 
-        survey = group_file(file, pieces=walk(file, concatenated=concatenated))
+        survey = group_file(file, split=self.rule, pieces=walk(file, concatenated=concatenated))
         # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
         if survey.gaps:
             judge(survey.samples, survey.gaps, file)
@@ -113,7 +117,7 @@ class _Check:
         """Count the samples of any shard one by one."""
         from tarshards.verbs.check.inspection import decoded, misread_by_dali, whole_samples
 
-        samples = whole_samples(file, self.report, survey, concatenated=concatenated)
+        samples = whole_samples(file, self.report, survey, split=self.rule, concatenated=concatenated)
         for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
             self._count(sample, name)
             if odd := misread_by_dali(sample):
@@ -128,6 +132,8 @@ class _Check:
             if sizes := self._sizes_of(field_):
                 sizes.add(sample.content_size(number))
         self.keys.add(sample.key, (len(self.names) - 1, sample.offset))
+        if len(sample.members) > USUAL:
+            self._look_for_dots(sample.fields, name, sample.offset, sample.key)
         if len(self.forms) < FORMS:
             self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))
 
@@ -141,8 +147,16 @@ class _Check:
                 sizes.extend(lengths)
         self.keys.extend(zip(headers.keys, zip(repeat(len(self.names) - 1), headers.offsets)))
         for fields, number in headers.first_of_each_form():
+            if len(fields) > USUAL:
+                self._look_for_dots(fields, name, headers.offsets[number], headers.keys[number])
             if len(self.forms) < FORMS:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
+
+    def _look_for_dots(self, fields: frozenset[str], name: str, offset: int, key: str) -> None:
+        """Warn, once a shard, of a sample that dots in the keys have made of many."""
+        if self.rule is split_name and self.dotted != name and have_dots_in_key(fields):
+            self.dotted = name
+            self.report.add(Finding("warning", "dots", dots_in_key(len(fields), min(fields)), name, offset, key))
 
     def _sizes_of(self, field_: str) -> FieldSizes | None:
         """Return the counts of a field; None if there are too many fields."""

@@ -8,7 +8,7 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import NamedTuple
 
-from tarshards.samples.keys import split_name
+from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
 from tarshards.storage.plain import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
@@ -39,7 +39,7 @@ class ScannedShard(NamedTuple):
             yield frozenset(self.fields[place] for (place,) in places), number
 
 
-def scan_headers(file: PlainFile) -> ScannedShard | None:
+def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard | None:
     """Scan the headers of a plain shard; return None for any other shard, which needs a closer look.
 
     A plain shard is sound and not too large. It holds only samples and one end of archive: no other members, no
@@ -47,7 +47,7 @@ def scan_headers(file: PlainFile) -> ScannedShard | None:
     """
     if file.size > LARGEST:
         return None
-    found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split_name)
+    found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split)
     if found is None or not found[0]:
         return None
     keys, fields, (*arrays, twice, elsewhere), *_ = found

@@ -13,6 +13,7 @@ from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS, is_sound_jpeg
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
+from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.reading import explain, read_member
@@ -27,7 +28,12 @@ WHITE = re.compile(r"\s")
 
 
 def whole_samples(
-    file: PlainFile, report: Report, survey: Survey | None = None, *, concatenated: bool = False
+    file: PlainFile,
+    report: Report,
+    survey: Survey | None = None,
+    *,
+    split: KeyRule = split_name,
+    concatenated: bool = False,
 ) -> Iterator[FoundSample]:
     """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
@@ -38,7 +44,7 @@ def whole_samples(
         pieces = _Held(walk(file, concatenated=concatenated))
         gaps = [piece for piece in pieces if isinstance(piece, Gap)]
         if gaps:
-            survey = group_file(file, pieces=pieces.held)
+            survey = group_file(file, split=split, pieces=pieces.held)
             judge(survey.samples, survey.gaps, file)
     if survey is not None:
         report.skipped += survey.skipped
@@ -48,7 +54,7 @@ def whole_samples(
             whole = len(survey.samples) - lost
             report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
     else:
-        items = group_found(pieces.held or walk(file, concatenated=concatenated), file, skip=report.skip)
+        items = group_found(pieces.held or walk(file, concatenated=concatenated), file, split=split, skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
             if item.end < file.size and concatenated:
