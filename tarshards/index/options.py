@@ -78,7 +78,7 @@ class Opening:
             flag(name, getattr(self, name))
         object.__setattr__(self, "split", key_rule(self.split))
         if self.index and self.index != "auto" and split_of(self.rule) is None:
-            raise ValueError('split= as a function requires index=False: indexes are made with "first" or "last"')
+            raise ValueError('split= requires index=False for a function: indexes are made with "first" or "last"')
         if self.remote is not None and not isinstance(self.remote, Remote):
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         if self.index_dir is not None and not self.index:

@@ -40,7 +40,6 @@ from tarshards.samples.keys import (
     key_rule,
     split_last,
     split_name,
-    split_of,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.member_file import LazyMembers, MemberFile
@@ -326,7 +325,7 @@ class _Grouping:
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
     ):
-        self.grouper = Grouper(url, split, split_of(split) is not None)
+        self.grouper = Grouper(url, split, split is split_name)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._is_first = split is split_name
         self._delivered = self._refused = self._fields = 0

@@ -308,8 +308,8 @@ def walk(
     a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
-    last component, keep lower-case fields as they are, and return None only for empty keys, for components with "__" in
-    the key, and for fields that end with "__".
+    last component, or at the last one, so that no known field has a dot; keep lower-case fields as they are; and return
+    None only for empty keys, for components with "__" in the key, and for fields that end with "__".
     """
     read = partial(_pread, source) if isinstance(source, int) else source
     least, most, large = reads

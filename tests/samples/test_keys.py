@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from tarshards.errors import SampleError
-from tarshards.samples.keys import is_reserved, join_name, split_name
+from tarshards.samples.keys import have_dots_in_key, is_reserved, join_name, key_rule, split_last, split_name
 
 names = st.text("ab./_", max_size=12) | st.text(max_size=12)
 
@@ -61,3 +61,31 @@ def test_joined_names_read_back_or_are_refused(key, field):
 def test_names_that_would_not_read_back(key, field):
     with pytest.raises(SampleError, match="would"):
         join_name(key, field)
+
+
+@given(names)
+def test_the_last_dot_splits_the_names_that_the_first_does(name):
+    first, last = split_name(name), split_last(name)
+    assert (first is None) is (last is None)
+    if last is not None:
+        key, field = last
+        assert (name.startswith(f"{key}."), name[len(key) + 1 :].lower(), "." in field) == (True, field, False)
+        assert name.count(".", name.rfind("/") + 1) > 1 or last == first
+
+
+@pytest.mark.parametrize(
+    ("split", "error"), [("middle", ValueError), ("", ValueError), (3, TypeError), (None, TypeError)]
+)
+def test_rules_are_words_or_functions(split, error):
+    assert (key_rule("first"), key_rule("last"), key_rule(split_last)) == (split_name, split_last, split_last)
+    with pytest.raises(error, match='"first", "last" or a function'):
+        key_rule(split)
+
+
+def test_many_fields_like_numbers_tell_of_dots_in_the_key():
+    numbers = [f"{number:06d}.jpg" for number in range(70)]
+    assert have_dots_in_key(numbers)
+    assert have_dots_in_key([*numbers, *(f"{number}.jpg" for number in range(70)), "txt"])
+    assert not have_dots_in_key(numbers[:64])
+    assert not have_dots_in_key([f"view{number}.jpg" for number in range(70)])
+    assert not have_dots_in_key([*numbers, *(f"view{number}.jpg" for number in range(80))])
