@@ -11,7 +11,7 @@ from zlib import crc32
 
 from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
-from tarshards.samples.keys import dots_in_key, have_dots_in_key
+from tarshards.samples.keys import DOTS, have_dots_in_key
 from tarshards.storage.location import Location
 from tarshards.tar.read import BLOCK, END, padding
 
@@ -110,5 +110,5 @@ def check_fields(fields: list[str], url: str) -> None:
 
 
 def _too_many(fields: list[str]) -> str:
-    dots = f"; {dots_in_key(len(fields), fields[-1])}" if have_dots_in_key(fields) else ""
+    dots = f"; as in {fields[-1]}, {DOTS}" if have_dots_in_key(fields) else ""
     return f"{len(fields)} different fields, but an index holds at most {MAX_FIELDS}{dots}"

@@ -16,6 +16,7 @@ KeyRule = Callable[[str], tuple[str, str] | None]
 #: The rules that have a name: names are split at the first dot of their base name, or at the last.
 Split: TypeAlias = Literal["first", "last"]
 
+DOTS = 'are there dots in the keys? `--split last` (split="last") splits names at their last dot'
 USUAL = 64  # members of a sample; of more than these it is asked whether dots in the names have made them one
 
 # Why members do not form a sample.
@@ -82,9 +83,8 @@ def have_dots_in_key(fields: Collection[str]) -> bool:
 
 
 def dots_in_key(number: int, field: str) -> str:
-    """Return what to say of a sample of so many fields, one of them *field*, or of a shard, and what to do about it."""
-    advice = '`--split last` (split="last") splits names at their last dot'
-    return f"{number} fields, such as {field}: are there dots in the keys? {advice}"
+    """Return what to say of a sample of so many fields, one of them *field*, and what to do about it."""
+    return f"{number} fields, such as {field}: {DOTS}"
 
 
 def is_reserved(name: str) -> bool:

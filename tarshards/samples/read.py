@@ -327,7 +327,7 @@ class _Grouping:
     ):
         self.grouper = Grouper(url, split, split is split_name)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
-        self._is_first = split is split_name
+        self._split = split
         self._delivered = self._refused = self._fields = 0
         self._incomplete: dict[int, str] = {}  # why members have no content, by their offsets
 
@@ -373,7 +373,7 @@ class _Grouping:
         fields = len(samples[0]) - 2
         self._fields += fields
         if fields > USUAL:
-            self._look_for_dots(samples)
+            tell_of_dots(samples, self._url, self._split, self._ledger)
         return samples
 
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
@@ -382,7 +382,7 @@ class _Grouping:
         fields = _fields_in(samples)  # before who gets a sample changes it
         self._fields += fields
         if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
-            self._look_for_dots(samples)  # some have other fields than the first
+            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have other fields than the first
         try:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
@@ -399,21 +399,21 @@ class _Grouping:
             self._delivered += len(samples) - len(left)
             self._fields -= _fields_in(left)
 
-    def _look_for_dots(self, samples: list[Sample]) -> None:
-        """Log a warning, once, of a sample that dots in the keys have made of many."""
-        if not self._is_first or (self._ledger is not None and self._ledger.told_of_dots):
-            return
-        for sample in samples:
-            fields = [field for field in sample if field[:2] != "__"]
-            if have_dots_in_key(fields):
-                import logging
 
-                self._is_first = False
-                if self._ledger is not None:
-                    self._ledger.told_of_dots = True
-                reason = visible(f"{self._url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
-                logging.getLogger("tarshards").warning("%s", reason)
-                return
+def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
+    """Log a warning of the first of *samples* that dots in the keys have made of many, once for a *ledger*."""
+    if split is not split_name or (ledger is not None and ledger.told_of_dots):
+        return
+    for sample in samples:
+        fields = [field for field in sample if field[:2] != "__"]
+        if have_dots_in_key(fields):
+            import logging
+
+            if ledger is not None:
+                ledger.told_of_dots = True
+            reason = visible(f"{url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
+            logging.getLogger("tarshards").warning("%s", reason)
+            return
 
 
 def _fields_in(samples: list[Sample]) -> int:

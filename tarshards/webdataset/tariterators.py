@@ -23,6 +23,7 @@ from tarshards.samples.read import group_members, read_shard
 from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.stream.following import Count
 from tarshards.tar.read import Member, read_members
 from tarshards.webdataset import filters, handlers
@@ -146,7 +147,7 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
 
 def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
     try:
-        shards = IndexedShards([location.url])
+        shards = IndexedShards([Shard(location.url, split="first")])  # as webdataset splits names
     except TarshardsError as error:
         ledger(error)
         return

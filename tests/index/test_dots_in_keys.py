@@ -79,6 +79,12 @@ def test_one_sample_of_many_members_like_numbers_is_told(shard, read, caplog):
     assert words.startswith(f"{shard}: img_0: 80 fields, such as 000000.jpg: are there dots in the keys?")
 
 
+def test_it_is_told_where_damage_is_passed_over_too(shard, caplog):
+    ledger = Ledger(max_errors=9)
+    assert [len(sample) - 2 for sample in read_samples(shard, on_error=ledger, on_damage="resync")] == [2 * COUNT]
+    assert len(warnings_of(caplog)) == 1
+
+
 def test_it_is_told_once_a_dataset(shard, caplog):
     ledger = Ledger(max_errors=9)
     assert len(list(read_samples([shard, shard, shard], on_error=ledger))) == 3
@@ -136,6 +142,13 @@ def test_an_index_of_another_rule_is_refused(shard, made, wanted, index):
         with pytest.raises(ShardIndexError, match=rf"a\.tar\.index: made with `tarindex --split {made}`; .*{wanted}`"):
             list(ShardDataset(shard, index=index, **options))
     assert len(list(ShardDataset(shard, index=False, split=wanted))) == (COUNT if wanted == "last" else 1)
+
+
+def test_code_for_webdataset_has_its_rule(shard):
+    wds = pytest.importorskip("tarshards.webdataset")
+    assert [len(sample) - 2 for sample in wds.WebDataset(save(shard, "first"))] == [2 * COUNT]
+    with pytest.raises(ShardIndexError, match="tarindex --split first"):
+        list(wds.WebDataset(save(shard)))
 
 
 def test_it_is_refused_where_a_manifest_says_how_many_samples_there_are(shard):

@@ -9,7 +9,7 @@ from typing import Any
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import wrong_number
+from tarshards.samples.read import tell_of_dots, wrong_number
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros
@@ -58,6 +58,7 @@ def read_resyncing(
                 sample = read_found(file, item)
                 delivered += 1
                 fields += len(sample) - 2
+                tell_of_dots([sample], found.url, split, ledger)
                 yield sample
             if file.error is not None:
                 ledger(file.error)
