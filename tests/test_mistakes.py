@@ -97,7 +97,7 @@ def test_error_policies(here, code, kind, words):
     ('Stream.from_shards("pipe:cat a.tar", allow_pipe="no")', TypeError, "allow_pipe must be True or False, not 'no'"),
     ('read_samples("plain-0000.tar", allow_pipe="no")', TypeError, "allow_pipe must be True or False, not 'no'"),
     ('read_samples("plain-0000.tar", concatenated="no")', TypeError, "concatenated must be True or False, not 'no'"),
-    ('Stream.from_shards("plain-0000.tar", split="/")', TypeError, "split must be a function .* not '/'"),
+    ('Stream.from_shards("plain-0000.tar", split="/")', ValueError, "split is .first., .last. or a function, not '/'"),
     ('Stream.from_shards("train-0000.tar", fields=3)', TypeError, "fields are names, .* not 3"),
     ('Stream.from_shards("train-0000.tar", fields={"cls": 1})', TypeError, "fields are names, .* not {'cls': 1}"),
     ('IndexedShards("train-0000.tar", fields=["cls", 3])', TypeError, "the name of a field is a str, .* not 3"),
