@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tarshards.errors import OpenError, OpError
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.beside import forget
+from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of, read_marker, remove_marker, write_marker
 from tarshards.stream.ops import progress as show_progress
@@ -69,8 +70,18 @@ def make_all(
     """Make every unit that a killed run has not made; return what is known of each, in their order.
 
     A unit that fails raises its error, or gives it to *ledger*, which may let the others go on; it is then left out.
-    ``finish`` removes what this leaves for a later run.
+    ``finish`` removes what this leaves for a later run. Raises OpenError where another run makes one of them now.
     """
+    with Claims() as claims:
+        for unit in units:
+            Location.of(unit.output).make_folder()
+            claims.take(unit.output)
+        return _make_all(units, ledger, executor, progress, sync)
+
+
+def _make_all(
+    units: Sequence[Unit], ledger: Ledger, executor: Executor | None, progress: bool, sync: bool
+) -> list[dict[str, Any]]:
     write_marker(_begun(units), {"outputs": len(units)}, sync=sync)
     task = _Task(ledger.max_errors > 0, sync)
     made: dict[int, dict[str, Any]] = {}

@@ -17,5 +17,5 @@ Read in this order:
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host
 - ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced
-- ``markers``: records of what was made
+- ``markers``: records of what was made; ``claims``: names that one writer at a time may write
 """

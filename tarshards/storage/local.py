@@ -164,7 +164,7 @@ def _claim(target: str) -> tuple[str, int]:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = _is_at(path, descriptor)
+            ours = is_at(path, descriptor)
         except BlockingIOError:  # another writer is about to remove it
             ours = False
         except OSError:  # a file system without locks, where nothing is removed
@@ -184,7 +184,7 @@ def _sweep(path: str) -> bool:
         return isinstance(error, FileNotFoundError)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(path, descriptor):
+        if is_at(path, descriptor):
             os.unlink(path)
     except OSError:
         return False
@@ -193,7 +193,7 @@ def _sweep(path: str) -> bool:
     return True
 
 
-def _is_at(path: str, descriptor: int) -> bool:
+def is_at(path: str, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -172,6 +172,8 @@ class ShardWriter(shards.ShardWriter):
         def open_writer(name: str) -> TarWriter:
             if opener is not None:
                 opened.append(opener(name))
+            else:
+                self._claims.take(name)
             return TarWriter(opened[-1] if opened else name, **options)
 
         def finish(name: str, _: Any) -> None:

@@ -31,11 +31,12 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
 from tarshards.storage.beside import forget
+from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
-from tarshards.write.shards import ShardWriter, TarWriter, shard_name
+from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_name
 
 log = logging.getLogger("tarshards")
 
@@ -72,7 +73,8 @@ def write_dataset(
     are removed, and writing starts anew. It also starts anew if all was written.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
-    EncodeError for a value that does not encode; each names the number of the item. Raises SampleError for a dataset
+    EncodeError for a value that does not encode; each names the number of the item. Raises OpenError where another
+    writer is at work under the same local *pattern*, SampleError for a dataset
     without samples, and StateError for an iterator whose first item is that of the interrupted call and a later one is
     not: it cannot start anew.
     """
@@ -80,10 +82,12 @@ def write_dataset(
     if to_sample is not None:
         check_function(to_sample, "to_sample=")
     source = _Source(dataset)
-    journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)), sync)
     function: Callable[[Any], Any]
     encode = _Encoder(source.sequence, to_sample)
     with ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        claims.take(shard_name(pattern, 0))  # the journal may be that of a call which is at work
+        journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)), sync)
         if executor is None:
             from tarshards.parallel import ProcessPool, call_shared
 
@@ -105,6 +109,7 @@ def write_dataset(
                 max_samples=None,
                 max_bytes=max_bytes,
                 start=len(journal.shards),
+                open_writer=partial(open_claimed, claims, sync=sync, sha256=sha256),
                 on_finish=journal.finish,
                 sync=sync,
                 sha256=sha256,
@@ -113,7 +118,8 @@ def write_dataset(
         for number, sample in encoded(source.chunks(journal.items)):
             writer.write(sample)
             journal.add(number, sample)
-    journal.remove()
+        writer.close()
+        journal.remove()
     if not journal.shards:
         raise SampleError("the dataset has no samples, so no shard is written", url=Location.of(pattern).name)
     return journal.shards

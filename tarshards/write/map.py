@@ -18,6 +18,7 @@ from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import encode_sample, read_shard
+from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
@@ -74,7 +75,7 @@ def map_shards(
     Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
     later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has an output of its
-    own.
+    own, and OpenError where another writer is at work on a local one.
     """
     check_function(function, "map_shards")
     shards = expand_shards(inputs)
@@ -86,6 +87,10 @@ def map_shards(
     reports: dict[int, ShardReport] = {}
     first: dict[int, BaseException] = {}
     with ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        for name in names:
+            Location.of(name).make_folder()
+            claims.take(name)
         executor = executor or stack.enter_context(_default_pool())
         todo = list(enumerate(zip(shards, names)))
         for left in range(retries, -1, -1):
@@ -107,11 +112,11 @@ def map_shards(
                     failure = at_shard(first[number], shard.url)
                     reports[number] = ShardReport(shard.url, name, error=str(failure))
                     ledger(failure)
-    rows = [reports[number] for number in sorted(reports)]
-    write_report(common_name(names) + ".report.jsonl", rows, sync=sync)
-    write_manifests([row for row in rows if row.error is None], sync=sync)
-    if is_pattern(outputs):
-        name_leftovers(os.fspath(outputs), len(names))
+        rows = [reports[number] for number in sorted(reports)]
+        write_report(common_name(names) + ".report.jsonl", rows, sync=sync)
+        write_manifests([row for row in rows if row.error is None], sync=sync)
+        if is_pattern(outputs):
+            name_leftovers(os.fspath(outputs), len(names))
     return rows
 
 

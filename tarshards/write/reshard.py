@@ -24,6 +24,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.read import encode_sample, read_shard
 from tarshards.samples.retry_parse import retry_parse
+from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
@@ -109,7 +110,8 @@ def reshard(
     With *sync* what it holds, and each output, is on the disk before it counts as done, as a power loss requires.
     *ledger* counts what was read, and the members that belong to no sample.
 
-    Raises ValueError for conflicting or invalid arguments, and SampleError for a key that occurs twice in a shard, and
+    Raises ValueError for conflicting or invalid arguments, OpenError where another writer is at work under the same
+    local pattern, and SampleError for a key that occurs twice in a shard, and
     for inputs without samples unless *allow_empty*.
     """
     import numpy as np
@@ -132,9 +134,13 @@ def reshard(
         buckets *= 2
     plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
-    _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, *rules), sync)
 
     with ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        for name in (shard_name(output_pattern, 0), folder):  # the folder of another call may have the same name
+            Location.of(name).make_folder()
+            claims.take(name)
+        _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, *rules), sync)
         if executor is None:
             from tarshards.parallel import ProcessPool
 
@@ -151,15 +157,18 @@ def reshard(
         bounds = np.concatenate([[0], ends]).tolist()
         gather = _Gather(plan, np.concatenate([[0], np.cumsum(counts)]).tolist())
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
+        for span in spans:
+            claims.take(shard_name(output_pattern, span[0]))
         remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
-    made = with_digests(
-        Shard(url, samples, size, indexed=size is not None) for url, samples, size in (found[span] for span in spans)
-    )
-    write_manifest(manifest, made, sync=sync)
-    name_leftovers(output_pattern, len(made))
-    os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from
-    shutil.rmtree(folder)
+        made = with_digests(
+            Shard(url, samples, size, indexed=size is not None)
+            for url, samples, size in (found[span] for span in spans)
+        )
+        write_manifest(manifest, made, sync=sync)
+        name_leftovers(output_pattern, len(made))
+        os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from
+        shutil.rmtree(folder)
     return made
 
 

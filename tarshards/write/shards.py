@@ -17,6 +17,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.read import encode_sample, fields_of
 from tarshards.samples.seen_keys import SeenKeys
+from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
@@ -211,8 +212,12 @@ class ShardWriter(_Writer):
     that of ``TarWriter``, also for indexes and the manifest. With *sha256* uncompressed shards are
     hashed as they are written, and the manifest has their checksums.
 
-    *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``;
-    *on_finish* is called with the name and the writer of each finished shard.
+    A local shard belongs to the writer that begins it until that is closed or aborted, or its process ends: another
+    one that would replace it meanwhile raises OpenError, which names the process. Writers that work at the same time
+    need patterns of their own, or different *start*. On servers and stores nothing tells that there are two.
+
+    *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``,
+    and is to claim it; *on_finish* is called with the name and the writer of each finished shard.
     """
 
     def __init__(
@@ -237,7 +242,9 @@ class ShardWriter(_Writer):
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}
-        self._open_writer = open_writer or partial(TarWriter, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
+        self._claims = Claims()
+        open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
+        self._open_writer = open_writer or partial(open_tar, self._claims)
         self._sha256 = sha256
         self._on_finish, self._sync = on_finish, sync
         self.shards: list[str] = []
@@ -325,15 +332,16 @@ class ShardWriter(_Writer):
 
     def close(self) -> None:
         """Finish the last shard, write the manifest, and warn of shards beyond the last; further calls do nothing."""
-        self._finish_shard()
-        if self._is_open:
-            name_leftovers(self.pattern, self._number, self._values)
-            self._is_open = False
-        if self._index and self._entries:
-            from tarshards.index.manifests import write_manifest
+        with self._claims:
+            self._finish_shard()
+            if self._is_open:
+                name_leftovers(self.pattern, self._number, self._values)
+                self._is_open = False
+            if self._index and self._entries:
+                from tarshards.index.manifests import write_manifest
 
-            write_manifest(self._manifest(), self._entries.values(), sync=self._sync)
-            self._entries = {}
+                write_manifest(self._manifest(), self._entries.values(), sync=self._sync)
+                self._entries = {}
 
     def abort(self) -> None:
         """Discard the shard that is being written."""
@@ -341,6 +349,13 @@ class ShardWriter(_Writer):
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
+        self._claims.release()
+
+
+def open_claimed(claims: Claims, name: str, **options: Any) -> TarWriter:
+    """Open a shard that no other writer has, or raise OpenError."""
+    claims.take(name)
+    return TarWriter(name, **options)
 
 
 def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:

@@ -14,6 +14,7 @@ from tarshards.errors import EncodeError, OpenError, OpError, SampleError, Tarsh
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field, place
 from tarshards.samples.keys import Sample
+from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
 from tarshards.write.shards import ShardWriter, TarWriter
 
@@ -57,10 +58,11 @@ def split_samples(
     sample that has no route, or that its shard cannot take, is raised, or passed to *reject*. Reading stops with the
     sample that would start one more than *max_shards* shards; *leave_out* is then called with "max_shards".
     *on_finish* is called with the name of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a
-    shard that exists, unless *overwrite*, and for a shard that two series would write.
+    shard that exists, unless *overwrite*, and for a shard that two series, or another writer too, would write.
     """
     shards: list[SplitShard] = []
     begun: set[str] = set()
+    claims = Claims()
     series: dict[tuple[str, ...], ShardWriter] = {}
     routes = routes or {}
 
@@ -69,6 +71,8 @@ def split_samples(
             raise _EnoughError
         if name in begun:
             raise OpenError("two series would write this shard", url=Location.of(name).name)
+        if not dry_run:
+            claims.take(name)
         if not overwrite and (location := Location.of(name)).is_taken():
             raise OpenError("the file exists; --overwrite replaces it", url=location.name)
         begun.add(name)
@@ -114,6 +118,7 @@ def split_samples(
     finally:
         for writer in series.values():
             writer.abort()
+        claims.release()
     return shards
 
 

@@ -1,0 +1,158 @@
+"""Names of local files that one writer at a time may claim, so that none replaces what another has just written.
+
+The claims on the names of a folder are locks on bytes of its file ``.tarshards.lock``, one byte a name. They belong to
+the open file, so they end with its process. Byte 0 is locked by all who have the file open, shared: who locks it alone
+is the last, and removes the file. Each line in it is a JSON list of a name, and the process and host that claimed it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import struct
+from contextlib import suppress
+from hashlib import blake2b
+from time import sleep
+from typing import Any
+from weakref import WeakSet, finalize
+
+from tarshards.errors import OpenError, visible
+from tarshards.storage.local import is_at
+from tarshards.storage.location import Location
+from tarshards.storage.streams import failure
+
+LOCKS = ".tarshards.lock"
+_NUMBERS = 1 << 24  # names that differ only in their last number have neighbouring bytes, which are one lock
+_TICK = 0.01  # seconds; the file is locked alone only while it is removed
+
+
+class Claims:
+    """The local files that a writer claims until it is released, its process ends, or nothing refers to it.
+
+    A process that is forked has none of its parent's claims. Where the system cannot lock files, a warning says that
+    other writers cannot be told.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}  # descriptors by folder; -1 where it has no locks
+        self.release = finalize(self, _release, self._files)
+        _all.add(self)
+
+    def take(self, url: str | Location) -> None:
+        """Claim a file that will be written; raise OpenError, which names the holder, if another writer has it."""
+        location = Location.of(url)
+        if location.path is None:
+            return
+        path = os.path.realpath(location.path)
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # a device, or a pipe
+            return
+        folder, base = os.path.split(path)
+        if folder not in self._files:
+            self._files[folder] = _open(folder)
+        if (descriptor := self._files[folder]) < 0:
+            return
+        try:
+            _lock(descriptor, fcntl.F_WRLCK, _byte_of(base))
+        except (BlockingIOError, PermissionError):
+            cure = "wait until that is closed, or name another pattern or start number"
+            raise OpenError(f"{_holder(descriptor, base)} writes it; {cure}", url=location.name) from None
+        except OSError as error:
+            raise failure(error, location.name) from error
+        with suppress(OSError):  # a full disk
+            os.write(descriptor, json.dumps([base, os.getpid(), os.uname().nodename]).encode() + b"\n")
+
+    def __reduce__(self) -> Any:  # a copy in another process is another writer's
+        return Claims, ()
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_all: WeakSet[Claims] = WeakSet()
+
+
+def _forget_all() -> None:
+    """Close the files in a process that was forked, which would keep the claims of its parent after its death."""
+    for claims in list(_all):
+        for descriptor in claims._files.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        claims._files.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> None:
+    """Lock bytes for an open file, not for a process: `struct flock` of Linux, 64 bits."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+
+
+def _byte_of(base: str) -> int:
+    before, number, after = re.fullmatch(r"(.*?)(\d*)(\D*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
+    series = blake2b(os.fsencode(f"{before}\0{after}"), digest_size=8).digest()
+    return (1 + (int.from_bytes(series, "big") >> 26)) * _NUMBERS + int(number or 0) % _NUMBERS
+
+
+def _open(folder: str) -> int:
+    """Return the descriptor of the file of locks in *folder*, -1 where there cannot be one."""
+    path = os.path.join(folder, LOCKS)
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            if os.access(folder, os.W_OK):  # else writing says why it fails
+                _warn(path, error)
+            return -1
+        try:
+            _lock(descriptor, fcntl.F_RDLCK, 0)
+            if is_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:  # the last writer is about to remove it
+            sleep(_TICK)
+        except OSError as error:  # a file system without locks
+            _warn(path, error)
+            os.unlink(path)
+            os.close(descriptor)
+            return -1
+        os.close(descriptor)
+
+
+def _warn(path: str, error: OSError) -> None:
+    reason = f"{error.strerror}; nothing tells whether others write under the same pattern"
+    logging.getLogger("tarshards").warning("%s: %s", visible(path), reason)
+
+
+def _holder(descriptor: int, base: str) -> str:
+    """Say who has claimed the file *base*: the last that wrote a line for it."""
+    lines = os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines()
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError):  # of a line that is damaged
+            name, process, host = json.loads(line)
+            if _byte_of(name) == _byte_of(base):
+                if (process, host) == (os.getpid(), os.uname().nodename):
+                    return "another writer of this process"
+                return f"a writer of process {process} on {host}"
+    return "a writer of another process"
+
+
+def _release(files: dict[str, int]) -> None:
+    for folder, descriptor in files.items():
+        if descriptor < 0:
+            continue
+        path = os.path.join(folder, LOCKS)
+        with suppress(OSError):
+            _lock(descriptor, fcntl.F_WRLCK, 0)  # fails where others have it open
+            if is_at(path, descriptor):
+                os.unlink(path)
+        with suppress(OSError):
+            _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # of a child forked just now too
+        with suppress(OSError):
+            os.close(descriptor)
+    files.clear()
