@@ -196,7 +196,7 @@ class Catalog:
             if version.format not in DRIVERS.values():
                 raise self._error(f"{version.name} needs Squirrel's driver {version.format}, which is not supported")
             raise self._error(f"{version.name} is of {version.format}, not of tar shards; `tarimport` reads it")
-        return [shard for spec in split.shards for shard in shards_in(self.location, spec)]
+        return shards_in(self.location, split.shards)
 
     def stream(self, entry: str, **options: Any) -> Stream:
         """Return the stream of a split, with the ops of its version; *options* are those of ``Stream.from_shards``.
@@ -210,7 +210,7 @@ class Catalog:
             from tarshards.formats.msgpack_shards import read_msgpack
 
             folders = [f"{spec.rstrip('/')}/*.gz" for spec in split.shards]
-            urls = [shard.url for spec in folders for shard in shards_in(self.location, spec)]
+            urls = [shard.url for shard in shards_in(self.location, folders)]
             return self._apply(Stream(partial(read_msgpack, urls, **options)), version)
         shards = self.shards(entry)
         return self._apply(Stream.from_shards(shards, **{"remote": self.location.remote, **options}), version)

@@ -19,6 +19,7 @@ from tarshards.catalog import Catalog, Split, digest_of
 from tarshards.errors import OpenError, StateError, UrlError
 from tarshards.formats.croissant import write_card
 from tarshards.formats.msgpack_shards import write_msgpack
+from tarshards.storage import expressions
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.manifest import Shard
 
@@ -230,6 +231,28 @@ def test_a_remote_catalog_names_no_local_files(name):
         with pytest.raises(UrlError, match="a catalog may not name"):
             expand_urls("memory://bad/catalog.yaml#a")
     fsspec.filesystem("memory").rm("/bad", recursive=True)
+
+
+@pytest.mark.parametrize("spec", ["a-" + "{0..9}" * 8 + ".tar", "{00..99999999}"])
+def test_a_catalog_of_a_few_bytes_does_not_stand_for_any_number_of_shards(spec):
+    import fsspec
+
+    text = {"tarshards_catalog": 1, "datasets": {"a": {"1": {"splits": {"train": spec}}}}}
+    fsspec.filesystem("memory").pipe("/endless/catalog.yaml", yaml.safe_dump(text).encode())
+    with pytest.raises(UrlError, match="100,000,000 names; an expression names at most 3,000,000 shards") as caught:
+        expand_urls("memory://endless/catalog.yaml#a")
+    assert caught.value.url == "memory://endless/catalog.yaml"
+    fsspec.filesystem("memory").rm("/endless", recursive=True)
+
+
+def test_the_shards_of_a_split_are_counted_together(here, monkeypatch):
+    monkeypatch.setattr(expressions, "MOST_SHARDS", 10)
+    for count in 9, 10:
+        text = {"tarshards_catalog": 1, "datasets": {"a": {"1": {"splits": {"all": ["x", f"a-{{1..{count}}}"]}}}}}
+        Path(f"{count}.yaml").write_text(yaml.safe_dump(text))
+    assert len(expand_urls("9.yaml#a")) == 10
+    with pytest.raises(UrlError, match=r"^10\.yaml: an expression names at most 3,000,000 shards$"):
+        expand_urls("10.yaml#a")
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd", "pipe:id"])

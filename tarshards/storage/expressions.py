@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
@@ -20,6 +21,12 @@ Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
 #: The module that expands an entry of a file, such as `catalog.yaml#imagenet@2`, by the end of the file's name: its
 #: `expand(file, entry)` yields shards. It lies above this one, so it is imported by name, at first use.
 EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
+
+MOST_SHARDS = 3_000_000  # of an expression: as many as the largest manifest names
+TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
+_RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
+_ENDLESS = 10**18
+_SHOWN = 500  # characters of an expression in an error
 
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
@@ -49,7 +56,7 @@ def expand_urls(spec: Spec) -> list[str]:
       names are relative to it.
     - `catalog.yaml#imagenet@2/train`: the shards of an entry of a catalog; see ``tarshards.catalog``.
 
-    Raises UrlError for an expression that is malformed or names nothing.
+    Raises UrlError for an expression that is malformed, names nothing, or names more than 3,000,000 shards.
     """
     return [shard.url for shard in expand_shards(spec)]
 
@@ -62,7 +69,11 @@ def expand_shards(spec: Spec, remote: Remote | None = None) -> list[Shard]:
     >>> [shard.url for shard in expand_shards("a-{0..1}.tar")]
     ['a-0.tar', 'a-1.tar']
     """
-    shards = list(_expand(spec, (), remote))
+    shards: list[Shard] = []
+    for shard in _expand(spec, (), remote):
+        if len(shards) == MOST_SHARDS:
+            raise UrlError(TOO_MANY, url=spec_name(spec))
+        shards.append(shard)
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
     return shards
@@ -97,7 +108,8 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
             yield from _expand(each, lists, remote)
         return
     for part in _split(os.fspath(spec)):
-        for url in [part] if "{" in part and os.path.lexists(os.path.expanduser(part)) else _braces(part):
+        is_there = "{" in part and os.path.lexists(os.path.expanduser(part))
+        for url in [part] if is_there else _braces(part, Location(f"@{lists[-1]}") if lists else None):
             if url.startswith("@"):
                 yield from _read_list(url[1:], lists, remote)
             elif not url:
@@ -109,22 +121,25 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
                 yield from _shards_of(location)
 
 
-def shards_in(file: Location, spec: str) -> Iterator[Shard]:
-    """Yield the shards that the expression *spec* in the text of *file* names, relative to it.
+def shards_in(file: Location, specs: Iterable[str]) -> list[Shard]:
+    """Return the shards that the expressions *specs* in the text of *file* name, relative to it.
 
-    It is data, often someone else's. Raises UrlError where it names a command, stdin, a list, an entry of a file, or
-    from a remote file a local one.
+    They are data, often someone else's. Raises UrlError where they name a command, stdin, a list, an entry of a file,
+    or from a remote file a local one, or more than MOST_SHARDS.
     """
-    for part in _split(spec, file):
-        for name in _braces(part):
-            location = Location.of(name, file.remote)
-            if not name or name.startswith("@") or _split_entry(location) is not None:
-                raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
-            yield from _shards_of(Location.of(resolve(file, name), file.remote))
+    shards: list[Shard] = []
+    for name in (name for spec in specs for part in _split(spec, file) for name in _braces(part, file)):
+        location = Location.of(name, file.remote)
+        if not name or name.startswith("@") or _split_entry(location) is not None:
+            raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
+        shards += _shards_of(Location.of(resolve(file, name), file.remote))
+        if len(shards) > MOST_SHARDS:
+            raise UrlError(TOO_MANY, url=file.name)
+    return shards
 
 
 def relative_to(file: Location, spec: str) -> str:
-    """Return *spec*, relative to the current folder, as ``shards_in(file, spec)`` takes it.
+    """Return *spec*, relative to the current folder, as ``shards_in(file, [spec])`` takes it.
 
     >>> relative_to(Location("sets/catalog.yaml"), "sets/a-{0..9}.tar::http://host/b.tar")
     'a-{0..9}.tar::http://host/b.tar'
@@ -208,16 +223,68 @@ def _parts(spec: str) -> Iterator[str]:
     yield spec[start:]
 
 
-def _braces(part: str) -> Iterator[str]:
+def _braces(part: str, file: Location | None = None) -> Iterator[str]:
+    """Yield the names that *part* stands for, which an error says to be in *file*."""
     # Only with braces does a backslash mean anything, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:
         return iter([part])
     from braceexpand import braceexpand
 
+    where = Location(part).name
+    url = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
+    said = ""
+    if file is not None:
+        url, said = file.name, f"{shortened(where)}: "
+    count = _count(part)
+    if count > MOST_SHARDS:
+        raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)
+    if count * len(part) > MAX_BYTES:
+        raise UrlError(f"{said}names of more than {MAX_BYTES:,} characters together", url=url)
     try:
         return iter(braceexpand(part))
+    except RecursionError:
+        raise UrlError(f"{said}braces are nested too deeply", url=url) from None
     except ValueError as exc:
-        raise UrlError("unbalanced braces", url=Location(part).name) from Location(part).safe(exc)
+        raise UrlError(f"{said}unbalanced braces", url=url) from Location(part).safe(exc)
+
+
+def _count(part: str) -> int:
+    """Return how many names the braces in *part* stand for, at most 10^18; braceexpand makes lists of them.
+
+    >>> _count("a-{0..9}{b,c{d..f}}.tar"), _count("{00..99999999}")
+    (40, 100000000)
+    """
+    opened = [(0, 0, 1)]  # of each brace: where its text begins, the names before the last comma, and those since
+    for mark in re.finditer(r"\\.|[{},]", part, re.DOTALL):
+        begin, others, names = opened[-1]
+        if mark[0] == "{":
+            opened.append((mark.end(), 0, 1))
+        elif mark[0] == "," and len(opened) > 1:
+            opened[-1] = begin, others + names, 1
+        elif mark[0] == "}" and len(opened) > 1:
+            del opened[-1]
+            size = _count_range(part[begin : mark.start()]) or others + names
+            begin, others, names = opened[-1]
+            opened[-1] = begin, others, min(names * size, _ENDLESS)
+    count = 1
+    for _, others, names in opened:  # more than one only where they are unbalanced
+        count = min(count * (others + names), _ENDLESS)
+    return count
+
+
+def _count_range(text: str) -> int | None:
+    """Return how many numbers or letters a range such as `0..9` has; None for other text."""
+    from braceexpand import alphabet
+
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last, letter, end, step = match.groups()
+    try:
+        width = int(first) - int(last) if first else alphabet.index(letter) - alphabet.index(end)
+        return min(abs(width) // (int(step or 1) or 1) + 1, _ENDLESS)
+    except ValueError:  # numbers of thousands of digits
+        return _ENDLESS
 
 
 def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shard]:
@@ -225,11 +292,14 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         path = os.path.expanduser(path)
         real = os.path.realpath(path)
         with open(path, encoding="utf-8-sig") as file:
-            lines = [line.strip() for line in file]
+            text = file.read(MAX_BYTES + 1)
+            lines = [line.strip() for line in text.split("\n")]
     except UnicodeDecodeError as exc:
         raise UrlError("a list file is UTF-8 text, one spec a line", url=f"@{path}") from exc
     except (OSError, ValueError) as exc:
         raise failure(exc, f"@{path}") from exc
+    if len(text) > MAX_BYTES:
+        raise UrlError(f"more than {MAX_BYTES:,} characters, the limit for such a file", url=f"@{path}")
     if real in lists:
         raise UrlError("a list file that contains itself", url=f"@{path}")
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):

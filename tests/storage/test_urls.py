@@ -1,6 +1,7 @@
 """Shard expressions name exactly the URLs that bash, the list and the file system say."""
 
 import os
+import re
 import subprocess
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -8,11 +9,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.expressions import Shard, expand_shards, expand_urls, relative_to, shards_in
+from tarshards.storage import expressions
+from tarshards.storage.expressions import Shard, _count, expand_shards, expand_urls, relative_to, shards_in
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import dump_manifest, parse_manifest
 
@@ -106,6 +109,64 @@ def test_unbalanced_braces_name_the_spec(spec):
     assert caught.value.url == spec
 
 
+ENDLESS = {
+    "a-" + "{0..9}" * 8 + ".tar": "100,000,000 names",
+    "{00..99999999}": "100,000,000 names",
+    "a{b,{c,d{0..99999999}}}": "100,000,002 names",
+    "{0..9}" * 50_000: "1,000,000,000,000,000,000 names or more",
+    "{0..99999999999999999999999}": "1,000,000,000,000,000,000 names or more",
+    "{0..%s}" % ("9" * 5000): "1,000,000,000,000,000,000 names or more",
+    "}{{0..99999999}": "100,000,000 names",
+    "{" + "0" * 4000 + "..99999}": "names of more than 268,435,456 characters together",
+    "{" * 2000 + "}" * 2000: "braces are nested too deeply",
+}
+
+
+@pytest.mark.parametrize("spec", ENDLESS)
+def test_braces_for_too_many_names_are_refused_before_they_expand(here, spec):
+    reason = ENDLESS[spec]
+    if "names of" not in reason and "names" in reason:
+        reason += "; an expression names at most 3,000,000 shards"
+    with pytest.raises(UrlError) as caught:
+        expand_urls(["good.tar", spec])
+    assert caught.value.reason == reason
+    assert caught.value.url in (spec, f"{spec[:500]}...")
+    (here / "list").write_text(f"good.tar\n{spec}\n")
+    with pytest.raises(UrlError) as caught:
+        expand_urls("@list")
+    assert caught.value.reason.endswith(f": {reason}")
+    assert caught.value.url == f"@{here / 'list'}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(braces | st.text("ab01.,{}\\-"))
+def test_names_are_counted_as_they_expand(spec):
+    try:
+        expanded = list(braceexpand(spec))
+    except ValueError:
+        return
+    assert _count(spec) >= len(expanded)
+    if spec.count("{") == spec.count("}") and "\\" not in spec and not re.match("[^{]*}", spec):
+        assert _count(spec) == len(expanded)
+
+
+def test_the_shards_of_all_parts_are_counted_together(monkeypatch, here):
+    monkeypatch.setattr(expressions, "MOST_SHARDS", 10)
+    assert len(expand_urls(["a-{0..4}.tar", "b-{0..4}.tar"])) == 10
+    with pytest.raises(UrlError, match=r"at most 3,000,000"):
+        expand_urls("a-{0..4}.tar::b-{0..5}.tar")
+    (here / "list").write_text("a-{0..4}.tar\n")
+    (here / "lists").write_text("@list\n" * 3)
+    with pytest.raises(UrlError, match=r"at most 3,000,000"):
+        expand_urls("@lists")
+
+
+def test_a_list_has_an_end(monkeypatch):
+    monkeypatch.setattr(expressions, "MAX_BYTES", 1 << 20)
+    with pytest.raises(UrlError, match=r"^@/dev/zero: more than 1,048,576 characters, the limit for such a file$"):
+        expand_urls("@/dev/zero")
+
+
 @pytest.mark.parametrize("spec", ["", [], "a.tar::", "::a.tar", "{,a}.tar::{,}", [[], ()]])
 def test_nothing_is_an_error(spec):
     with pytest.raises(UrlError):
@@ -159,7 +220,7 @@ def test_of_many_names_few_combinations_are_looked_for(here, monkeypatch, folder
 def test_names_of_a_catalog_are_relative_to_it(here):
     make(here, "sets/a::b.tar")
     file = Location("sets/catalog.yaml")
-    assert [shard.url for shard in shards_in(file, "a::b.tar::c.tar")] == ["sets/a::b.tar", "sets/c.tar"]
+    assert [shard.url for shard in shards_in(file, ["a::b.tar::c.tar"])] == ["sets/a::b.tar", "sets/c.tar"]
     assert relative_to(file, "sets/a::b.tar::c.tar") == "./a::b.tar::../c.tar"
 
 
