@@ -12,8 +12,8 @@ import socket
 import threading
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple, Self
@@ -55,6 +55,75 @@ class Origin(NamedTuple):
         return cls(parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
 
 
+class _Timed(io.RawIOBase):
+    """What comes over a socket: from `begin` to `end` all of it within the timeout, else each part of it.
+
+    So are the lines around a body read, of which a server may send any number.
+    """
+
+    _until: float | None = None
+
+    def __init__(self, raw: Any, sock: Any):
+        self._raw, self._sock, self._timeout = raw, sock, sock.gettimeout()
+
+    def begin(self) -> None:
+        self._until = monotonic() + self._timeout
+
+    def end(self) -> None:
+        if self._until is not None:
+            self._until = None
+            with suppress(OSError):  # closed
+                self._sock.settimeout(self._timeout)
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> Any:
+        if self._until is not None:
+            left = self._until - monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self.end()
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer whose status and headers, and those of a proxy before it, come within the timeout of its socket."""
+
+    fp: Any
+    timed: _Timed
+
+    def __init__(self, sock: Any, *arguments: Any, **options: Any):
+        super().__init__(sock, *arguments, **options)
+        self.timed = _Timed(self.fp.detach(), sock)
+        self.timed.begin()
+        self.fp = io.BufferedReader(self.timed)
+
+    def begin(self) -> None:
+        super().begin()
+        self.timed.end()
+
+    def _read_status(self) -> Any:
+        while True:
+            line = super()._read_status()  # type: ignore[misc]
+            if not 101 < line[1] < 200:  # 100 is skipped by begin; 103 is Early Hints
+                return line
+            http.client.parse_headers(self.fp)
+
+
 class StalledError(ConnectionError):
     """A connection over which nothing has come for a while, though much has come over others."""
 
@@ -68,7 +137,7 @@ class Response:
 
     leaves_stalled = False
 
-    def __init__(self, key: Any, connection: http.client.HTTPConnection, response: http.client.HTTPResponse):
+    def __init__(self, key: Any, connection: http.client.HTTPConnection, response: _Answer):
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
         self._key, self._connection, self._response = key, connection, response
         self._rest: bytes | None = None  # what came together with the headers and is not read yet
@@ -82,21 +151,27 @@ class Response:
 
     def peek(self) -> bytes:
         """Return some bytes of the body without reading them; none at its end."""
-        return self._rest or self._response.peek(1)
+        return self._rest or self._call(self._response.peek, 1)
 
     def read(self, size: int) -> bytes:
         """Return at least one byte of the body and at most *size*, none at its end."""
         if self._rest is None:
-            self._rest = self._response.read1(max(WAKE, io.DEFAULT_BUFFER_SIZE))
+            self._rest = self._call(self._response.read1, max(WAKE, io.DEFAULT_BUFFER_SIZE))
             traffic.count("bytes", len(self._rest))
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
             return data
         if self._response.length:
             self._await(size)
-        data = self._response.read1(size)
+        data = self._call(self._response.read1, size)
         traffic.count("bytes", len(data))
         return data
+
+    def _call(self, read: Callable[[int], bytes], size: int) -> bytes:
+        if not self._response.chunked:
+            return read(size)
+        with self._response.timed.limited():  # the sizes of chunks, what extends them, and what trails the last
+            return read(size)
 
     def readinto(self, view: memoryview) -> int:
         """Read at least one byte into *view*, and no more than fit; return how many, 0 at the end of the body."""
@@ -158,7 +233,7 @@ class Response:
         connection, response = self._connection, self._response
         whole = response.isclosed() or response.length == 0
         if not whole and response.length is not None and response.length <= DRAINED and self.status >= 300:
-            with suppress(OSError, http.client.HTTPException):
+            with suppress(OSError, http.client.HTTPException), response.timed.limited():
                 response.read()
                 whole = response.isclosed()
         response.close()
@@ -187,8 +262,10 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
     """Send a request and return the answer, of any status; redirects are not followed.
 
     *body* is a file, which is sent from its beginning; *headers* say how long it is. An answer may come before its end,
-    but success is then a ConnectionError. *timeout* is in seconds without a byte. A kept connection that turns out to
-    be closed is replaced by a new one. Raises OSError, HTTPException, or ValueError for a malformed URL.
+    but success is then a ConnectionError. *timeout* is in seconds without a byte of the body; all that comes before it,
+    interim answers (1xx) among that, and the lines between two of its chunks are to come within as many. A kept
+    connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or ValueError for a
+    malformed URL.
     """
     origin, proxy = key = _key_of(url)
     parts = urlsplit(url)
@@ -204,8 +281,9 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         connection.timeout = timeout
         is_whole = True
         try:
-            if kept is not None:
-                kept.sock.settimeout(timeout)
+            if kept is None:
+                connection.connect()
+            connection.sock.settimeout(timeout)
             try:
                 connection.request(method, target, _blocks(body, connection) if body else None, headers)
             except (_AnsweredEarly, OSError) as error:
@@ -214,7 +292,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
                 is_whole = False  # and what the server says of it may be there
             sent = monotonic()
             traffic.count("requests")
-            response = connection.getresponse()
+            response: Any = connection.getresponse()
             pool.answered(key, monotonic() - sent)
             if not is_whole:
                 response.will_close = True
@@ -364,10 +442,13 @@ def _find_proxy(origin: Origin, variables: tuple[str | None, ...]) -> Proxy | No
 
 def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> http.client.HTTPConnection:
     host, port = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
+    connection: http.client.HTTPConnection
     if origin.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=timeout)
-    connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=_tls())
-    if proxy is not None:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=_tls())
+    connection.response_class = _Answer
+    if origin.scheme == "https" and proxy is not None:
         connection.set_tunnel(origin.host, origin.port, proxy.headers)
     return connection
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 
 import pytest
@@ -33,7 +33,9 @@ from tarshards.storage.transfer import MOVES, Address, Version, read_range
 
 
 @contextmanager
-def answering(*portions: bytes, pause: float, certificate: str | None = None) -> Iterator[str]:
+def answering(
+    *portions: bytes, pause: float, certificate: str | None = None, before: bytes = b"", framing: str = ""
+) -> Iterator[str]:
     """Answer one request with *portions* as the body, and a pause before each but the first; yield the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -46,7 +48,8 @@ def answering(*portions: bytes, pause: float, certificate: str | None = None) ->
             with connection:
                 connection.recv(10_000)
                 size = sum(map(len, portions))
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + portions[0])
+                header = framing or f"Content-Length: {size}"
+                connection.sendall(before + f"HTTP/1.1 200 OK\r\n{header}\r\n\r\n".encode() + portions[0])
                 for portion in portions[1:]:
                     time.sleep(pause)
                     connection.sendall(portion)
@@ -359,3 +362,83 @@ def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
     connections.connect_ahead(url, 3, connections=4, timeout=5)
     with pytest.raises(OpenError, match="proxy"):
         Location(f"{url}/a.tar.index").read()
+
+
+#: What a server, or a proxy, sends without end before an answer, and around the chunks of one: first, then again.
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "100 Continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "102 Processing": (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+    "103 Early Hints": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"),
+    "a status line": (b"HTTP/1.1 200 ", b"O"),
+    "a header": (OK + b"X: ", b"x"),
+    "headers": (OK, b"X: y\r\n"),
+    "an extension of a chunk": (CHUNKED + b"4;", b"x"),
+    "an extension of a later chunk": (CHUNKED + b"4\r\nbody\r\n4;", b"x"),
+    "a trailer": (CHUNKED + b"4\r\nbody\r\n0\r\nX: ", b"x"),
+    "trailers": (CHUNKED + b"4\r\nbody\r\n0\r\n", b"X: y\r\n"),
+    "the body of an error": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    "an answer of a proxy": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+}
+
+
+@contextmanager
+def without_end(first: bytes, again: bytes, pause: float) -> Iterator[str]:
+    """Answer each request with *first*, and then *again* for ever, with pauses; yield the URL."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                connection.recv(10_000)
+                connection.sendall(first)
+                while not is_over.wait(pause):
+                    connection.sendall(again)
+
+        def serve() -> None:
+            with suppress(OSError):
+                while not is_over.is_set():
+                    threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/a.tar"
+        finally:
+            is_over.set()
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["fast", "slow"])
+@pytest.mark.parametrize("what", ENDLESS)
+def test_what_never_ends_is_given_up_at_the_deadline(what, pause, monkeypatch):
+    first, again = ENDLESS[what]
+    if not pause:
+        again *= 2000
+    with without_end(first, again, pause) as url:
+        if what == "an answer of a proxy":
+            monkeypatch.setenv("no_proxy", "")
+            monkeypatch.setenv("https_proxy", url)
+            url = "https://127.0.0.1:1/a.tar"
+        begun = time.monotonic()
+        location = Location(url, Remote(timeout=0.5, retries=0))
+        with pytest.raises(OpenError, match=r"timed out|100 headers|65536 bytes|404 Not Found") as caught:
+            location.read()
+        assert time.monotonic() - begun < 5
+    assert caught.value.url == url
+
+
+def test_interim_answers_of_any_kind_are_passed_over():
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    with answering(b"body", pause=0, before=b"HTTP/1.1 100 Continue\r\n\r\n" + hints) as url:
+        assert b"".join(read(url, 1000, timeout=5)) == b"body"
+
+
+def test_a_slow_body_in_chunks_has_all_the_time_it_needs():
+    chunks = [b"4\r\n", b"body", b"\r\n"] * 5 + [b"0\r\n", b"\r\n"]
+    served = answering(b"", *chunks, pause=0.1, framing="Transfer-Encoding: chunked")
+    with served as url, connections.request("GET", url, {}, timeout=0.5) as response:
+        assert b"".join(iter(lambda: response.read(100), b"")) == b"body" * 5
