@@ -1,7 +1,8 @@
 """Blocks of remote files on a local disk, shared by all processes of the host: `Remote(cache_dir=, cache_bytes=)`.
 
 A block is a piece of one version of a remote file. It is fetched once: of the threads and processes that ask for it,
-one downloads it while the others wait, and one of these goes on if the downloader dies. What the folder holds::
+one downloads it while the others wait, and one of these goes on if the downloader dies. Who has waited for as long as
+the timeout of requests fetches it too: a process can be stopped. What the folder holds::
 
     ab/cdef....block   a block that stays; the name is a hash of its key, in 256 subfolders
     spool/abcdef.block a block that goes after its last use, or with the process that stored it
@@ -44,7 +45,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from itertools import islice
-from time import time_ns
+from time import monotonic, sleep, time_ns
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -65,6 +66,8 @@ BATCH = 256  # files are removed at once by a purge, while no others are stored
 PAGE = 4096  # bytes: a file takes a multiple of them on the disk
 SHARE = 0.9  # of the disk, where no budget is given
 TICK = 20_000_000  # nanoseconds: more than between two times that a file system tells apart
+LEAST_PAUSE, MOST_PAUSE = 0.0005, 0.02  # seconds between two looks at a lock that another process holds
+HURRIED, WHILE = 0.1, 10  # seconds for which it is awaited after one was in vain, for so many times the timeout
 MOST_VERIFIED = 1 << 18  # blocks whose checksums are known to be right, at 70 bytes each; then they are checked again
 
 BLOCK_NAME = re.compile(r"[0-9a-f]{30}\.block")
@@ -176,9 +179,10 @@ class Stored(NamedTuple):
 class CacheFolder:
     """The files of a cache and the counts of their bytes; *foreign* are the files that were found and are not of it."""
 
-    def __init__(self, path: str):
-        self.path = path
+    def __init__(self, path: str, timeout: float = 30.0):
+        self.path, self.timeout = path, timeout
         self.foreign: set[str] = set()
+        self._hurried_until = 0.0
 
     @classmethod
     def existing(cls, path: str) -> CacheFolder:
@@ -186,6 +190,28 @@ class CacheFolder:
         folder = cls(path)
         folder.read_counts()
         return folder
+
+    def lock(self, descriptor: int) -> None:
+        """Lock a file; raise TimeoutError if another process, which may be stopped, holds it for longer than *timeout*.
+
+        For a while after that, nobody is waited for as long.
+        """
+        begun = monotonic()
+        is_hurried = begun < self._hurried_until
+        end, pause = begun + (min(HURRIED, self.timeout) if is_hurried else self.timeout), LEAST_PAUSE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if monotonic() >= end:
+                    break
+            sleep(pause)
+            pause = min(2 * pause, MOST_PAUSE)
+        if not is_hurried:
+            self._hurried_until = monotonic() + WHILE * self.timeout
+        reason = f"locked for {self.timeout:g} s by another process, which may be stopped"
+        raise TimeoutError(errno.ETIMEDOUT, reason, self.path)
 
     def block_path(self, name: str, kind: str) -> str:
         """Return where a block lies, or would lie."""
@@ -226,7 +252,7 @@ class CacheFolder:
         while True:
             descriptor = _open(path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self.lock(descriptor)
                 if not _is_at(path, descriptor):  # somebody has removed it
                     continue
                 raw = os.pread(descriptor, 1 << 24, 0)
@@ -459,13 +485,15 @@ class BlockCache:
     *refused* counts the bytes of what this process has fetched and the budget did not allow to store.
     """
 
-    def __init__(self, path: str, budget: int | None):
+    def __init__(self, path: str, budget: int | None, timeout: float = 30.0):
         """Open the folder *path*, and make it if it does not exist; *budget* None is nine tenths of what is free.
+
+        Other processes are waited for up to *timeout* seconds.
 
         Raises OpenError if there can be no such folder. Where nothing can be stored in it, because it is read-only or
         full or has no locks, a warning is logged, and only what it holds is used.
         """
-        self.folder, self._given, self.budget = CacheFolder(path), budget, budget or 0
+        self.folder, self._given, self.budget = CacheFolder(path, timeout), budget, budget or 0
         self._begin()
         try:
             os.makedirs(path, exist_ok=True)
@@ -475,10 +503,10 @@ class BlockCache:
 
     @classmethod
     def of(cls, remote: Remote) -> BlockCache | None:
-        """Return the cache that *remote* asks for, one object for its folder and budget in a process; None without."""
+        """Return the cache that *remote* asks for, one object for each folder and budget in a process; None without."""
         if remote.cache_dir is None:
             return None
-        place = os.path.realpath(remote.cache_dir), remote.cache_bytes
+        place = os.path.realpath(remote.cache_dir), remote.cache_bytes, remote.timeout
         with _registering:
             if place not in _caches:
                 _caches[place] = cls(*place)
@@ -571,7 +599,7 @@ class BlockCache:
         self._mutex = threading.Lock()
         self._flights: dict[str, _Flight] = {}
         self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
-        self._stores = True
+        self._stores, self._is_passing_by = True, False
         self.refused = 0
         self._verified: set[int] = set()
 
@@ -585,7 +613,7 @@ class BlockCache:
                     raise
                 except OSError as error:
                     self._stop(error)
-            return self._stores
+            return self._stores and self._owner is not None
 
     def _enter(self) -> None:
         folder = self.folder
@@ -627,8 +655,13 @@ class BlockCache:
                 self.folder.sweep(counts)
 
     def _stop(self, error: OSError) -> None:
-        """Store nothing more, because of *error*."""
-        if self._stores:
+        """Store nothing more, because of *error*; go on without another process that is waited for in vain."""
+        if isinstance(error, TimeoutError):
+            if not self._is_passing_by:
+                self._is_passing_by = True
+                reason = words(error)
+                log.warning("%s: %s; blocks that it holds are fetched here too", visible(self.folder.path), reason)
+        elif self._stores:
             self._stores = False
             path, reason = visible(self.folder.path), words(error)
             log.warning("%s: %s; blocks that are not in this cache are read without storing them", path, reason)
@@ -739,7 +772,7 @@ class BlockCache:
         while True:
             part = _open(path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(part, fcntl.LOCK_EX)
+                self.folder.lock(part)
                 if _is_at(path, part):
                     return part
             except BaseException:
@@ -819,7 +852,7 @@ def _fetched(block: Block, fetch: Callable[[], bytes | memoryview]) -> memoryvie
     return data
 
 
-_caches: dict[tuple[str, int | None], BlockCache] = {}
+_caches: dict[tuple[str, int | None, float], BlockCache] = {}
 _registering = threading.Lock()
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -523,9 +524,12 @@ def holder(tmp_path):
 
 
 def waits_for_a_lock(path: Path) -> bool:
-    """Whether somebody waits for the lock of a file, as the kernel tells."""
-    number = f":{os.stat(path).st_ino} "
-    return any("->" in line and number in line for line in Path("/proc/locks").read_text().splitlines())
+    """Whether a thread of this process has a file open, which another process has locked."""
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return str(path) in links
 
 
 @pytest.mark.parametrize("way", ["plain", "fork"])
@@ -556,6 +560,48 @@ def test_another_process_waits_for_the_one_that_fetches(tmp_path, holder):
         process.stdin.close()
         assert taking.result(60) == data_of(make_block(0))
     assert process.wait(60) == 0
+
+
+def test_a_stopped_process_is_passed_by_after_the_timeout(tmp_path, holder, fetches, caplog):
+    process = holder("plain")
+    assert process.stdout.readline() == b"fetching\n"
+    process.send_signal(signal.SIGSTOP)
+    cache = BlockCache.of(Remote(cache_dir=tmp_path, cache_bytes=LEAST_CACHE, timeout=0.5))
+    begun = time.monotonic()
+    assert fetches.take(cache, make_block(0)), "it was fetched here"
+    assert 0.5 <= time.monotonic() - begun < 10
+    assert "locked for 0.5 s by another process, which may be stopped" in warnings_of(caplog)[0]
+    begun = time.monotonic()
+    assert fetches.take(cache, make_block(0))
+    assert time.monotonic() - begun < 0.45, "it is not awaited as long again"
+    assert [fetches.take(cache, make_block(1)) for _ in range(2)] == [True, False]  # others are stored
+    assert len(warnings_of(caplog)) == 1
+    process.send_signal(signal.SIGCONT)
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert not fetches.take(cache, make_block(0)), "it has stored the block"
+
+
+def test_a_process_that_is_stopped_while_it_changes_the_counts_is_passed_by(tmp_path, fetches, caplog):
+    """It holds the lock that all need who store a block, or begin to use the cache."""
+    fetches.take(open_cache(tmp_path), make_block(0))
+    cache = BlockCache.of(Remote(cache_dir=tmp_path, cache_bytes=LEAST_CACHE, timeout=0.5))
+    late = BlockCache(str(tmp_path), LEAST_CACHE, 0.5)
+    descriptor = os.open(tmp_path / "tarshards-cache", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new = BlockCache(str(tmp_path), LEAST_CACHE, 0.5)
+    for each in cache, late, new:
+        begun = time.monotonic()
+        assert [fetches.take(each, make_block(number)) for number in (0, 1, 2, 1, 2)] == [False, *[True] * 4]
+        assert time.monotonic() - begun < 10
+        assert each.reserve(1 << 20) == 0
+    assert len(warnings_of(caplog)) == 3
+    with pytest.raises(TimeoutError, match="which may be stopped"):
+        CacheFolder(str(tmp_path), 0.1).purge()
+    os.close(descriptor)
+    for each in cache, late, new:
+        fetches.take(each, make_block(1))
+    assert not fetches.take(new, make_block(1))
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
