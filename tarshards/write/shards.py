@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,6 +17,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.read import encode_sample, fields_of
 from tarshards.samples.seen_keys import SeenKeys
+from tarshards.storage.beside import locked
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.extent import Extent
@@ -208,9 +209,9 @@ class ShardWriter(_Writer):
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
     ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps the entries
-    that it has, and adds shards below *start* that have an index. Pipes get neither indexes nor a manifest. *sync* is
-    that of ``TarWriter``, also for indexes and the manifest. With *sha256* uncompressed shards are
-    hashed as they are written, and the manifest has their checksums.
+    that it has, and adds shards below *start* that have an index. What writers of other shards have put into it
+    meanwhile stays. Pipes get neither indexes nor a manifest. *sync* is that of ``TarWriter``, also for indexes and the
+    manifest. With *sha256* uncompressed shards are hashed as they are written, and the manifest has their checksums.
 
     A local shard belongs to the writer that begins it until that is closed or aborted, or its process ends: another
     one that would replace it meanwhile raises OpenError, which names the process. Writers that work at the same time
@@ -295,8 +296,10 @@ class ShardWriter(_Writer):
     def _finish_shard(self) -> None:
         if self._writer is None:
             return
-        if self._index and not self.shards:
-            self._entries = self._earlier_entries()
+        if self._index and not self.shards and not self._start:
+            from tarshards.index.manifests import remove_manifest
+
+            remove_manifest(self._manifest())  # it lists shards that are being replaced
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
         size = None if writer.is_compressed else writer.size
@@ -311,14 +314,21 @@ class ShardWriter(_Writer):
         if self._on_finish is not None:
             self._on_finish(name, writer)
 
-    def _earlier_entries(self) -> dict[str, Shard]:
-        from tarshards.index.manifests import earlier_shards, remove_manifest
+    def _write_manifest(self) -> None:
+        """Write the manifest, with what an earlier run, or writers of other shards since this began, have put there."""
+        from tarshards.index.manifests import earlier_shards, natural_order, write_manifest
 
-        if not self._start:
-            remove_manifest(self._manifest())  # it lists shards that are being replaced
-            return {}
-        below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
-        return {shard.url: self._with_sha256(shard) for shard in earlier_shards(self._manifest(), below)}
+        url = self._manifest()
+        location = Location.of(url)
+        with nullcontext() if location.path is None else locked(os.path.dirname(os.path.abspath(location.path))):
+            if self._start or location.is_local:
+                below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
+                for shard in earlier_shards(url, below):
+                    if shard.url not in self._entries:
+                        self._entries[shard.url] = self._with_sha256(shard)
+            shards = sorted(self._entries.values(), key=lambda shard: natural_order(shard.url))
+            write_manifest(url, shards, sync=self._sync)
+        self._entries = {}
 
     def _with_sha256(self, shard: Shard) -> Shard:
         """Return a shard of an earlier run with its checksum, if that is wanted; it is read if none was kept."""
@@ -338,10 +348,7 @@ class ShardWriter(_Writer):
                 name_leftovers(self.pattern, self._number, self._values)
                 self._is_open = False
             if self._index and self._entries:
-                from tarshards.index.manifests import write_manifest
-
-                write_manifest(self._manifest(), self._entries.values(), sync=self._sync)
-                self._entries = {}
+                self._write_manifest()
 
     def abort(self) -> None:
         """Discard the shard that is being written."""

@@ -18,6 +18,7 @@ import pytest
 import tarshards.webdataset as wds
 from tarshards import OpenError, ShardWriter, map_shards, read_samples, reshard, write_dataset, write_samples
 from tarshards.formats.importing import import_dataset
+from tarshards.index.manifests import read_manifest
 from tarshards.storage.claims import LOCKS, Claims
 from tarshards.write.split import split_samples
 
@@ -171,8 +172,23 @@ def test_writers_of_other_shards_of_the_pattern_go_on(hold):
     for process in first, second:
         process.communicate()
         assert process.returncode == 0
-    assert len(list(Path().glob("*.tar"))) == 2 + 2 + 3
+    shards = [shard.url for shard in read_manifest("out.shards.json")]
+    assert shards == [f"out-{number:06d}.tar" for number in (0, 1, 1000, 1001, 2000, 2001, 2002)]
+    assert shards == sorted(map(str, Path().glob("*.tar")))
     assert not os.path.exists(LOCKS)
+
+
+@pytest.mark.parametrize("first", ["its", "that of the others"])
+def test_the_manifest_has_the_shards_of_all_writers_in_whichever_order_they_end(first):
+    writers = [ShardWriter(PATTERN, max_samples=2, start=start) for start in (0, 10, 20)]
+    for writer in writers:
+        for sample in samples():
+            writer.write(sample)
+    for writer in writers if first == "its" else reversed(writers):
+        writer.close()
+    assert [(shard.url, shard.samples) for shard in read_manifest("out.shards.json")] == [
+        (f"out-{start + number:06d}.tar", 2) for start in (0, 10, 20) for number in range(3)
+    ]
 
 
 def test_shards_that_two_writers_begin_elsewhere_are_refused_where_they_meet(hold):
