@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
+from time import monotonic, sleep
 
 from tarshards.errors import OpenError, UrlError, visible
 from tarshards.storage.location import Location
@@ -16,6 +17,7 @@ from tarshards.storage.streams import failure, is_answer, is_missing
 INDEX = ".index"  # how much longer the name of a shard's index is
 COLUMNS = ".columns.parquet"  # and that of its columns
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
+LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds for the lock of a folder
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
@@ -102,11 +104,28 @@ def _forget_counts(path: str, sync: bool) -> None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder, which waits for another process that changes a manifest or catalog in it."""
+    """Hold the lock of a folder, which waits for another process that changes a manifest or catalog in it.
+
+    A warning names the folder if that takes long: the other process may be stopped. Raises OpenError after MOST_WAIT.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        begun, is_told = monotonic(), False
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waited = monotonic() - begun
+            except OSError:  # a file system without locks
+                break
+            reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
+            if waited > MOST_WAIT:
+                raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
+            if waited > LONG_WAIT and not is_told:
+                is_told = True
+                _say(folder, f"{reason}; waiting")
+            sleep(0.01)
         yield
     finally:
         os.close(descriptor)

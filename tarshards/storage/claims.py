@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import re
 import struct
@@ -126,6 +125,8 @@ def _open(folder: str) -> int:
 
 def _warn(path: str, error: OSError) -> None:
     reason = f"{error.strerror}; nothing tells whether others write under the same pattern"
+    import logging
+
     logging.getLogger("tarshards").warning("%s: %s", visible(path), reason)
 
 

@@ -22,7 +22,7 @@ class Remote:
     - *connections*: requests under way at once in a process, each on a connection of its own that is kept alive
     - *ahead*: bytes that are fetched before they are needed; None is a quarter of the memory that is available, shared
       by the ranks and workers of the host
-    - *timeout*: seconds without a byte after which a request counts as failed
+    - *timeout*: seconds without a byte of the body, or for all that comes before it, after which a request has failed
     - *retries*: failures in a row without progress before a file is given up
     - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
     - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for

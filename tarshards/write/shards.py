@@ -320,7 +320,8 @@ class ShardWriter(_Writer):
 
         url = self._manifest()
         location = Location.of(url)
-        with nullcontext() if location.path is None else locked(os.path.dirname(os.path.abspath(location.path))):
+        folder = None if location.path is None else os.path.dirname(os.path.abspath(location.path))
+        with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
             if self._start or location.is_local:
                 below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
                 for shard in earlier_shards(url, below):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from leftovers import wait_until
 
 from tarshards import (
     OpenError,
@@ -31,6 +33,7 @@ from tarshards.index.key_index import build_key_index
 from tarshards.index.manifests import read_manifest
 from tarshards.index.refresh import export_indexes
 from tarshards.index.sidecar import Index
+from tarshards.storage import beside
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.verbs.repair import repair_shards
@@ -264,6 +267,32 @@ def test_many_processes_replace_shards_of_one_manifest(tmp_path):
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
     assert all(shard == Shard(shard.url) for shard in read_manifest("many.shards.json"))
+
+
+def test_who_waits_for_a_stopped_process_that_changes_a_manifest_says_so_and_gives_up(monkeypatch, caplog):
+    monkeypatch.setattr(beside, "LONG_WAIT", 0.1)
+    descriptor = os.open(".", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as executor:
+        writing = executor.submit(by_tar_writer)
+        wait_until(lambda: caplog.records)
+        os.close(descriptor)
+        writing.result(60)
+    assert (
+        caplog.records[0]
+        .getMessage()
+        .endswith(
+            ": locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile; waiting"
+        )
+    )
+    assert honest()[OUT] == 10
+    monkeypatch.setattr(beside, "MOST_WAIT", 0.2)
+    descriptor = os.open(".", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    for write in by_tar_writer, by_shard_writer:
+        with pytest.raises(OpenError, match=r"given up after 0\.2 s"):
+            write()
+    os.close(descriptor)
 
 
 def test_a_remote_index_is_removed():
