@@ -853,10 +853,12 @@ def refuse_terminal(reads_stdin: bool) -> None:
 
 
 def check_output(target: str, overwrite: bool, *, is_field: bool = False) -> None:
-    """Refuse a tar onto a terminal, a folder, and an existing file, local or remote.
+    """Refuse a tar onto a terminal, a folder, an existing file, local or remote, and a local one that others write.
 
-    Refuse the name of another format too, unless a field is written, which is of any format.
+    Refuse the name of another format too, unless a field is written, which is of any format. Who overwrites may replace
+    what another writes at the same time: the later one stays.
     """
+    from tarshards.storage.claims import Claims
     from tarshards.storage.location import Location
 
     refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
@@ -866,6 +868,8 @@ def check_output(target: str, overwrite: bool, *, is_field: bool = False) -> Non
     refuse(not overwrite and location.is_taken(), f"{location.name} exists; --overwrite replaces it")
     path = location.path
     refuse(path is not None and os.path.isdir(path), f"{target} is a folder; name a file in it")
+    if not overwrite:
+        click.get_current_context().with_resource(Claims()).take(location)
 
 
 def check_suffix(target: str) -> None:

@@ -2,21 +2,20 @@
 
 The claims on the names of a folder are locks on bytes of its file ``.tarshards.lock``, one byte a name. They belong to
 the open file, so they end with its process. Byte 0 is locked by all who have the file open, shared: who locks it alone
-is the last, and removes the file. Each line in it is a JSON list of a name, and the process and host that claimed it.
+is the last, and removes the file. A line in it is the number of a byte, and the process and host that have locked it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import struct
 from contextlib import suppress
-from hashlib import blake2b
 from time import sleep
 from typing import Any
 from weakref import WeakSet, finalize
+from zlib import crc32
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage.local import is_at
@@ -32,7 +31,7 @@ class Claims:
     """The local files that a writer claims until it is released, its process ends, or nothing refers to it.
 
     A process that is forked has none of its parent's claims. Where the system cannot lock files, a warning says that
-    other writers cannot be told.
+    others cannot be told.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,10 @@ class Claims:
         location = Location.of(url)
         if location.path is None:
             return
-        path = os.path.realpath(location.path)
+        try:
+            path = os.path.realpath(location.path)
+        except ValueError:  # such as a NUL in the name, as writing will say
+            return
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # a device, or a pipe
             return
         folder, base = os.path.split(path)
@@ -53,15 +55,16 @@ class Claims:
             self._files[folder] = _open(folder)
         if (descriptor := self._files[folder]) < 0:
             return
+        byte = _byte_of(base)
         try:
-            _lock(descriptor, fcntl.F_WRLCK, _byte_of(base))
+            _lock(descriptor, fcntl.F_WRLCK, byte)
         except (BlockingIOError, PermissionError):
             cure = "wait until that is closed, or name another pattern or start number"
-            raise OpenError(f"{_holder(descriptor, base)} writes it; {cure}", url=location.name) from None
+            raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name) from None
         except OSError as error:
             raise failure(error, location.name) from error
         with suppress(OSError):  # a full disk
-            os.write(descriptor, json.dumps([base, os.getpid(), os.uname().nodename]).encode() + b"\n")
+            os.write(descriptor, f"{byte} {os.getpid()} {os.uname().nodename}\n".encode())
 
     def __reduce__(self) -> Any:  # a copy in another process is another writer's
         return Claims, ()
@@ -95,8 +98,9 @@ def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> None:
 
 def _byte_of(base: str) -> int:
     before, number, after = re.fullmatch(r"(.*?)(\d*)(\D*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
-    series = blake2b(os.fsencode(f"{before}\0{after}"), digest_size=8).digest()
-    return (1 + (int.from_bytes(series, "big") >> 26)) * _NUMBERS + int(number or 0) % _NUMBERS
+    series = os.fsencode(f"{before}\0{after}")
+    hashed = crc32(series) << 6 | crc32(series[::-1]) & 63  # hashlib takes longer to load than a tool to start
+    return (1 + hashed) * _NUMBERS + int(number or 0) % _NUMBERS
 
 
 def _open(folder: str) -> int:
@@ -117,30 +121,28 @@ def _open(folder: str) -> int:
             sleep(_TICK)
         except OSError as error:  # a file system without locks
             _warn(path, error)
-            os.unlink(path)
             os.close(descriptor)
+            with suppress(OSError):
+                os.unlink(path)
             return -1
         os.close(descriptor)
 
 
 def _warn(path: str, error: OSError) -> None:
-    reason = f"{error.strerror}; nothing tells whether others write under the same pattern"
     import logging
 
+    reason = f"{error.strerror}; nothing tells whether others write under the same pattern"
     logging.getLogger("tarshards").warning("%s: %s", visible(path), reason)
 
 
-def _holder(descriptor: int, base: str) -> str:
-    """Say who has claimed the file *base*: the last that wrote a line for it."""
-    lines = os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines()
-    for line in reversed(lines):
-        with suppress(ValueError, TypeError):  # of a line that is damaged
-            name, process, host = json.loads(line)
-            if _byte_of(name) == _byte_of(base):
-                if (process, host) == (os.getpid(), os.uname().nodename):
-                    return "another writer of this process"
-                return f"a writer of process {process} on {host}"
-    return "a writer of another process"
+def _holder(descriptor: int, byte: int) -> str:
+    """Say who has claimed a name: the last that wrote a line for it."""
+    text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode("utf-8", "replace")
+    if not (lines := re.findall(rf"^{byte} (\d+) (.*)$", text, re.MULTILINE)):
+        return "a writer of another process"
+    process, host = lines[-1]
+    is_own = (process, host) == (str(os.getpid()), os.uname().nodename)
+    return "another writer of this process" if is_own else f"a writer of process {process} on {visible(host)}"
 
 
 def _release(files: dict[str, int]) -> None:

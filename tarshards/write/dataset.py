@@ -74,9 +74,8 @@ def write_dataset(
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
     EncodeError for a value that does not encode; each names the number of the item. Raises OpenError where another
-    writer is at work under the same local *pattern*, SampleError for a dataset
-    without samples, and StateError for an iterator whose first item is that of the interrupted call and a later one is
-    not: it cannot start anew.
+    writer is at work under the same local *pattern*, SampleError for a dataset without samples, and StateError for an
+    iterator whose first item is that of the interrupted call and a later one is not: it cannot start anew.
     """
     pattern, max_bytes = Location.of(pattern).url, whole_number("max_bytes", max_bytes, 1)
     if to_sample is not None:

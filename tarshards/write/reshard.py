@@ -111,8 +111,8 @@ def reshard(
     *ledger* counts what was read, and the members that belong to no sample.
 
     Raises ValueError for conflicting or invalid arguments, OpenError where another writer is at work under the same
-    local pattern, and SampleError for a key that occurs twice in a shard, and
-    for inputs without samples unless *allow_empty*.
+    local pattern, and SampleError for a key that occurs twice in a shard, and for inputs without samples unless
+    *allow_empty*.
     """
     import numpy as np
 

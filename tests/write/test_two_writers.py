@@ -138,6 +138,24 @@ def test_a_tool_is_refused_too(hold, line, path_with_tools):
     assert texts() == {b"first"}
 
 
+def test_of_two_tools_that_write_a_file_which_is_not_there_the_second_is_refused(path_with_tools):
+    environment = {**os.environ, "PATH": path_with_tools}
+    with subprocess.Popen(["tarcat", "-q", "-", "-o", "all.tar"], stdin=subprocess.PIPE, env=environment) as first:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(LOCKS) or not Path(LOCKS).read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        second = ["tarcat", "-q", "../in.tar", "-o", "all.tar"]
+        done = subprocess.run(second, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"tarcat: all.tar: a writer of process {first.pid} on ")
+        write_samples(samples(text="first"), first.stdin)
+        first.stdin.close()
+        assert first.wait(60) == 0
+    assert texts("all.tar") == {b"first"}
+    assert os.listdir() == ["all.tar"]
+
+
 def test_of_many_writers_at_once_one_writes(folder):
     code = f"""
 import sys
@@ -330,16 +348,16 @@ def test_where_files_cannot_be_locked_a_warning_says_so(monkeypatch, caplog):
     assert not os.path.exists(LOCKS)
 
 
-@pytest.mark.parametrize("target", ["no/folder/out-%d.tar", "/dev/null%d/x.tar"])
+@pytest.mark.parametrize("target", ["no/folder/out-%d.tar", "/dev/null%d/x.tar", "a\0-%d.tar", "\ud800-%d.tar"])
 def test_where_nothing_can_be_written_the_writer_says_so(target):
-    with pytest.raises(OpenError, match=r"No such file|Not a directory|ermission"):
+    with pytest.raises(OpenError, match=r"No such file|Not a directory|ermission|null byte|surrogates"):
         by_shard_writer(target)
 
 
 def test_a_line_that_is_damaged_hides_no_claim(hold):
     first = hold()
-    with open(LOCKS, "a") as file:
-        file.write('["out-000000.tar", 1\n{}\n7\n[[], 1, 2]\n\xff\n')
+    with open(LOCKS, "a", errors="surrogateescape") as file:
+        file.write("\n7\n1 2\n\udcff 1 2\n")
     with pytest.raises(OpenError, match=f"process {first.pid} on"):
         by_shard_writer()
     Path(LOCKS).write_bytes(b"")
