@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -453,9 +454,10 @@ def test_a_catalog_that_squirrel_wrote(here, squirrel):
     assert Shard("d5/v2") in ours.shards("set-5")
 
 
-def waits_for_a_lock(process: subprocess.Popen) -> bool:
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any("->" in line and f" {process.pid} " in line for line in lines)
+def waits_for_the_lock_of(folder: Path, process: subprocess.Popen) -> bool:
+    with suppress(OSError):  # it has ended, or closed a file meanwhile
+        return any(file.readlink() == folder for file in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
 
 
 def test_versions_that_two_processes_add_at_once_are_both_kept(here):
@@ -465,7 +467,7 @@ def test_versions_that_two_processes_add_at_once_are_both_kept(here):
     with Catalog.locked("new.yaml", create=True) as catalog:
         catalog.add("d@1", {"train": "a/train.shards.json"})
         other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        while other.poll() is None and not waits_for_a_lock(other):
+        while other.poll() is None and not waits_for_the_lock_of(here, other):
             time.sleep(0.01)
         catalog.save()
     assert other.wait(60) == 0

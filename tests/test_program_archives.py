@@ -14,6 +14,7 @@ import pytest
 from programs import need
 
 from tarshards import IndexedShards, Ledger, read_samples
+from tarshards.errors import TarshardsError
 from tarshards.index.build import build_index
 from tarshards.samples.keys import split_name
 
@@ -65,3 +66,32 @@ def test_links_and_sparse_members(tmp_path, name, program):
     assert members(IndexedShards(str(path))) == wanted
     assert len(index.elsewhere) == (4 if name in LINKS else 1)
     assert not ledger.quarantined
+
+
+def test_dots_in_names_are_told_and_split_last(caplog):
+    path = CASES / "dots.tar.gz"
+    assert [len(sample) - 2 for sample in read_samples(path)] == [70]
+    assert "--split last" in caplog.text
+    with tarfile.open(path) as archive:
+        files = {info.name: archive.extractfile(info).read() for info in archive if info.isreg()}
+    assert {f"{key}.{field}": data for (key, field), data in members(read_samples(path, split="last")).items()} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("plain.tar.lzma", None), ("plain.tar.lz4", "lz4.frame"), ("long-28.tar.zst", None), ("long-31.tar.zst", None)],
+)
+def test_compressed_archives(name, package):
+    if package is not None:
+        pytest.importorskip(package)
+    if name.startswith("long"):
+        with pytest.raises(TarshardsError, match=rf"{name}: .*--long=31"):
+            list(read_samples(CASES / name))
+        return
+    assert members(read_samples(CASES / name)) == {("a", "txt"): b"text", ("a", "cls"): b"7"}
+
+
+@pytest.mark.parametrize(("name", "told"), [("plain.tar.Z", "bsdtar|uncompress|gzip"), ("pointer.tar", "git lfs pull")])
+def test_what_is_no_archive_is_told_with_its_cure(name, told):
+    with pytest.raises(TarshardsError, match=told):
+        list(read_samples(CASES / name))

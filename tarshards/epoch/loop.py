@@ -215,6 +215,7 @@ class EpochLoop:
             order = repr((plan.state(0), plan.tail))
             self._tally.epochs[f"{digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
             self._tally.parts = 0 if whole else 1
+            self._tally.unpaired = reader.unpaired if whole and world.rank == 0 else 0
         self._left_out = [position for position in left_out if position < plan.total]
 
     @property

@@ -44,6 +44,7 @@ class SampleReader:
     sizes: np.ndarray
     remote: Remote
     reserved = 2  # entries of a sample that are not fields: __key__, __url__
+    unpaired = 0  # samples of joined shards that are beyond those of the dataset, and so in no sample
 
     def read(self, shard: int, sample: int) -> Sample:
         """Return a sample; raise TarshardsError where it cannot be read."""

@@ -18,7 +18,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
-from tarshards.tar.elsewhere import Contents, Step, UnresolvedError
+from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
 from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through, walk
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
@@ -90,7 +90,7 @@ def _index(ranges: Ranges, concatenated: bool, split: Split) -> Index | None:
     second = [member for (member,) in struct.iter_unpack("<I", twice)]
     steps: dict[int, list[Step]] = {}
     unresolved: dict[int, str] = {}
-    contents = Contents(ranges.read_up_to, concatenated=concatenated)
+    contents = SpecialMembers(ranges.read_up_to, concatenated=concatenated)
     for member, header in struct.iter_unpack("<IQ", elsewhere):
         try:
             steps[member] = contents.find(header, whole=True)

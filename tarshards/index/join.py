@@ -23,8 +23,9 @@ class JoinedShards(SampleReader):
     """The samples of *left*, each with the fields of the sample of the same key in the corresponding shard of *right*.
 
     Both have the same number of shards, and the nth of one corresponds to the nth of the other, which may have more
-    samples, in any order: these are left out, and a warning says how many. Raises UrlError for different numbers of
-    shards; reading a sample raises SampleError where it has no partner, or both have a field of the same name.
+    samples, in any order: these are left out, a warning says how many, and the ledger counts them. Raises UrlError for
+    different numbers of shards; reading a sample raises SampleError where it has no partner, or both have a field of
+    the same name.
     """
 
     def __init__(self, left: SampleReader, right: IndexedShards):
@@ -34,7 +35,9 @@ class JoinedShards(SampleReader):
         self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
         self.reserved, self.remote = left.reserved, left.remote
         surplus = right.counts - left.counts
-        if (count := int(np.maximum(surplus, 0).sum())) > 0:
+        count = int(np.maximum(surplus, 0).sum())
+        self.unpaired = left.unpaired + count
+        if count:
             import logging
 
             reason = f"joined for some of its samples only; at least {count} have no partner and are left out"

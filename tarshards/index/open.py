@@ -34,7 +34,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
-from tarshards.tar.elsewhere import Contents, UnresolvedError
+from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
 HELD = 1 << 22  # members of the shards whose indexes are held at once
@@ -147,7 +147,7 @@ class OpenShard:
         """Return the content of a link or sparse member, whose headers, and those that it leads to, are compared."""
         self._check_size()
         try:
-            return Contents(self.ranges.read_up_to).read(self.index.elsewhere[member], leave)
+            return SpecialMembers(self.ranges.read_up_to).read(self.index.elsewhere[member], leave)
         except UnresolvedError as error:
             key, field = self.keys[self.index.sample[member]], self.index.fields[self.index.field[member]]
             raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error

@@ -72,8 +72,8 @@ class Tally:
     + filtered + failed + lost + dropped + discarded, and *repeated*, delivered again to fill the tail, are apart.
     *read* counts by shard the planned samples that were read, lost or dropped, without repeats. *epochs* counts the
     epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts the archives after
-    the first in concatenated shards. *failures* says why samples failed, and *quarantined* why shards and samples were
-    not read.
+    the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the dataset. *failures*
+    says why samples failed, and *quarantined* why shards and samples were not read.
     """
 
     shards: int = 0
@@ -85,6 +85,7 @@ class Tally:
     discarded: int = 0
     in_flight: int = 0
     joined: int = 0
+    unpaired: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[Quarantined] = field(default_factory=list)
     failures: list[Quarantined] = field(default_factory=list)
@@ -235,6 +236,11 @@ class Ledger:
         return self._total().joined
 
     @property
+    def unpaired(self) -> int:
+        """The samples that only joined shards have, as far as they are beyond those of the dataset."""
+        return self._total().unpaired
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of members that do not belong to a sample, by reason."""
         return dict(self._total().skipped)
@@ -350,6 +356,8 @@ class Ledger:
             lines.append(_line("dropped", tally.discarded, "samples"))
         if tally.skipped or not tally.planned:
             lines.append(_line("skipped", tally.skipped.total(), "members", tally.skipped))
+        if tally.unpaired:
+            lines.append(_line("unpaired", tally.unpaired, "samples of joined shards"))
         is_planned = tally.planned and not tally.streamed
         lines.append(_line("quarantined", tally.lost if is_planned else len(tally.quarantined)))
         return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])

@@ -259,7 +259,7 @@ def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
 
 def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
     """Return what reads a remote shard, whose stream cannot go back, for its links; None where that is not needed."""
-    if not location.is_remote or isinstance(stream, Decompressed) or stream.seekable():
+    if isinstance(stream, Decompressed) or not _is_remote(location) or stream.seekable():
         return None
 
     @cache

@@ -548,6 +548,7 @@ class MixedShards(SampleReader):
         self.counts = np.concatenate([part.counts for part in parts.values()])
         self.sizes = np.concatenate([part.sizes for part in parts.values()])
         self.remote = next(iter(parts.values())).remote
+        self.unpaired = sum(part.unpaired for part in parts.values())
 
     @contextmanager
     def ahead(

@@ -60,7 +60,7 @@ class Step(NamedTuple):
     size: int
 
 
-class Contents:
+class SpecialMembers:
     """Finds and reads the contents of the links and sparse members of an archive, which *read* reads.
 
     Its headers are read once, when the first link is followed; what comes after damage is not found, unless *names*
@@ -80,7 +80,9 @@ class Contents:
         self._names = names or partial(_names, read, limit, concatenated)
 
     @classmethod
-    def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, concatenated: bool) -> Contents:
+    def of(
+        cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, concatenated: bool
+    ) -> SpecialMembers:
         """Return the contents of the archive in *stream*, which was read up to the offset *reached*.
 
         Without *read* the stream itself is read, if it can seek; links of others are unresolved.

@@ -238,10 +238,10 @@ def read_archive(
                     yield from taker.add(name, data, base + header)
                 else:
                     if contents is None:
-                        from tarshards.tar.elsewhere import Contents
+                        from tarshards.tar.elsewhere import SpecialMembers
 
                         reached = base + (stop if stop > available else available)
-                        contents = Contents.of(stream, reached, anywhere, limit=limit, concatenated=concatenated)
+                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit, concatenated=concatenated)
                     yield from contents.deliver(
                         taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
                     )

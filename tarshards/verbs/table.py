@@ -96,7 +96,8 @@ def _cell(sample: Sample, column: Term, missing: str | None) -> str:
     if missing is not None and find_field(sample, column.alternatives) is None:
         return missing
     field = pick_field(sample, column.alternatives)
-    return escape(encode_field(field, sample[field]))
+    value = sample[field]
+    return escape(value.encode(errors="surrogateescape") if is_reserved(field) else encode_field(field, value))
 
 
 def _check_all(sample: Sample, columns: list[Term]) -> None:

@@ -568,7 +568,7 @@ def test_tar_writer_writes_what_is_read(tmp_path):
             writer.write(sample)
         assert (tmp_path / "d.tar").read_bytes().startswith(magic)
     for name, word in [("d.tgz", False), ("d.tgz", "bz2"), ("d.tar", "rar")]:
-        with pytest.raises(ValueError, match=f"compress={word!r}"):
+        with pytest.raises(ValueError, match=rf"compress={word!r}|the suffix \.{word} is not supported"):
             wds.TarWriter(str(tmp_path / name), compress=word)
     with pytest.warns(UserWarning, match="mtime and format are fixed"):
         wds.TarWriter(io.BytesIO(), mtime=0).close()

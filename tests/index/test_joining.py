@@ -28,7 +28,9 @@ def write(tmp_path):
             url = str(tmp_path / f"{name}-{number}.tar")
             with TarWriter(url) as writer:
                 for key in keys:
-                    writer.write({"__key__": f"{key:03d}", field: f"{name} {key}", "own": name})
+                    writer.write(
+                        {"__key__": f"{key:03d}", field: b"%s %d" % (name.encode(), key), "own": name.encode()}
+                    )
             build_index(url).save(url)
         return str(tmp_path / f"{name}-{{0..{len(shards) - 1}}}.tar")
 
@@ -55,6 +57,8 @@ def test_by_key_in_any_order_with_more_on_the_right(write, caplog):
     assert all(sample["__url__"].rpartition("/")[2].startswith("left") for sample in samples)
     assert len(joined) == 5
     assert joined.ledger.members == 15
+    assert joined.ledger.unpaired == 3
+    assert "unpaired         3 samples of joined shards" in str(joined.ledger)
     joined.ledger.check()
 
 

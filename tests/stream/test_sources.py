@@ -519,7 +519,7 @@ def test_tools_read_indexed_shards_of_a_server_without_ranges(whole_files_only, 
     (tmp_path / "keys").write_text("4\n")
     with TarWriter(str(tmp_path / "other.tar")) as writer:
         for key in "53140":
-            writer.write({"__key__": key, "cls": f"c{key}"})
+            writer.write({"__key__": key, "cls": f"c{key}".encode()})
     environment = {**os.environ, "PATH": path_with_tools, "no_proxy": "*"}
 
     def texts(line: str) -> str:

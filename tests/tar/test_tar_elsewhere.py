@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, pack, pax, read, read_whole, seal
 
 from tarshards.errors import TarError
-from tarshards.tar.elsewhere import Contents, UnresolvedError, expand
+from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand
 from tarshards.tar.read import BLOCK, END
 
 NAMES = ["a", "b.x", "d/a", "d/b.x", "./a", "d/e/c", "d", "../a", "d/../a"]  # no absolute ones, which tarfile joins
@@ -46,7 +46,7 @@ def by_tarfile(archive):
 
 def by_us(archive):
     """The same as we read it."""
-    contents = Contents(lambda offset, size: archive[offset : offset + size])
+    contents = SpecialMembers(lambda offset, size: archive[offset : offset + size])
     found = []
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         for info in opened:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, is_reserved, split_name
 from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros, names_in
 from tarshards.storage.plain import PlainFile
-from tarshards.tar.elsewhere import Contents, Step, UnresolvedError
+from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
 from tarshards.tar.read import BLOCK, LINKS, SPARSE, padding
 
 SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
@@ -62,7 +62,7 @@ def group_found(
 
     A sample continues after a gap if its key does. It is yielded when complete, and so after a gap within it.
     """
-    contents = Contents(file.read, names=lambda: names_in(file))
+    contents = SpecialMembers(file.read, names=lambda: names_in(file))
     sample: FoundSample | None = None
     segment = 0  # counts the gaps and zeros so far
     after_gap = after_zeros = False  # no member of a sample since

@@ -15,7 +15,7 @@ from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros
 from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
-from tarshards.tar.elsewhere import Contents, UnresolvedError
+from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import ArchiveEnd
 
 
@@ -106,7 +106,7 @@ def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
     reason = "was truncated while it was read"
     try:
         if number in found.elsewhere:
-            return Contents(file.read).read(found.elsewhere[number])
+            return SpecialMembers(file.read).read(found.elsewhere[number])
         if len(data := file.read(start, end - start)) == end - start:
             return data
     except UnresolvedError as error:
