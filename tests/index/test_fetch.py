@@ -252,6 +252,7 @@ def test_a_cache_tells_files_of_one_path_apart(twins, tmp_path, index, find, one
         assert secret not in held
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("index", [True, False])
 def test_a_cache_tells_objects_of_one_name_in_two_stores_apart(twins, tmp_path, index):
     pytest.importorskip("s3fs", reason="s3fs is not installed")

@@ -93,6 +93,7 @@ def test_shards_joined_to_others_have_their_indexes_there_too(shards, tool, tmp_
     assert [sample["cls"] for sample in stream.join(f"{shards}/b/{TRAIN}")] == [b"0", b"1", b"2"] * 2
 
 
+@pytest.mark.interop
 def test_tools_find_indexes_columns_and_key_indexes(shards, tool):
     before = files(shards)
     tool(f"tarindex -q -j 2 --index-dir idx --key-index --columns length:txt 'shards/a/{TRAIN}'")

@@ -107,7 +107,10 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("second", WRITERS)
+NEEDS_PYARROW = {"import_dataset": pytest.mark.interop}
+
+
+@pytest.mark.parametrize("second", [pytest.param(name, marks=NEEDS_PYARROW.get(name, ())) for name in WRITERS])
 def test_the_second_writer_is_refused_by_name_while_the_first_lives(hold, second):
     first = hold()
     before = {path.name: path.read_bytes() for path in Path().iterdir()}

@@ -23,7 +23,6 @@ from tarshards import readers
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
-from tarshards.loaders.dali.guard import ImageGuard
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image, is_sound_jpeg
 from tarshards.stream.ops import decode
@@ -274,7 +273,6 @@ WAYS = {
     "readers.image(8)": partial(read_by, readers.image(8)),
     "a crop": partial(read_by, readers.image(8, crop="center", dtype="float32")),
     "tarcheck": lambda data: is_sound_jpeg(data) or decode_image(data, "rgb8"),
-    "DALI": lambda data: ImageGuard("jpg", on_bad="drop", check="full")._check_image(data),
 }
 
 
@@ -307,6 +305,17 @@ def test_whatever_decodes_an_image_calls_the_same_ones_damaged(field, simplejpeg
     assert set(WAYS) - ways <= {"DALI"}  # which refuses some formats
     for data in damaged(FILES[field], np.random.default_rng(0)):
         assert seen_by(data) & ways in (set(), ways)
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("field", FILES)
+def test_the_full_check_for_dali_calls_the_same_ones_damaged(field, monkeypatch, capfd):
+    from tarshards.loaders.dali.guard import ImageGuard
+
+    guard = ImageGuard("jpg", on_bad="drop", check="full")
+    monkeypatch.setitem(WAYS, "DALI", guard._check_image)
+    test_whatever_decodes_an_image_calls_the_same_ones_damaged(field, None, capfd)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2])
