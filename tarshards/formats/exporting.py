@@ -109,7 +109,7 @@ def _format_of(output: str) -> str:
 
 
 def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:
-    """Return for each shard the numbers of the samples of which a file is that of another sample before, and where."""
+    """Return for each shard the samples, by number, that share a file with an earlier sample, and where that is."""
     seen = SeenKeys()
     repeated: list[dict[int, str]] = []
     for shard in sources:

@@ -13,7 +13,7 @@ Read in this order:
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
 - ``places``, ``column``: the fields of mapped shards as such bytes, and as one array
-- ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, of which columns may be made;
+- ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, which columns are made of;
   ``where``: conditions on columns
 - ``exports``, ``energon``: indexes as other programs read them
 """

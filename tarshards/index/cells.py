@@ -51,7 +51,7 @@ class ExactTypes:
 
     @property
     def unsettled(self) -> list[str]:
-        """The columns of which more cells can change what is found."""
+        """The columns whose further cells can change what is found."""
         return [name for name, ways in self._ways.items() if ways != []]
 
     @property

@@ -72,7 +72,7 @@ def _by_libsndfile(data: bytes, header: audio_headers.SoundHeader) -> tuple[np.n
     try:
         with _in_memory(data) as memory, soundfile.SoundFile(memory, closefd=False) as file:
             claimed, rate = file.frames, file.samplerate
-            if file.subtype == "GSM610" and header.kind == "WAV":  # of which it takes the pad byte for a block
+            if file.subtype == "GSM610" and header.kind == "WAV":  # libsndfile decodes the pad byte as a block
                 claimed = header.frames or claimed
             if header.frames not in (None, claimed):
                 raise ValueError(f"{claimed} frames, where the header says {header.frames}")
@@ -257,7 +257,7 @@ def _to_sound(value: Any, *, is_exact: bool = False) -> tuple[np.ndarray, int]:
     if samples.dtype.kind == "f":
         given, samples = samples, samples.astype(np.float32, copy=False)
         if is_exact and not np.array_equal(given, samples, equal_nan=True):
-            raise ValueError(f"samples of {given.dtype}, of which float32 loses some; give samples.astype('float32')")
+            raise ValueError(f"float32 does not hold all samples of {given.dtype}; give samples.astype('float32')")
     if samples.dtype not in (np.float32, np.int16, np.int32):
         raise TypeError(f"samples of {samples.dtype}; expected floats, int16 or int32")
     return samples, rate

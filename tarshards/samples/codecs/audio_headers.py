@@ -127,7 +127,7 @@ def _read_aiff(data: bytes) -> SoundHeader:
     is_plain = data[8:12] == b"AIFF" or form[18:22].lower() in (b"none", b"sowt", b"twos", b"fl32", b"fl64")
     if is_plain and payload is not None and payload != frames * width:
         raise DecodeError(f"an AIFF of {payload} bytes, where {frames} frames take {frames * width}")
-    return SoundHeader("AIFF", None if form[18:22] == b"ima4" else frames)  # of which it counts blocks
+    return SoundHeader("AIFF", None if form[18:22] == b"ima4" else frames)  # its count is that of blocks
 
 
 def _read_sphere(data: bytes) -> SoundHeader:

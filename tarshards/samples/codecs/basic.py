@@ -23,7 +23,7 @@ MARKS = {  # byte order marks, and the encodings that they say; those of UTF-32 
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _MARKED = tuple(MARKS)
-# Types of which JSON, msgpack and CBOR keep each value, and those of the names in dicts:
+# Types whose values JSON, msgpack and CBOR keep, and those of the names in dicts:
 SCALARS: frozenset[type] = frozenset([str, int, float, bool, type(None)])
 WITH_BYTES: frozenset[type] = SCALARS | {bytes}  # msgpack and CBOR, of names too
 NAMES: frozenset[type] = frozenset([str])  # JSON

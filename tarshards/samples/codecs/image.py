@@ -375,7 +375,7 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
         image = value
         if getattr(image, "is_animated", False) and image.format != "MPO":  # the small pictures of a camera
             raise ValueError(
-                "an animation, or several pages, of which one would be written; give image.copy(), or bytes"
+                "an animation, or several pages: only one would be written; give image.copy(), or bytes"
             )
     else:
         raise TypeError(

@@ -216,7 +216,7 @@ def test_samples_that_float32_does_not_hold_are_refused_by_formats_that_are_exac
     pytest.importorskip("soundfile", reason="needs soundfile")
     exact = tones(10).astype(np.float64)
     np.testing.assert_array_equal(decode_field(field, encode_field(field, (exact, RATE)), audio="audio")[0], exact)
-    with pytest.raises(EncodeError, match=r"samples of float64, of which float32 loses some; give samples.astype"):
+    with pytest.raises(EncodeError, match=r"float32 does not hold all samples of float64; give samples.astype"):
         encode_field(field, (exact / 3, RATE))
 
 
