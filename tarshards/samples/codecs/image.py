@@ -374,9 +374,7 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
     elif isinstance(value, Image.Image):
         image = value
         if getattr(image, "is_animated", False) and image.format != "MPO":  # the small pictures of a camera
-            raise ValueError(
-                "an animation, or several pages: only one would be written; give image.copy(), or bytes"
-            )
+            raise ValueError("an animation, or several pages: only one would be written; give image.copy(), or bytes")
     else:
         raise TypeError(
             f"an image is a PIL image or a numpy array (HW or HWC), not {type(value).__name__}; "
