@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import need
+from with_torch import ShardDataset
 
-from tarshards import IndexedShards, Ledger, ShardDataset, ShardWriter, Stream, read_samples
+from tarshards import IndexedShards, Ledger, ShardWriter, Stream, read_samples
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import build, members
 from tarshards.index.build import build_index

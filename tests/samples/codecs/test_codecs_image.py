@@ -466,7 +466,7 @@ def test_an_animation_is_not_written_as_its_first_frame(format):
     frames = [Image.new("L", (4, 4), shade).convert("P" if format == "GIF" else "RGB") for shade in (0, 204)]
     animation = Image.open(io.BytesIO(saved(frames[0], format, save_all=True, append_images=frames[1:])))
     field = "gif" if format == "GIF" else "png"
-    with pytest.raises(EncodeError, match=r"an animation, or several pages, .*; give image.copy\(\), or bytes"):
+    with pytest.raises(EncodeError, match=r"an animation, or several pages: .*; give image.copy\(\), or bytes"):
         encode_field(field, animation)
     animation.seek(1)
     copy = animation.copy().convert(frames[0].mode)
