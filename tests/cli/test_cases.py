@@ -20,7 +20,7 @@ def _param(case: Path):
     return pytest.param(case, id=name, marks=pytest.mark.interop if name in FOREIGN else ())
 
 
-@pytest.mark.parametrize("case", map(_param, sorted(CASES.glob("*/*"))))
+@pytest.mark.parametrize("case", [_param(case) for case in sorted(CASES.glob("*/*"))])
 def test_case(case, tmp_path, path_with_tools):
     environment = {**os.environ, "PATH": path_with_tools, "LC_ALL": "C.UTF-8"}
     command = ["bash", "-euo", "pipefail", str(case / "cmd")]
