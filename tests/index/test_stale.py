@@ -163,7 +163,7 @@ def unchanged(path: Path) -> set[str]:
         new = build_index(str(path))
         members = {members_of(new, i) for i in range(len(new.sample))}
         changed = {member[0] for i in range(len(index.sample)) if (member := members_of(index, i)) not in members}
-        return set(index.keys) - changed
+        return set(index.keys) - changed - {new.keys[sample] for sample in new.faults}
     return set()
 
 
