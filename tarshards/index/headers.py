@@ -18,7 +18,7 @@ try:
 except ImportError:
     from tarshards.index._headers_py import MappedMembers, find_undecided
 
-__all__ = ["MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte"]
+__all__ = ["NEAR", "MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte", "first_header"]
 
 NEAR = 1 << 11  # bytes before a header in which the extended headers of a remote member are looked for
 EXTENDED = (1 << 20) + BLOCK  # the most bytes of the extended headers before one member
@@ -34,7 +34,7 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
     key, field = index.keys[index.sample[member]], index.fields[index.field[member]]
     begin = _end_before(index, member)
     if begin < low or (member and not _is_whole(read, index, member - 1, low)):
-        begin = _first_header(read, offset - BLOCK, low)
+        begin = first_header(read, offset - BLOCK, low)
     found = find_header(read, begin, offset)
     if found is not None and found[1] == size and _is_named(found[0], key, field):
         return
@@ -94,7 +94,7 @@ def _is_whole(read: Callable[[int, int], bytes], index: Index, member: int, low:
     return header >= low and has_size(read(header, BLOCK), int(index.size[member]))
 
 
-def _first_header(read: Callable[[int, int], bytes], header: int, low: int) -> int:
+def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> int:
     """Return where the extended headers before the one at *header* begin; *header* if there are none."""
     low = max(low, header - EXTENDED)
     low += (header - low) % BLOCK

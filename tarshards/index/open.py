@@ -13,7 +13,15 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import _headers_py, memory
-from tarshards.index.headers import MappedMembers, check_fetched, check_header, find_undecided, first_byte
+from tarshards.index.headers import (
+    NEAR,
+    MappedMembers,
+    check_fetched,
+    check_header,
+    find_undecided,
+    first_byte,
+    first_header,
+)
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
@@ -34,7 +42,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
-from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
+from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, member_at
 from tarshards.tar.read import BLOCK
 
 HELD = 1 << 22  # members of the shards whose indexes are held at once
@@ -146,8 +154,15 @@ class OpenShard:
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
         """Return the content of a link or sparse member, whose headers, and those that it leads to, are compared."""
         self._check_size()
+        steps, read = self.index.elsewhere[member], self.ranges.read_up_to
         try:
-            return SpecialMembers(self.ranges.read_up_to).read(self.index.elsewhere[member], leave)
+            content = SpecialMembers(read).read(steps, leave)
+            for header, name, *_ in steps:
+                _, _, start, *_ = member_at(read, header)  # type: ignore[misc]
+                end = header + start - BLOCK
+                if first_header(read, end, max(0, end - NEAR) if self.ranges.remote else 0) < header:
+                    raise UnresolvedError(f"an extended header before that of {name!r}")
+            return content
         except UnresolvedError as error:
             key, field = self.keys[self.index.sample[member]], self.index.fields[self.index.field[member]]
             raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error

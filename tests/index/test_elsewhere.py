@@ -153,6 +153,20 @@ def test_what_a_link_leads_to_is_compared(tmp_path):
             verify_index(str(path))
 
 
+def test_a_target_that_an_extended_header_renames_is_noticed(tmp_path):
+    path = tmp_path / "a.tar"
+    link, last = Entry("c.x", type=b"1", link="a.x"), Entry("d.x", b"4")
+    write(path, [Entry("b.bin", b"1" * 2048), Entry("a.x", b"1"), link, last])
+    index = build_index(str(path))
+    write(path, [Entry("b.bin", b"1" * 1024), Entry("a.x", b"1", pax={"path": "z.x"}), link, last], "pax")
+    index.fingerprint = build_index(str(path)).fingerprint
+    index.save(str(path))
+    with serving(tmp_path) as site:
+        for url in str(path), f"{site.url}/a.tar":
+            with pytest.raises(ShardIndexError, match=r"c\.x: stale index: an extended header before that of 'a\.x'"):
+                IndexedShards(url)[2]
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [
