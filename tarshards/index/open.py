@@ -42,7 +42,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
-from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, member_at
+from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
 HELD = 1 << 22  # members of the shards whose indexes are held at once
@@ -154,15 +154,14 @@ class OpenShard:
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
         """Return the content of a link or sparse member, whose headers, and those that it leads to, are compared."""
         self._check_size()
-        steps, read = self.index.elsewhere[member], self.ranges.read_up_to
+        ranges = self.ranges
+
+        def begins(header: int, start: int) -> bool:
+            low = max(0, start - BLOCK - NEAR) if ranges.remote else 0
+            return first_header(ranges.read_up_to, start - BLOCK, low) >= header
+
         try:
-            content = SpecialMembers(read).read(steps, leave)
-            for header, name, *_ in steps:
-                _, _, start, *_ = member_at(read, header)  # type: ignore[misc]
-                end = header + start - BLOCK
-                if first_header(read, end, max(0, end - NEAR) if self.ranges.remote else 0) < header:
-                    raise UnresolvedError(f"an extended header before that of {name!r}")
-            return content
+            return SpecialMembers(ranges.read_up_to).read(self.index.elsewhere[member], leave, begins)
         except UnresolvedError as error:
             key, field = self.keys[self.index.sample[member]], self.index.fields[self.index.field[member]]
             raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error
@@ -239,8 +238,7 @@ class OpenShard:
     def _check_head(self, member: int, low: int, head: bytes) -> None:
         """Raise ShardIndexError unless *head*, the bytes of a remote shard from *low* on, has a member's headers."""
         self._check_size()
-        if member == len(self.index.sample) - 1 and (last := self.index.archive_end) is not None:
-            self.index.check_end(self.ranges.read_up_to(last, BLOCK), url=index_location(self.location).name)
+        self._check_end(member + 1, self.ranges.read_up_to)
         self._check_fetched(lambda at, size: head[at - low : at - low + size], low, member)
 
     def _check_fetched(self, cut: Callable[[int, int], bytes], low: int, member: int) -> None:
@@ -324,11 +322,14 @@ class OpenShard:
     def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
         """Return members of a remote shard, after, with the last of them, its end is compared."""
         window = Window(self.index, begin, end, low, data, self._check_fetched)
-        if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
-            is_here = last + BLOCK <= self._stop(end)
-            block = window.cut(last, BLOCK) if is_here else self.ranges.read_up_to(last, BLOCK)
-            self.index.check_end(block, url=index_location(self.location).name)
+        is_here = (self.index.archive_end or 0) + BLOCK <= self._stop(end)
+        self._check_end(end, window.cut if is_here else self.ranges.read_up_to)
         return window
+
+    def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
+        """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
+        if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
+            self.index.check_end(read(last, BLOCK), url=index_location(self.location).name)
 
     def _stop(self, end: int) -> int:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""

@@ -51,6 +51,7 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
+from tarshards.storage.local import is_at
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
@@ -130,13 +131,6 @@ def _close(descriptor: int) -> None:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
-
-
-def _is_at(path: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def name_of(key: bytes) -> str:
@@ -253,7 +247,7 @@ class CacheFolder:
             descriptor = _open(path, os.O_RDWR | os.O_CREAT)
             try:
                 self.lock(descriptor)
-                if not _is_at(path, descriptor):  # somebody has removed it
+                if not is_at(path, descriptor):  # somebody has removed it
                     continue
                 raw = os.pread(descriptor, 1 << 24, 0)
                 counts, right = self._parsed(raw)
@@ -424,7 +418,7 @@ class CacheFolder:
             begin = os.pread(descriptor, len(MAGIC), 0)
             if not MAGIC.startswith(begin):
                 self.foreign.add(path)
-            elif _is_at(path, descriptor):
+            elif is_at(path, descriptor):
                 os.unlink(path)
         except OSError:
             return False
@@ -773,7 +767,7 @@ class BlockCache:
             part = _open(path, os.O_RDWR | os.O_CREAT)
             try:
                 self.folder.lock(part)
-                if _is_at(path, part):
+                if is_at(path, part):
                     return part
             except BaseException:
                 _close(part)

@@ -418,7 +418,7 @@ def _begin(make: Callable[[], Any], url: str) -> Any:
 def named_compression(location: Location) -> str | None:
     """Return the compression that the suffix of *location* asks for; commands compress for themselves.
 
-    Raises UrlError for the suffix of another format, of which a tar must not have the name.
+    Raises UrlError for the suffix of another format, which a tar must not have.
 
     >>> named_compression(Location("https://host/a.tar.gz?token=x")), named_compression(Location("a.tar"))
     ('gzip', None)

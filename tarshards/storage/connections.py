@@ -58,7 +58,7 @@ class Origin(NamedTuple):
 class _Timed(io.RawIOBase):
     """What comes over a socket: from `begin` to `end` all of it within the timeout, else each part of it.
 
-    So are the lines around a body read, of which a server may send any number.
+    So are the lines around a body read: a server may send any number of them.
     """
 
     _until: float | None = None

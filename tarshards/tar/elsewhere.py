@@ -153,13 +153,21 @@ class SpecialMembers:
                 raise UnresolvedError(f"{told}, which leads back to it")
             places.append(found[-1])
 
-    def read(self, steps: list[Step], leave: Callable[[int, int], Any] | None = None) -> Any:
+    def read(
+        self,
+        steps: list[Step],
+        leave: Callable[[int, int], Any] | None = None,
+        begins: Callable[[int, int], bool] = lambda header, start: True,
+    ) -> Any:
         """Return the content that *steps* lead to; raise UnresolvedError where a member is not as they say.
 
         With *leave*, a large one that is not sparse is what that returns for its offset and size, unless that is None.
+        *begins* says whether the headers of the member whose data are at an offset begin at *header*, or before.
         """
         for header, name, link, _ in steps:
             found, head, stored, kind = self._member(header)
+            if not begins(header, header + len(head)):
+                raise UnresolvedError(f"an extended header before that of {name!r}")
             if found != name or (link_target(head) if kind in LINKS else None) != link:
                 raise UnresolvedError(f"{found!r} instead of {name!r}")
         size = steps[-1].size
@@ -278,7 +286,7 @@ def expand(head: bytes, stored: bytes, limit: int = MEMBER_LIMIT) -> bytes:
     end = 0
     for offset, length in pieces:
         if offset < end or offset + length > size or at + length > len(stored):
-            raise UnresolvedError("a sparse member whose map is damaged")
+            _damaged()
         content[offset : offset + length] = stored[at : at + length]
         at, end = at + length, offset + length
     if at != len(stored):
@@ -307,7 +315,7 @@ def _map(head: bytes, stored: bytes) -> tuple[list[tuple[int, int]], int]:
         texts = [value for key, value in records if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes")]
     numbers = [_number(text, is_text=True) for text in texts]
     if len(numbers) % 2:
-        raise UnresolvedError("a sparse member whose map is damaged")
+        _damaged()
     return list(zip(numbers[::2], numbers[1::2])), 0
 
 

@@ -129,7 +129,7 @@ class _Members:
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[list[Member], Reached]:
         members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
-        last = members.pop() if members and (members[-1][3] > len(buffer) or _has_content(members[-1][4])) else None
+        last = members.pop() if members and (members[-1][3] > len(buffer) or has_content(members[-1][4])) else None
         select = self._select
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
         whole = cut(buffer, wanted, base, Member)
@@ -145,7 +145,8 @@ class _Members:
         raise TarError(f"{name!r}: {reason}", url=self._url, offset=offset)
 
 
-def _has_content(kind: str) -> bool:
+def has_content(kind: str) -> bool:
+    """Return whether a member of this kind, which is no regular file, has a content all the same."""
     return kind in LINKS or kind == SPARSE
 
 
@@ -212,7 +213,7 @@ def read_archive(
         available = len(buffer)
         if last is not None:  # its data continues beyond the buffer, or its content lies elsewhere
             name, header, start, stop, kind = last
-            if (not kind or _has_content(kind)) and (select is None or select(name)):
+            if (not kind or has_content(kind)) and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
                 data: Any = None
                 if missing >= LARGE and leave is not None and not kind:

@@ -283,7 +283,7 @@ class detshuffle(PipelineStage):
 def default_collation_fn(samples: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """Return a batch of dicts or tuples: numbers and arrays of a field as one array, tensors as one, others a list.
 
-    Numbers are those of Python, of which numpy's float64 is one. Samples that are lists count as tuples.
+    Numbers are those of Python, which include numpy's float64. Samples that are lists count as tuples.
     """
     rows: list[Any] = [tuple(sample) if isinstance(sample, list) else sample for sample in samples]
     first = rows[0]

@@ -83,7 +83,7 @@ def encode_field(field: str, value: Any) -> bytes:
 
     The extension ``gz`` compresses the encoded value; bytes count as compressed already. ``decode_field`` gives the
     value back, with its type, except that lossy images and sounds lose some, tuples become lists, and tensors arrays.
-    Raises EncodeError, with the field, for a value of which that does not hold, and for a str in a field that is not
+    Raises EncodeError, with the field, for a value that would come back otherwise, and for a str in a field that is not
     text: it may be the value, or its bytes. JSON takes one that holds an object or an array, as ``json.dumps`` gives.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")

@@ -9,7 +9,7 @@ from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, is_rese
 from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros, names_in
 from tarshards.storage.plain import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
-from tarshards.tar.read import BLOCK, LINKS, SPARSE, padding
+from tarshards.tar.read import BLOCK, has_content, padding
 
 SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
 
@@ -86,7 +86,7 @@ def group_found(
             sample.beside = True
             sample.behind = sample.behind or last
         for name, header, start, end, kind in piece:
-            parts = split(name) if not kind or kind in (*LINKS, SPARSE) else None
+            parts = split(name) if not kind or has_content(kind) else None
             steps, unresolved = None, None
             if kind and parts is not None:
                 try:
