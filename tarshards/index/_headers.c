@@ -1,9 +1,12 @@
-/* Take members of mapped shards, each after its header was compared with the index: the native twin of _headers_py.py,
- * where the contracts are written.
+/* The members of shards as their sidecars place them, and their headers: the native twin of _headers_py.py, where the
+ * contracts are written.
  *
  * A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
  * extended header can stand before these: the header of the member before it has the size that the index says, so its
  * data ends where this one's headers begin. What does not match in this way is left to tarshards.index.headers.
+ *
+ * Sidecars and shards are mapped files, or bytes. Files can be written to, or cut, at any time: whatever is read of them
+ * is read under the guard, and used only as far as it stays within bounds.
  */
 #include <Python.h>
 #include <stdlib.h>
@@ -13,56 +16,130 @@
 
 #define LARGE (1 << 16) /* bytes from which taking a sample lets other threads run */
 #define FEW 16          /* members of a sample that need no memory of their own */
+#define SHORT 256       /* bytes of a key that needs none */
 #define AHEAD 8         /* members whose headers are fetched ahead */
+#define EVERY 64        /* keys from one that is found at once to the next; a table takes 4 bytes for each of these */
+#define DEEPEST 32      /* arrays and maps in each other */
 
 static Guarded guarded;
+static PyObject *key_name; /* "__key__" */
 
 typedef struct {
     const char *text;
-    Py_ssize_t length;
+    int64_t length;
 } Text;
 
+/* Where a member lies, as a sidecar says. */
+typedef struct {
+    int64_t offset, size, field;
+} Place;
+
+/* The sidecar of a shard: where its arrays begin, and each EVERY-th key. */
 typedef struct {
     PyObject_HEAD
-    Py_buffer shard, first, sample, field, offset, size;
-    PyObject *keys, *encoded; /* lists of str, and of the bytes that *fields* points to */
+    Py_buffer sidecar;
+    int64_t samples, members, shard_size, field_count;
+    int64_t keys, sample, field, offset, size;
+    uint32_t *marks; /* where each EVERY-th key begins, from *keys* on */
+    PyObject *names; /* the bytes that *fields* points to */
     Text *fields;
-    int64_t members;
-    unsigned char *compared; /* for each member, whether it is known to match */
+} MemberTable;
+
+/* The members of a table from *begin* to *end* in bytes of their shard, which begin at offset *low* of it. */
+typedef struct {
+    PyObject_HEAD
+    Py_buffer shard;
+    MemberTable *table;
+    int64_t low, begin, end;
+    unsigned char *compared; /* a bit for each member: whether it is known to match; NULL until one is */
 } MappedMembers;
 
 /* Read a little-endian number of 8 bytes, 4 or 2. */
-static int64_t number(const Py_buffer *array, int64_t place, int width) {
-    const unsigned char *bytes = (const unsigned char *)array->buf + place * width;
+static uint64_t number(const char *bytes, int width) {
     uint64_t value = 0;
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     memcpy(&value, bytes, (size_t)width);
 #else
-    for (int i = 0; i < width; i++) value |= (uint64_t)bytes[i] << 8 * i;
+    for (int i = 0; i < width; i++) value |= (uint64_t)(unsigned char)bytes[i] << 8 * i;
 #endif
-    return (int64_t)value;
+    return value;
 }
 
-static int64_t first_of(const MappedMembers *self, int64_t sample) { return number(&self->first, sample, 8); }
-static int64_t offset_of(const MappedMembers *self, int64_t member) { return number(&self->offset, member, 8); }
-static int64_t size_of(const MappedMembers *self, int64_t member) { return number(&self->size, member, 8); }
-static const char *header_of(const MappedMembers *self, int64_t member) {
-    return (const char *)self->shard.buf + offset_of(self, member) - BLOCK;
+/* Read a big-endian number. */
+static uint64_t big(const unsigned char *bytes, int width) {
+    uint64_t value = 0;
+    for (int i = 0; i < width; i++) value = value << 8 | bytes[i];
+    return value;
 }
 
-/* Prefetch what is read of a header: its name, its size and type, and its prefix. */
-static void fetch(const char *header) {
-    __builtin_prefetch(header);
-    __builtin_prefetch(header + 124);
-    __builtin_prefetch(header + 156);
-    __builtin_prefetch(header + 345);
+/* An item of msgpack: where its content begins and ends. Format: https://github.com/msgpack/msgpack/blob/master/spec.md */
+typedef struct {
+    int64_t begin, end;
+    int64_t items; /* of an array, or twice those of a map; -1: neither */
+    int is_text, is_bytes, is_map;
+} Item;
+
+/* Read the head of the item at *at*; return 0 where it is none, or does not end before *limit*. */
+static int read_item(const unsigned char *data, int64_t at, int64_t limit, Item *item) {
+    if (at >= limit) return 0;
+    const unsigned char type = data[at++];
+    int64_t length = 0, width = 0, items = -1;
+    const int is_map = (type >= 0x80 && type < 0x90) || type >= 0xde;
+    const int is_text = (type >= 0xa0 && type < 0xc0) || (type >= 0xd9 && type <= 0xdb);
+    const int is_bytes = type >= 0xc4 && type <= 0xc6;
+    if (type < 0x80 || type >= 0xe0 || type == 0xc0 || type == 0xc2 || type == 0xc3) length = 0;
+    else if (type < 0xa0) items = is_map ? 2 * (type & 15) : type & 15;
+    else if (type < 0xc0) length = type & 31;
+    else if (is_bytes) width = 1 << (type - 0xc4);
+    else if (type >= 0xc7 && type <= 0xc9) width = 1 << (type - 0xc7), length = 1; /* an extension has a type, too */
+    else if (type == 0xca || type == 0xcb) length = type == 0xca ? 4 : 8;
+    else if (type >= 0xcc && type <= 0xd3) length = 1 << ((type - 0xcc) & 3);
+    else if (type >= 0xd4 && type <= 0xd8) length = 1 + (1 << (type - 0xd4));
+    else if (is_text) width = 1 << (type - 0xd9);
+    else if (type >= 0xdc) width = type & 1 ? 4 : 2, items = 0;
+    else return 0;
+    if (width > limit - at) return 0;
+    if (width && items < 0) length += (int64_t)big(data + at, (int)width);
+    if (width && items == 0) items = (int64_t)big(data + at, (int)width) * (is_map ? 2 : 1);
+    at += width;
+    if (length > limit - at) return 0;
+    *item = (Item){at, at + length, items, is_text, is_bytes, is_map};
+    return 1;
 }
 
-/* Prefetch what is read of the header of the member before one that is taken: its size, type and magic. */
-static void fetch_before(const char *header) {
-    __builtin_prefetch(header + 124);
-    __builtin_prefetch(header + 156);
-    __builtin_prefetch(header + 257);
+/* Return where the item at *at* ends with all that is in it, -1 where it is none. */
+static int64_t skip_item(const unsigned char *data, int64_t at, int64_t limit, int depth) {
+    Item item;
+    if (depth > DEEPEST || !read_item(data, at, limit, &item)) return -1;
+    at = item.end;
+    for (int64_t i = 0; i < item.items && at >= 0; i++) at = skip_item(data, at, limit, depth + 1);
+    return at;
+}
+
+static PyObject *layout(PyObject *self, PyObject *packed) {
+    (void)self;
+    Py_buffer buffer;
+    Item map, name, value;
+    if (PyObject_GetBuffer(packed, &buffer, PyBUF_SIMPLE) < 0) return NULL;
+    const unsigned char *data = buffer.buf;
+    PyObject *result = PyDict_New();
+    int is_sound = read_item(data, 0, buffer.len, &map) && map.is_map;
+    int64_t at = is_sound ? map.end : 0;
+    for (int64_t i = 0; result && is_sound && i < map.items; i += 2) {
+        is_sound = read_item(data, at, buffer.len, &name) && name.is_text && read_item(data, name.end, buffer.len, &value);
+        if (!is_sound || (at = skip_item(data, name.end, buffer.len, 0)) < 0) break;
+        PyObject *key = PyUnicode_DecodeUTF8((const char *)data + name.begin, (Py_ssize_t)(name.end - name.begin), "replace");
+        PyObject *place = Py_BuildValue("LL", (long long)(value.is_bytes ? value.begin : name.end), (long long)at);
+        if (!key || !place || PyObject_SetItem(result, key, place) < 0) Py_CLEAR(result);
+        Py_XDECREF(key);
+        Py_XDECREF(place);
+    }
+    if (result && (!is_sound || at != buffer.len)) {
+        PyErr_SetString(PyExc_ValueError, "no whole msgpack map");
+        Py_CLEAR(result);
+    }
+    PyBuffer_Release(&buffer);
+    return result;
 }
 
 static int is_regular(char type) { return type == 0 || type == '0' || type == '7'; }
@@ -104,45 +181,193 @@ static int leads_to(const char *shard, int64_t begin, int64_t offset, Text key, 
     return 0;
 }
 
+static const char *bytes_of(const MemberTable *table) { return table->sidecar.buf; }
+static int64_t sample_of(const MemberTable *table, int64_t member) {
+    return (int64_t)number(bytes_of(table) + table->sample + 4 * member, 4);
+}
+static Place place_of(const MemberTable *table, int64_t member) {
+    const char *bytes = bytes_of(table);
+    return (Place){(int64_t)number(bytes + table->offset + 8 * member, 8), (int64_t)number(bytes + table->size + 8 * member, 8),
+                   (int64_t)number(bytes + table->field + 2 * member, 2)};
+}
+
+/* Return about where the first member of a sample is. */
+static int64_t guess_first(const MemberTable *table, int64_t sample) {
+    return (int64_t)((unsigned __int128)sample * (uint64_t)table->members / (uint64_t)table->samples);
+}
+
+/* Return the number of the first member of a sample; of *samples*, how many members there are. Samples have consecutive
+ * members, at least one, so the distance to another sample bounds that between their members. */
+static int64_t first_of(const MemberTable *table, int64_t sample) {
+    if (sample >= table->samples) return table->members;
+    if (table->members == table->samples) return sample;
+    const int64_t each = table->members / table->samples;
+    int64_t low = sample, high = table->members - (table->samples - sample), guess = guess_first(table, sample);
+    for (int tries = 0; low < high; tries++) {
+        if (tries > 4) guess = low + (high - low) / 2;
+        guess = guess < low ? low : guess > high ? high : guess;
+        const int64_t found = sample_of(table, guess);
+        if (found < sample) {
+            low = guess + (sample - found);
+            guess += (sample - found) * each;
+        } else {
+            high = guess - (found - sample);
+            guess = found == sample ? guess - 1 : guess - (found - sample) * each;
+        }
+    }
+    return low < 0 ? 0 : low > table->members ? table->members : low;
+}
+
+/* Return the key of a sample, in the sidecar; its text is NULL where the sidecar is not what it was. */
+static Text key_of(const MemberTable *table, int64_t sample) {
+    const unsigned char *data = table->sidecar.buf;
+    int64_t at = table->keys + table->marks[sample / EVERY];
+    Item item = {0};
+    for (int64_t i = sample % EVERY; i >= 0; i--, at = item.end) {
+        if (at < table->sidecar.len && data[at] >= 0xa0 && data[at] < 0xc0 && table->sidecar.len - at > (data[at] & 31))
+            item.begin = at + 1, item.end = at + 1 + (data[at] & 31); /* of up to 31 bytes */
+        else if (!read_item(data, at, table->sidecar.len, &item)) return (Text){NULL, 0};
+    }
+    return (Text){(const char *)data + item.begin, item.end - item.begin};
+}
+
+/* What is copied of a sidecar for one sample, under the guard. */
+typedef struct {
+    const MemberTable *table;
+    int64_t sample, begin, end;
+    int64_t low, high;          /* the members that are asked for */
+    Text key;                   /* copied to *text* if that has space for it */
+    char *text;
+    int64_t space;
+    Place *places;              /* of the member before the first one, and of those from *begin* to *end* */
+    int64_t most;               /* how many of these there is space for */
+} LookUp;
+
+static void look_up(void *argument) {
+    LookUp *up = argument;
+    const MemberTable *table = up->table;
+    up->begin = up->end = first_of(table, up->sample);
+    while (up->end < table->members && sample_of(table, up->end) == up->sample) up->end++;
+    if (up->begin < up->low) up->begin = up->low;
+    if (up->end > up->high) up->end = up->high;
+    if (up->end < up->begin) up->end = up->begin;
+    up->key = key_of(table, up->sample);
+    if (up->key.text && up->key.length <= up->space) memcpy(up->text, up->key.text, (size_t)up->key.length);
+    if (!up->places) return;
+    up->places[0] = up->begin ? place_of(table, up->begin - 1) : (Place){0, 0, 0};
+    for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->places[1 + i - up->begin] = place_of(table, i);
+}
+
+/* Look a sample up, with as much memory as it takes; return 0 with an exception set where that fails. What is not in the
+ * caller's memory, of SHORT bytes for *text* and FEW + 1 *places*, is to be freed. */
+static int find_sample(LookUp *up) {
+    char *const text = up->text;
+    Place *const places = up->places;
+    for (int tries = 0; tries < 3; tries++) {
+        if (guarded(look_up, up)) return PyErr_SetString(PyExc_OSError, SHRUNK), 0;
+        if (!up->key.text) return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
+        if (up->key.length <= up->space && (!places || up->end - up->begin <= up->most)) return 1;
+        if (up->key.length > up->space) {
+            if (up->text != text) PyMem_Free(up->text);
+            up->space = up->key.length;
+            if (!(up->text = PyMem_Malloc((size_t)up->space))) return up->text = text, PyErr_NoMemory(), 0;
+        }
+        if (places && up->end - up->begin > up->most) {
+            if (up->places != places) PyMem_Free(up->places);
+            up->most = up->end - up->begin;
+            if (!(up->places = PyMem_Malloc((size_t)(up->most + 1) * sizeof *places))) return up->places = places, PyErr_NoMemory(), 0;
+        }
+    }
+    return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
+}
+
+static PyObject *decoded(const char *text, int64_t length) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "surrogateescape");
+}
+
+/* Return the key of a sample as str. */
+static PyObject *key_object(const MemberTable *table, int64_t sample) {
+    char text[SHORT];
+    if (sample < 0 || sample >= table->samples) return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)sample);
+    LookUp up = {.table = table, .sample = sample, .text = text, .space = SHORT};
+    PyObject *key = find_sample(&up) ? decoded(up.text, up.key.length) : NULL;
+    if (up.text != text) PyMem_Free(up.text);
+    return key;
+}
+
+static const char *at(const MappedMembers *self, int64_t offset) { return (const char *)self->shard.buf + (offset - self->low); }
+
+/* Return whether the header and the data of a member are in the bytes of the shard that are here. */
+static int is_here(const MappedMembers *self, const Place *place) {
+    const int64_t here = place->offset - self->low;
+    return place->field < self->table->field_count && place->size >= 0 && here >= BLOCK && here <= self->shard.len &&
+           place->size <= self->shard.len - here;
+}
+
+static int is_compared(const MappedMembers *self, int64_t member) {
+    const int64_t bit = member - self->begin;
+    return self->compared && bit >= 0 && self->compared[bit / 8] >> bit % 8 & 1;
+}
+
+static void note_compared(MappedMembers *self, int64_t member) {
+    const int64_t bit = member - self->begin;
+    if (!is_compared(self, member)) /* threads may note others meanwhile */
+        __atomic_fetch_or(self->compared + bit / 8, (unsigned char)(1 << bit % 8), __ATOMIC_RELAXED);
+}
+
+/* Have memory for what is compared; return 0 with an exception set where there is none. With the GIL. */
+static int can_note(MappedMembers *self) {
+    if (!self->compared && !(self->compared = PyMem_Calloc((size_t)(self->end - self->begin) / 8 + 1, 1))) PyErr_NoMemory();
+    return self->compared != NULL;
+}
+
+/* Prefetch what is read of a header: its name, its size and type, and its prefix. */
+static void fetch(const char *header) {
+    __builtin_prefetch(header);
+    __builtin_prefetch(header + 124);
+    __builtin_prefetch(header + 156);
+    __builtin_prefetch(header + 345);
+}
+
+/* Prefetch what is read of the header of the member before one that is taken: its size, type and magic. */
+static void fetch_before(const char *header) {
+    __builtin_prefetch(header + 124);
+    __builtin_prefetch(header + 156);
+    __builtin_prefetch(header + 257);
+}
+
 /* Return whether a member's header has the size that the index says. */
-static int has_its_size(const MappedMembers *self, int64_t member) {
-    const char *block = header_of(self, member);
-    if (!is_regular(block[156]) || parse_size(block + 124) != size_of(self, member)) return 0;
+static int has_its_size(const MappedMembers *self, const Place *place) {
+    if (!is_here(self, place)) return 0;
+    const char *block = at(self, place->offset) - BLOCK;
+    if (!is_regular(block[156]) || parse_size(block + 124) != place->size) return 0;
     return !memcmp(block + 257, "ustar", 5) || checksum_is_right((const unsigned char *)block);
 }
 
-/* Return whether a member matches; *before* says that the one before it does. */
-static int matches(MappedMembers *self, int64_t member, Text key, int before) {
-    const Text field = self->fields[number(&self->field, member, 2)];
-    const int64_t offset = offset_of(self, member), size = size_of(self, member);
-    const int64_t begin = member ? round_up(offset_of(self, member - 1) + size_of(self, member - 1)) : 0;
-    if (member && !before && !self->compared[member] && !has_its_size(self, member - 1)) return 0;
-    const int same = begin == offset - BLOCK ? is_header(header_of(self, member), key, field, size)
-                                             : leads_to(self->shard.buf, begin, offset, key, field, size);
-    if (same) self->compared[member] = 1;
+/* Return whether a member matches. *place* points to where it lies, after where the one *before* it does, which is *known*
+ * to match or is compared here. */
+static int matches(MappedMembers *self, int64_t member, Text key, const Place *place, int known) {
+    const Place *before = place - 1;
+    if (!is_here(self, place) || before->offset > place->offset || before->size < 0 || before->size > place->offset) return 0;
+    const Text field = self->table->fields[place->field];
+    const int64_t begin = member ? round_up(before->offset + before->size) : 0;
+    if (begin < self->low || begin > place->offset - BLOCK) return 0;
+    if (member && !known && !is_compared(self, member) && !has_its_size(self, before)) return 0;
+    const int same = begin == place->offset - BLOCK
+        ? is_header(at(self, begin), key, field, place->size)
+        : leads_to(self->shard.buf, begin - self->low, place->offset - self->low, key, field, place->size);
+    if (same) note_compared(self, member);
     return same;
-}
-
-/* Return the UTF-8 of a key; *held* is NULL, or a new reference to what holds it. text is NULL with an exception set. */
-static Text text_of(PyObject *key, PyObject **held) {
-    Text text;
-    *held = NULL;
-    if ((text.text = key ? PyUnicode_AsUTF8AndSize(key, &text.length) : NULL)) return text;
-    if (key && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) { /* the name is not UTF-8 */
-        PyErr_Clear();
-        *held = PyUnicode_AsEncodedString(key, "utf-8", "surrogateescape");
-        if (*held && PyBytes_AsStringAndSize(*held, (char **)&text.text, &text.length) < 0) text.text = NULL;
-    }
-    return text;
 }
 
 /* The members of a sample that are taken at once. */
 typedef struct {
-    MappedMembers *table;
-    Text key;
+    MappedMembers *members;
+    const LookUp *up;
     int64_t count, settled; /* members before this one need not be compared */
     struct Taken {
         int64_t member;
+        const Place *place;
         PyObject *name, *data;
         char *target;
     } *taken;
@@ -151,139 +376,174 @@ typedef struct {
 
 static void take(void *argument) {
     Taking *taking = argument;
-    MappedMembers *table = taking->table;
+    const Text key = {taking->up->text, taking->up->key.length};
     for (int64_t i = 0; i < taking->count; i++) {
-        const int64_t member = taking->taken[i].member;
-        if (member < taking->settled) continue;
-        if (!matches(table, member, taking->key, i && taking->taken[i - 1].member == member - 1)) {
-            taking->undecided = member;
+        const struct Taken *each = taking->taken + i;
+        if (each->member < taking->settled) continue;
+        if (!matches(taking->members, each->member, key, each->place, i && each[-1].member == each->member - 1)) {
+            taking->undecided = each->member;
             return;
         }
     }
     for (int64_t i = 0; i < taking->count; i++) {
-        const int64_t member = taking->taken[i].member;
-        memcpy(taking->taken[i].target, header_of(table, member) + BLOCK, (size_t)size_of(table, member));
+        const struct Taken *each = taking->taken + i;
+        memcpy(each->target, at(taking->members, each->place->offset), (size_t)each->place->size);
     }
 }
 
-/* Allocate the members of a sample; return their total size, -1 with an exception set. */
-static int64_t prepare(Taking *taking, PyObject *names, int64_t begin, int64_t end) {
-    const MappedMembers *table = taking->table;
+/* Allocate the members of a sample; return their total size, -1 with an exception set. Of a member that is not here, no
+ * byte is taken: it is undecided. */
+static int64_t prepare(Taking *taking, PyObject *names) {
+    const LookUp *up = taking->up;
+    MappedMembers *self = taking->members;
     int64_t total = 0;
-    for (int64_t member = begin; member < end; member++) {
-        PyObject *name = PyList_GetItem(names, (Py_ssize_t)number(&table->field, member, 2));
+    for (int64_t member = up->begin; member < up->end; member++) {
+        const Place *place = up->places + 1 + (member - up->begin);
+        PyObject *name = PyList_GetItem(names, (Py_ssize_t)place->field);
         if (name == Py_None) continue;
-        fetch(header_of(table, member));
-        if (member && !taking->count && !table->compared[member]) fetch_before(header_of(table, member - 1));
-        const int64_t size = size_of(table, member);
-        PyObject *data = name ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size) : NULL;
+        if (name && !is_here(self, place)) {
+            taking->undecided = member;
+            return total;
+        }
+        PyObject *data = NULL;
+        if (name) {
+            fetch(at(self, place->offset) - BLOCK);
+            if (member && !taking->count && !is_compared(self, member) && is_here(self, place - 1))
+                fetch_before(at(self, place[-1].offset) - BLOCK);
+            data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)place->size);
+        }
         if (!data) return -1;
-        taking->taken[taking->count++] = (struct Taken){member, name, data, PyBytes_AsString(data)};
-        total += size;
+        taking->taken[taking->count++] = (struct Taken){member, place, name, data, PyBytes_AsString(data)};
+        total += place->size;
     }
     return total;
+}
+
+/* Put the members that were taken into the dict; return the number of one that is undecided. */
+static PyObject *deliver(const Taking *taking, PyObject *result) {
+    if (taking->undecided >= 0) return PyLong_FromLongLong(taking->undecided);
+    PyObject *key = decoded(taking->up->text, taking->up->key.length);
+    int failed = !key || PyObject_SetItem(result, key_name, key) < 0;
+    Py_XDECREF(key);
+    for (int64_t i = 0; !failed && i < taking->count; i++)
+        failed = PyDict_SetItem(result, taking->taken[i].name, taking->taken[i].data) < 0;
+    return failed ? NULL : PyLong_FromLong(-1);
 }
 
 static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     MappedMembers *self = (MappedMembers *)object;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "fill takes a dict, names, a sample and a settled member");
-    const Py_ssize_t sample = PyLong_AsSsize_t(args[2]), settled = PyLong_AsSsize_t(args[3]);
+    const int64_t sample = PyLong_AsLongLong(args[2]), settled = PyLong_AsLongLong(args[3]);
     if (PyErr_Occurred()) return NULL;
-    if (sample < 0 || sample > self->first.len / 8 - 2) return PyErr_Format(PyExc_IndexError, "sample %zd", sample);
-    const int64_t begin = first_of(self, sample), end = first_of(self, sample + 1);
+    if (sample < 0 || sample >= self->table->samples)
+        return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)sample);
+    char text[SHORT];
+    Place places[FEW + 1];
     struct Taken few[FEW];
-    PyObject *held;
-    Taking taking = {self, text_of(PyList_GetItem(self->keys, sample), &held), 0, settled, few, -1};
-    if (end - begin > FEW && !(taking.taken = PyMem_Malloc((size_t)(end - begin) * sizeof *few))) PyErr_NoMemory();
-    int failed = PyErr_Occurred() != NULL;
-    if (!failed) {
-        const int64_t total = prepare(&taking, args[1], begin, end);
-        failed = total < 0;
-        if (!failed && total < LARGE) {
+    LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
+                 .text = text, .space = SHORT, .places = places, .most = FEW};
+    PyObject *result = NULL;
+    Taking taking = {self, &up, 0, settled, few, -1};
+    if (can_note(self) && find_sample(&up)) {
+        if (up.end - up.begin > FEW && !(taking.taken = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few))) PyErr_NoMemory();
+        int64_t total = taking.taken ? prepare(&taking, args[1]) : -1;
+        int failed = 0;
+        if (taking.undecided < 0 && total >= 0 && total < LARGE) {
             failed = guarded(take, &taking);
-        } else if (!failed) {
+        } else if (taking.undecided < 0 && total >= 0) {
             Py_BEGIN_ALLOW_THREADS
             failed = guarded(take, &taking);
             Py_END_ALLOW_THREADS
         }
-        if (failed && total >= 0) PyErr_SetString(PyExc_OSError, SHRUNK);
+        if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
+        if (!failed && total >= 0) result = deliver(&taking, args[0]);
+        for (int64_t i = 0; i < taking.count; i++) Py_DECREF(taking.taken[i].data);
+        if (taking.taken != few) PyMem_Free(taking.taken);
     }
-    for (int64_t i = 0; i < taking.count; i++) {
-        if (!failed && taking.undecided < 0)
-            failed = PyDict_SetItem(args[0], taking.taken[i].name, taking.taken[i].data) < 0;
-        Py_DECREF(taking.taken[i].data);
-    }
-    if (taking.taken != few) PyMem_Free(taking.taken);
-    Py_XDECREF(held);
-    return failed ? NULL : PyLong_FromLongLong(taking.undecided);
+    if (up.text != text) PyMem_Free(up.text);
+    if (up.places != places) PyMem_Free(up.places);
+    return result;
 }
 
 static PyObject *members_settle(PyObject *object, PyObject *member) {
     MappedMembers *self = (MappedMembers *)object;
-    const Py_ssize_t place = PyLong_AsSsize_t(member);
+    const int64_t place = PyLong_AsLongLong(member);
     if (PyErr_Occurred()) return NULL;
-    if (place < 0 || place >= self->members) return PyErr_Format(PyExc_IndexError, "member %zd", place);
-    self->compared[place] = 1;
+    if (place < self->begin || place >= self->end) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)place);
+    if (!can_note(self)) return NULL;
+    note_compared(self, place);
     Py_RETURN_NONE;
 }
+
+static PyTypeObject *table_type, *members_type;
 
 /* Members of several shards that are compared at once. */
 typedef struct {
     struct Row {
-        MappedMembers *table;
-        int64_t member, place;
-        PyObject *key;
-        Text text;
+        MappedMembers *members;
+        int64_t member, at; /* its number, and its place among those that were given */
     } *rows;
     int64_t count;
     volatile int64_t at; /* in memory, for when the guard ends the work */
     int64_t *undecided, differing;
 } Comparing;
 
+static void fetch_place(const MemberTable *table, int64_t member) {
+    const char *bytes = bytes_of(table);
+    __builtin_prefetch(bytes + table->offset + 8 * member);
+    __builtin_prefetch(bytes + table->size + 8 * member);
+    __builtin_prefetch(bytes + table->field + 2 * member);
+    if (table->members != table->samples) __builtin_prefetch(bytes + table->sample + 4 * member);
+}
+
 static void compare(void *argument) {
     Comparing *comparing = argument;
     for (; comparing->at < comparing->count; comparing->at++) {
         const int64_t i = comparing->at;
         const struct Row *row = comparing->rows + i;
-        if (i + AHEAD < comparing->count) {
-            fetch(header_of(row[AHEAD].table, row[AHEAD].member));
-            if (row[AHEAD].member) fetch_before(header_of(row[AHEAD].table, row[AHEAD].member - 1));
+        const MemberTable *table = row->members->table;
+        if (i + 2 * AHEAD < comparing->count) {
+            const struct Row *later = row + 2 * AHEAD;
+            fetch_place(later->members->table, later->member);
         }
-        const int before = row->member && row->table->compared[row->member - 1];
-        if (!matches(row->table, row->member, row->text, before))
-            comparing->undecided[comparing->differing++] = row->place;
+        if (i + AHEAD < comparing->count) {
+            const struct Row *later = row + AHEAD;
+            const Place place = place_of(later->members->table, later->member);
+            const int64_t sample = sample_of(later->members->table, later->member);
+            if (sample < later->members->table->samples)
+                __builtin_prefetch(bytes_of(later->members->table) + later->members->table->keys +
+                                   later->members->table->marks[sample / EVERY]);
+            if (is_here(later->members, &place)) fetch(at(later->members, place.offset) - BLOCK);
+        }
+        const int64_t sample = sample_of(table, row->member);
+        const Place places[2] = {row->member ? place_of(table, row->member - 1) : (Place){0, 0, 0}, place_of(table, row->member)};
+        const Text key = sample < table->samples ? key_of(table, sample) : (Text){NULL, 0};
+        const int known = row->member && is_compared(row->members, row->member - 1);
+        if (!key.text || !matches(row->members, row->member, key, places + 1, known))
+            comparing->undecided[comparing->differing++] = row->at;
     }
 }
 
-static PyTypeObject *members_type;
+/* Return the members of the shard of this number; NULL, with an exception set where that is none. */
+static MappedMembers *members_at(PyObject *tables, int64_t shard) {
+    PyObject *object = PyList_GetItem(tables, (Py_ssize_t)shard);
+    if (!object || object == Py_None) return NULL;
+    if (PyObject_TypeCheck(object, members_type)) return (MappedMembers *)object;
+    PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard");
+    return NULL;
+}
 
 /* Note the rows that were not compared before; return 0 with an exception set where one is not a member. */
 static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         if (members[i] < 0) continue;
-        PyObject *object = PyList_GetItem(tables, (Py_ssize_t)shards[i]);
-        if (!object) return 0;
-        if (object == Py_None) continue;
-        MappedMembers *table = (MappedMembers *)object;
-        if (!PyObject_TypeCheck(object, members_type) || members[i] >= table->members)
+        MappedMembers *own = members_at(tables, shards[i]);
+        if (!own && PyErr_Occurred()) return 0;
+        if (!own || is_compared(own, members[i])) continue;
+        if (members[i] < own->begin || members[i] >= own->end)
             return PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard"), 0;
-        if (table->compared[members[i]]) continue;
-        PyObject *key = PyList_GetItem(table->keys, (Py_ssize_t)number(&table->sample, members[i], 4));
-        if (!key) return 0;
-        __builtin_prefetch(key);
-        comparing->rows[comparing->count++] = (struct Row){table, members[i], i, key, {NULL, 0}};
-    }
-    return 1;
-}
-
-/* Get the texts of the keys; return 0 with an exception set where that fails. *held* receives what holds them. */
-static int read_keys(Comparing *comparing, PyObject *held) {
-    for (int64_t i = 0; i < comparing->count; i++) {
-        PyObject *bytes;
-        comparing->rows[i].text = text_of(comparing->rows[i].key, &bytes);
-        const int kept = !bytes || PyList_Append(held, bytes) == 0;
-        Py_XDECREF(bytes);
-        if (!kept || !comparing->rows[i].text.text) return 0;
+        if (!can_note(own)) return 0;
+        comparing->rows[comparing->count++] = (struct Row){own, members[i], i};
     }
     return 1;
 }
@@ -296,13 +556,12 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     const int64_t count = members.len / 8;
     Comparing comparing = {PyMem_Malloc((size_t)count * sizeof(struct Row) + 1), 0, 0,
                            PyMem_Malloc((size_t)count * 8 + 1), 0};
-    PyObject *held = PyList_New(0);
     if (!comparing.rows || !comparing.undecided) PyErr_NoMemory();
     else if (shards.len != members.len) PyErr_SetString(PyExc_ValueError, "shards and members differ in length");
-    else if (held && collect(&comparing, tables, shards.buf, members.buf, count) && read_keys(&comparing, held)) {
+    else if (collect(&comparing, tables, shards.buf, members.buf, count)) {
         Py_BEGIN_ALLOW_THREADS
         while (guarded(compare, &comparing)) /* a shard has shrunk: whoever decides on this member finds out */
-            comparing.undecided[comparing.differing++] = comparing.rows[comparing.at++].place;
+            comparing.undecided[comparing.differing++] = comparing.rows[comparing.at++].at;
         Py_END_ALLOW_THREADS
         result = PyList_New(0);
         for (int64_t i = 0; result && i < comparing.differing; i++) {
@@ -311,7 +570,6 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
             Py_XDECREF(place);
         }
     }
-    Py_XDECREF(held);
     PyMem_Free(comparing.rows);
     PyMem_Free(comparing.undecided);
     PyBuffer_Release(&shards);
@@ -319,58 +577,314 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* Return what is wrong with the arrays of an index, NULL if nothing is. */
-static const char *inconsistency(const MappedMembers *self) {
-    const int64_t members = self->size.len / 8, samples = PyList_Size(self->keys);
-    if (self->offset.len != 8 * members || self->field.len != 2 * members || self->sample.len != 4 * members ||
-        self->first.len != 8 * (samples + 1) || first_of(self, 0) != 0 || first_of(self, samples) != members)
-        return "arrays of different lengths";
-    for (int64_t i = 0; i < samples; i++)
-        if (first_of(self, i) > first_of(self, i + 1)) return "samples out of order";
-    for (int64_t i = 0; i < members; i++) {
-        const int64_t offset = offset_of(self, i), size = size_of(self, i);
-        if (offset < BLOCK || offset > self->shard.len || size < 0 || size > self->shard.len - offset)
-            return "a member beyond the shard's end";
-        if (number(&self->field, i, 2) >= PyList_Size(self->encoded)) return "a field without a name";
-        if (number(&self->sample, i, 4) >= samples) return "a sample without a key";
+/* Fields of samples of several shards that are located at once. */
+typedef struct {
+    struct Sought {
+        const MappedMembers *members;
+        const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
+        int64_t sample;
+    } *rows;
+    int64_t count, terms;
+    volatile int64_t at;
+    uint64_t *addresses;
+    int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
+} Locating;
+
+static void locate_rows(void *argument) {
+    Locating *locating = argument;
+    const int64_t count = locating->count;
+    for (; locating->at < count; locating->at++) {
+        const int64_t i = locating->at;
+        const struct Sought *row = locating->rows + i;
+        if (i + AHEAD < count && row[AHEAD].members)
+            fetch_place(row[AHEAD].members->table, guess_first(row[AHEAD].members->table, row[AHEAD].sample));
+        if (!row->members) continue;
+        const MemberTable *table = row->members->table;
+        int16_t best[locating->terms];
+        memset(best, 127, sizeof best);
+        int64_t member = first_of(table, row->sample);
+        for (; member < table->members && sample_of(table, member) == row->sample; member++) {
+            const Place place = place_of(table, member);
+            if (!is_here(row->members, &place)) continue; /* the index was written to */
+            for (int64_t term = 0; term < locating->terms; term++) {
+                const int16_t rank = row->ranks[term * table->field_count + place.field];
+                if (rank < 0 || rank >= best[term]) continue;
+                best[term] = rank;
+                locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, place.offset);
+                locating->sizes[term * count + i] = place.size;
+                locating->numbers[term * count + i] = member;
+            }
+        }
+    }
+}
+
+static PyObject *locate(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tables, *ranks;
+    Py_buffer shards, samples, addresses, sizes, numbers;
+    if (!PyArg_ParseTuple(args, "O!O!y*y*w*w*w*:locate", &PyList_Type, &tables, &PyList_Type, &ranks, &shards, &samples,
+                          &addresses, &sizes, &numbers))
+        return NULL;
+    const int64_t count = shards.len / 8;
+    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, count ? addresses.len / 8 / count : 0, 0,
+                         addresses.buf, sizes.buf, numbers.buf};
+    int failed = !locating.rows;
+    if (failed) PyErr_NoMemory();
+    if (!failed && (samples.len != 8 * count || addresses.len != 8 * count * locating.terms || sizes.len != addresses.len ||
+                    numbers.len != addresses.len || locating.terms > SHORT))
+        failed = 1, PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
+    for (int64_t i = 0; i < count && !failed; i++) {
+        const int64_t shard = ((int64_t *)shards.buf)[i], sample = ((int64_t *)samples.buf)[i];
+        MappedMembers *own = members_at(tables, shard);
+        failed = !own && PyErr_Occurred();
+        locating.rows[i] = (struct Sought){own, NULL, sample};
+        for (int64_t term = 0; term < locating.terms; term++) {
+            locating.addresses[term * count + i] = 0;
+            locating.sizes[term * count + i] = locating.numbers[term * count + i] = -1;
+        }
+        if (!own || failed) continue;
+        PyObject *bytes = PyList_GetItem(ranks, (Py_ssize_t)shard);
+        failed = !bytes || !PyBytes_Check(bytes) || PyBytes_Size(bytes) != 2 * locating.terms * own->table->field_count ||
+                 sample < 0 || sample >= own->table->samples;
+        if (failed) PyErr_Clear(), PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
+        else locating.rows[i].ranks = (const int16_t *)PyBytes_AsString(bytes);
+    }
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS
+        for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
+            for (int64_t term = 0; term < locating.terms; term++) locating.numbers[term * count + locating.at] = -2;
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(locating.rows);
+    Py_buffer *const held[] = {&shards, &samples, &addresses, &sizes, &numbers};
+    for (int i = 0; i < 5; i++) PyBuffer_Release(held[i]);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *find_keys(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tables;
+    Py_buffer shards, samples;
+    if (!PyArg_ParseTuple(args, "O!y*y*:find_keys", &PyList_Type, &tables, &shards, &samples)) return NULL;
+    PyObject *result = shards.len == samples.len ? PyList_New(0) : NULL;
+    if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "shards and samples differ in length");
+    for (int64_t i = 0; i < shards.len / 8 && result; i++) {
+        MappedMembers *own = members_at(tables, ((int64_t *)shards.buf)[i]);
+        PyObject *key = own ? key_object(own->table, ((int64_t *)samples.buf)[i]) : PyErr_Occurred() ? NULL : decoded("", 0);
+        if (!key || PyList_Append(result, key) < 0) Py_CLEAR(result);
+        Py_XDECREF(key);
+    }
+    PyBuffer_Release(&shards);
+    PyBuffer_Release(&samples);
+    return result;
+}
+
+/* Numbers of a table that are copied out of its sidecar. */
+typedef struct {
+    const MemberTable *table;
+    const int64_t *asked;
+    int64_t count, *out;
+} Reading;
+
+static void read_firsts(void *argument) {
+    const Reading *reading = argument;
+    for (int64_t i = 0; i < reading->count; i++) reading->out[i] = first_of(reading->table, reading->asked[i]);
+}
+
+static void read_places(void *argument) {
+    const Reading *reading = argument;
+    for (int64_t i = 0; i < reading->count; i++) {
+        const Place place = place_of(reading->table, reading->asked[i]);
+        int64_t *out = reading->out + 4 * i;
+        out[0] = sample_of(reading->table, reading->asked[i]);
+        out[1] = place.field, out[2] = place.offset, out[3] = place.size;
+    }
+}
+
+/* Read *width* numbers for each of those that are asked for, below *limit*, into an array. */
+static PyObject *read_numbers(PyObject *object, PyObject *args, void (*work)(void *), int64_t limit, int width) {
+    Py_buffer asked, out;
+    if (!PyArg_ParseTuple(args, "y*w*", &asked, &out)) return NULL;
+    const MemberTable *table = (MemberTable *)object;
+    Reading reading = {table, asked.buf, asked.len / 8, out.buf};
+    int is_sound = out.len == asked.len * width;
+    for (int64_t i = 0; is_sound && i < reading.count; i++) is_sound = reading.asked[i] >= 0 && reading.asked[i] < limit;
+    if (!is_sound) PyErr_SetString(PyExc_IndexError, "a number out of range");
+    else if (guarded(work, &reading)) PyErr_SetString(PyExc_OSError, SHRUNK), is_sound = 0;
+    PyBuffer_Release(&asked);
+    PyBuffer_Release(&out);
+    if (!is_sound) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_firsts(PyObject *object, PyObject *args) {
+    return read_numbers(object, args, read_firsts, ((MemberTable *)object)->samples + 1, 1);
+}
+
+static PyObject *table_places(PyObject *object, PyObject *args) {
+    return read_numbers(object, args, read_places, ((MemberTable *)object)->members, 4);
+}
+
+static PyObject *table_key(PyObject *object, PyObject *sample) {
+    const int64_t number = PyLong_AsLongLong(sample);
+    return PyErr_Occurred() ? NULL : key_object((MemberTable *)object, number);
+}
+
+static PyObject *table_span(PyObject *object, PyObject *sample) {
+    const MemberTable *table = (MemberTable *)object;
+    const int64_t number = PyLong_AsLongLong(sample);
+    if (PyErr_Occurred()) return NULL;
+    if (number < 0 || number >= table->samples) return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)number);
+    int64_t asked[] = {number, number + 1}, out[2];
+    Reading reading = {table, asked, 2, out};
+    if (guarded(read_firsts, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    return Py_BuildValue("LL", (long long)out[0], (long long)out[1]);
+}
+
+static PyObject *table_place(PyObject *object, PyObject *member) {
+    const MemberTable *table = (MemberTable *)object;
+    int64_t asked = PyLong_AsLongLong(member), out[4];
+    if (PyErr_Occurred()) return NULL;
+    if (asked < 0 || asked >= table->members) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)asked);
+    Reading reading = {table, &asked, 1, out};
+    if (guarded(read_places, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    return Py_BuildValue("LLLL", (long long)out[0], (long long)out[1], (long long)out[2], (long long)out[3]);
+}
+
+static PyObject *table_rest_on(PyObject *object, PyObject *mapping) {
+    MemberTable *table = (MemberTable *)object;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(mapping, &buffer, PyBUF_SIMPLE) < 0) return NULL;
+    if (buffer.len != table->sidecar.len) {
+        PyBuffer_Release(&buffer);
+        return PyErr_Format(PyExc_ValueError, "a sidecar of another size");
+    }
+    PyBuffer_Release(&table->sidecar);
+    table->sidecar = buffer;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_members(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(((MemberTable *)object)->members);
+}
+
+static Py_ssize_t table_length(PyObject *object) { return (Py_ssize_t)((MemberTable *)object)->samples; }
+
+/* Find the keys: where each EVERY-th begins. Return what is wrong, NULL if nothing is. */
+static const char *mark_keys(MemberTable *self, int64_t end) {
+    const unsigned char *data = self->sidecar.buf;
+    Item item;
+    if (!read_item(data, self->keys, end, &item) || item.items < 0 || item.is_map) return "a size that is not a number, or names that are not lists";
+    self->samples = item.items;
+    self->keys = item.end;
+    if (item.items > end - item.end) return "keys that are not there"; /* each takes a byte or more */
+    if (!(self->marks = PyMem_Malloc(sizeof *self->marks * (size_t)(item.items / EVERY + 1)))) return "";
+    int64_t place = item.end;
+    for (int64_t i = 0; i < self->samples; i++, place = item.end) {
+        if (i % EVERY == 0) self->marks[i / EVERY] = (uint32_t)(place - self->keys);
+        if (!read_item(data, place, end, &item) || !item.is_text) return "a key or a field that is not a string";
     }
     return NULL;
 }
 
-/* Encode the fields; return 0 with an exception set where that fails. */
-static int encode(MappedMembers *self, PyObject *fields) {
-    const Py_ssize_t count = PyList_Size(fields);
-    if (!(self->encoded = PyList_New(0)) || !(self->fields = PyMem_Calloc((size_t)count + 1, sizeof(Text))))
-        return PyErr_NoMemory(), 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *field = PyUnicode_AsEncodedString(PyList_GetItem(fields, i), "utf-8", "surrogateescape");
-        Text *text = self->fields + i;
-        const int failed = !field || PyBytes_AsStringAndSize(field, (char **)&text->text, &text->length) < 0 ||
-                           PyList_Append(self->encoded, field) < 0;
-        Py_XDECREF(field);
-        if (failed) return 0;
+/* Return what is wrong with the arrays of an index, NULL if nothing is. */
+static const char *inconsistency(const MemberTable *self, int64_t archive_end) {
+    if (!self->members) return self->samples ? "keys without members" : NULL;
+    int64_t sample = -1, begin = BLOCK;
+    for (int64_t i = 0; i < self->members; i++) {
+        const int64_t next = sample_of(self, i);
+        if (next < sample || next > sample + 1) return "samples out of order";
+        sample = next;
+    }
+    if (sample_of(self, 0) != 0 || sample != self->samples - 1) return "samples out of order";
+    for (int64_t i = 0; i < self->members; i++) {
+        const Place place = place_of(self, i);
+        if (place.field >= self->field_count) return "a field without a name";
+        if (place.offset < 0 || place.offset > self->shard_size || place.size < 0 || place.size > self->shard_size)
+            return "a member beyond the shard's end";
+        if (place.offset < begin || place.offset + place.size > self->shard_size)
+            return "members that overlap or lie beyond the shard's end";
+        begin = place.offset + place.size;
+    }
+    return archive_end >= 0 && begin > archive_end ? "an end of the archive that is before the last member" : NULL;
+}
+
+/* Take over the names of the fields, a tuple of bytes; return 0 with an exception set where that fails. */
+static int name_fields(MemberTable *self, PyObject *names) {
+    self->field_count = PyTuple_Size(names);
+    self->names = Py_NewRef(names);
+    if (!(self->fields = PyMem_Calloc((size_t)self->field_count + 1, sizeof(Text)))) return PyErr_NoMemory(), 0;
+    for (int64_t i = 0; i < self->field_count; i++) {
+        Py_ssize_t length;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(names, (Py_ssize_t)i), (char **)&self->fields[i].text, &length) < 0) return 0;
+        self->fields[i].length = length;
     }
     return 1;
 }
 
-static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    static char *names[] = {"mapping", "keys", "fields", "first", "sample", "field", "offset", "size", NULL};
-    MappedMembers *self = (MappedMembers *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    PyObject *fields;
+/* Get the place of an array in the sidecar; return its length in bytes, -1 with an exception set. */
+static int64_t array_at(const MemberTable *self, PyObject *found, const char *name, int64_t *begin) {
+    PyObject *place = PyDict_GetItemString(found, name);
+    long long first, end;
+    if (!place) return PyErr_Format(PyExc_ValueError, "no %s", name), -1;
+    if (!PyArg_ParseTuple(place, "LL", &first, &end)) return -1;
+    if (first < 0 || end < first || end > self->sidecar.len) return PyErr_SetString(PyExc_ValueError, "no place in the sidecar"), -1;
+    *begin = first;
+    return end - first;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *options) {
+    static char *names[] = {"sidecar", "layout", "fields", "shard_size", "end", NULL};
+    MemberTable *self = (MemberTable *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    PyObject *found, *fields;
+    long long shard_size, end;
     if (!self) return NULL;
-    if (PyArg_ParseTupleAndKeywords(args, options, "y*O!O!y*y*y*y*y*:MappedMembers", names, &self->shard, &PyList_Type,
-                                    &self->keys, &PyList_Type, &fields, &self->first, &self->sample, &self->field,
-                                    &self->offset, &self->size)) {
-        Py_INCREF(self->keys);
-        if (encode(self, fields)) {
-            const char *problem = inconsistency(self);
-            self->members = self->size.len / 8;
-            if (problem) PyErr_SetString(PyExc_ValueError, problem);
-            else if (!(self->compared = PyMem_Calloc((size_t)self->members + 1, 1))) PyErr_NoMemory();
-            else return (PyObject *)self;
-        }
-    } else {
-        self->keys = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, options, "y*O!O!LL:MemberTable", names, &self->sidecar, &PyDict_Type, &found,
+                                     &PyTuple_Type, &fields, &shard_size, &end))
+        goto failed;
+    self->shard_size = shard_size;
+    const int64_t keys = array_at(self, found, "keys", &self->keys), sample = array_at(self, found, "sample", &self->sample),
+                  field = array_at(self, found, "field", &self->field), offset = array_at(self, found, "offset", &self->offset),
+                  size = array_at(self, found, "size", &self->size);
+    if (PyErr_Occurred() || !name_fields(self, fields)) goto failed;
+    self->members = sample / 4;
+    const char *problem = 4 * self->members != sample || 2 * self->members != field || 8 * self->members != offset || offset != size
+                              ? "arrays of different lengths" : mark_keys(self, self->keys + keys);
+    if (!problem) problem = inconsistency(self, end);
+    if (!problem) return (PyObject *)self;
+    if (*problem) PyErr_SetString(PyExc_ValueError, problem);
+    else PyErr_NoMemory();
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void table_dealloc(PyObject *object) {
+    MemberTable *self = (MemberTable *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->sidecar.obj) PyBuffer_Release(&self->sidecar);
+    Py_XDECREF(self->names);
+    PyMem_Free(self->fields);
+    PyMem_Free(self->marks);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *options) {
+    static char *names[] = {"shard", "table", "low", "begin", "end", NULL};
+    MappedMembers *self = (MappedMembers *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    PyObject *table;
+    long long low = 0, begin = 0, end = -1;
+    if (!self) return NULL;
+    if (PyArg_ParseTupleAndKeywords(args, options, "y*O!|LLL:MappedMembers", names, &self->shard, table_type, &table, &low,
+                                    &begin, &end)) {
+        self->table = (MemberTable *)Py_NewRef(table);
+        if (end < 0) end = self->table->members;
+        self->low = low, self->begin = begin, self->end = end;
+        if (low >= 0 && begin >= 0 && begin <= end && end <= self->table->members) return (PyObject *)self;
+        PyErr_SetString(PyExc_ValueError, "not members of the table");
     }
     Py_DECREF(self);
     return NULL;
@@ -379,19 +893,47 @@ static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *optio
 static void members_dealloc(PyObject *object) {
     MappedMembers *self = (MappedMembers *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_buffer *const held[] = {&self->shard, &self->first, &self->sample, &self->field, &self->offset, &self->size};
-    for (int i = 0; i < 6; i++)
-        if (held[i]->obj) PyBuffer_Release(held[i]);
-    Py_XDECREF(self->keys);
-    Py_XDECREF(self->encoded);
-    PyMem_Free(self->fields);
+    if (self->shard.obj) PyBuffer_Release(&self->shard);
+    Py_XDECREF((PyObject *)self->table);
     PyMem_Free(self->compared);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
+static PyMethodDef table_methods[] = {
+    {"key", table_key, METH_O, "Return the key of a sample."},
+    {"span", table_span, METH_O, "Return the first member of a sample, and the one after its last."},
+    {"place", table_place, METH_O, "Return the sample, field, offset and size of a member."},
+    {"read_firsts", table_firsts, METH_VARARGS, "Write the first member of each of many samples into an array."},
+    {"read_places", table_places, METH_VARARGS, "Write the sample, field, offset and size of each of many members into an array."},
+    {"rest_on", table_rest_on, METH_O, "Use a mapping of the same bytes from now on."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef table_attributes[] = {
+    {"members", table_members, NULL, "The number of members.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_new, table_new},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_tp_methods, table_methods},
+    {Py_tp_getset, table_attributes},
+    {Py_sq_length, table_length},
+    {Py_tp_doc, "The members of a shard in its sidecar; see tarshards.index._headers_py."},
+    {0, NULL},
+};
+
+static PyType_Spec table_spec = {
+    .name = "tarshards.index._headers.MemberTable",
+    .basicsize = sizeof(MemberTable),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = table_slots,
+};
+
 static PyMethodDef members_methods[] = {
-    {"fill", (PyCFunction)(void (*)(void))members_fill, METH_FASTCALL, "Put the members of a sample into a dict."},
+    {"fill", (PyCFunction)(void (*)(void))members_fill, METH_FASTCALL, "Put the key and the members of a sample into a dict."},
     {"settle", members_settle, METH_O, "Note that a member matches."},
     {NULL, NULL, 0, NULL},
 };
@@ -412,6 +954,10 @@ static PyType_Spec members_spec = {
 };
 
 static PyMethodDef methods[] = {
+    {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
+    {"locate", locate, METH_VARARGS,
+     "locate(tables, ranks, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
+    {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
      "find_undecided(tables, shards, members) -> places; see tarshards.index._headers_py"},
     {NULL, NULL, 0, NULL},
@@ -423,8 +969,12 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_headers", "Members 
 PyMODINIT_FUNC PyInit__headers(void) {
     if (!(guarded = import_guard())) return NULL;
     PyObject *result = PyModule_Create(&module);
+    key_name = PyUnicode_InternFromString("__key__");
+    table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
     members_type = (PyTypeObject *)PyType_FromSpec(&members_spec);
-    if (!result || !members_type || PyModule_AddObjectRef(result, "MappedMembers", (PyObject *)members_type) < 0)
+    if (!result || !key_name || !table_type || !members_type ||
+        PyModule_AddObjectRef(result, "MemberTable", (PyObject *)table_type) < 0 ||
+        PyModule_AddObjectRef(result, "MappedMembers", (PyObject *)members_type) < 0)
         Py_CLEAR(result);
     return result;
 }

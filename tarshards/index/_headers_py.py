@@ -1,13 +1,16 @@
-"""Take members of local shards, each after its header was compared with the index: the twin of _headers.c.
+"""The members of shards as their sidecars place them, and their headers: the twin of _headers.c.
 
 A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
 extended header can stand before these: the header of the member before it has the size that the index says, so its
 data ends where this one's headers begin. What does not match in this way is left to tarshards.index.headers.
+
+``locate``, which gives addresses in memory, has no twin: without the kernels no shard is read by its addresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,90 +19,216 @@ from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right,
 
 REGULAR = b"\x0007"  # the types of regular files
 WINDOW = 1 << 16  # bytes of headers that are read at once
+ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
 
-class MappedMembers:
-    """The members of the shard that *mapping* reads, as an index places them.
+def layout(packed: bytes) -> dict[str, tuple[int, int]]:
+    """Return where each entry of a msgpack map begins and ends; of bytes, where these do, and not their length.
 
-    *first* (int64) are the numbers of the samples' first members, and of all members; *sample* (uint32), *field*
-    (uint16), *offset* and *size* (uint64) are the arrays of the index. Raises ValueError where these contradict each
-    other, or name a member outside the shard.
+    Raises ValueError for anything else than a whole map whose keys are strings.
+    """
+    import msgpack
+
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(packed)
+    found = {}
+    try:
+        for _ in range(unpacker.read_map_header()):
+            name, begin = unpacker.unpack(), unpacker.tell()
+            unpacker.skip()
+            begin += {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(packed[begin], 0)
+            if not isinstance(name, str):
+                raise ValueError("a name that is not a string")
+            found[name] = begin, unpacker.tell()
+        if unpacker.tell() != len(packed):
+            raise ValueError("bytes after the map")
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ValueError("no whole msgpack map") from error
+    return found
+
+
+class MemberTable:
+    """The members of a shard of *shard_size* bytes in its *sidecar*: bytes, or a mapping of a file.
+
+    *layout* says where in it the arrays are, *fields* are the names of the fields as bytes, and *end* is the offset of
+    the archive's end, -1 if it is not known. Of the sidecar nothing is copied but where each 64th key begins. Raises
+    ValueError where it contradicts itself.
     """
 
     def __init__(
-        self,
-        mapping: Any,
-        keys: list[str],
-        fields: list[str],
-        first: Any,
-        sample: Any,
-        field: Any,
-        offset: Any,
-        size: Any,
+        self, sidecar: bytes, layout: dict[str, tuple[int, int]], fields: tuple[bytes, ...], shard_size: int, end: int
     ):
-        self.mapping, self.keys = mapping, [_encoded(key) for key in keys]
-        self.fields = [_encoded(field) for field in fields]
-        arrays = [(first, "<i8"), (sample, "<u4"), (field, "<u2"), (offset, "<i8"), (size, "<i8")]
-        self.first, self.sample, self.field, self.offset, self.size = (np.frombuffer(*pair) for pair in arrays)
-        members = len(self.size)
-        if not (len(self.offset) == len(self.field) == len(self.sample) == members) or len(self.first) != len(keys) + 1:
+        self._sidecar, self._layout, self.fields = sidecar, layout, fields
+        arrays = {name: sidecar[slice(*layout[name])] for name in ARRAYS}
+        lengths = {len(array) / np.dtype(ARRAYS[name]).itemsize for name, array in arrays.items()}
+        if len(lengths) > 1 or not next(iter(lengths)).is_integer():
             raise ValueError("arrays of different lengths")
-        if self.first[0] != 0 or self.first[-1] != members or (np.diff(self.first) < 0).any():
-            raise ValueError("samples out of order")
-        rest = len(mapping) - self.offset
-        if members and not ((self.offset >= BLOCK) & (self.size >= 0) & (self.size <= rest)).all():
-            raise ValueError("a member beyond the shard's end")
-        if members and (self.field.max() >= len(fields) or self.sample.max() >= len(keys)):
-            raise ValueError("a field without a name, or a sample without a key")
-        self.compared = bytearray(members)
+        self.sample, self.field, self.offset, self.size = (np.frombuffer(arrays[name], ARRAYS[name]) for name in ARRAYS)
+        self.members = len(self.sample)
+        if problem := self._inconsistency(shard_size, end):
+            raise ValueError(problem)
 
-    def fill(self, result: dict[str, Any], names: list[str | None], sample: int, settled: int) -> int:
-        """Put the bytes of the members of *sample* into *result* under their *names*, but those named None; return -1.
+    def _inconsistency(self, shard_size: int, end: int) -> str | None:
+        """Return what is impossible in the arrays, None if nothing is."""
+        if not isinstance(self.keys, list):
+            return "a size that is not a number, or names that are not lists"
+        if not all(isinstance(key, str) for key in self.keys):
+            return "a key or a field that is not a string"
+        if not self.members:
+            return "keys without members" if self.keys else None
+        steps = np.diff(self.sample.astype(np.int64))
+        if self.sample[0] != 0 or self.sample[-1] != len(self.keys) - 1 or ((steps < 0) | (steps > 1)).any():
+            return "samples out of order"
+        if self.field.max() >= len(self.fields):
+            return "a field without a name"
+        if min(self.offset.min(), self.size.min()) < 0 or max(self.offset.max(), self.size.max()) > shard_size:
+            return "a member beyond the shard's end"
+        ends = self.offset + self.size
+        if ends[-1] > shard_size or self.offset[0] < BLOCK or (ends[:-1] > self.offset[1:]).any():
+            return "members that overlap or lie beyond the shard's end"
+        return "an end of the archive that is before the last member" if 0 <= end < ends[-1] else None
 
-        Members before *settled* are taken as they are. Of the others, the number of the first one that does not match
-        is returned, and nothing is put into *result*. Raises OSError where the file has shrunk.
+    @cached_property
+    def keys(self) -> list[str]:
+        import msgpack
+
+        found: list[str] = msgpack.unpackb(self._sidecar[slice(*self._layout["keys"])], unicode_errors="surrogateescape")
+        return found
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The number of each sample's first member, then the number of members."""
+        return np.searchsorted(self.sample, np.arange(len(self.keys) + 1)).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def rest_on(self, mapping: Any) -> None:
+        """Use a *mapping* of the same bytes from now on; raise ValueError for one of another length."""
+        if len(mapping) != len(self._sidecar):
+            raise ValueError("a sidecar of another size")
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample; raise OSError where the file of a mapped sidecar was written to."""
+        return self.keys[self._checked(sample, len(self))]
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Return the first member of a sample, and the one after its last."""
+        sample = self._checked(sample, len(self))
+        return int(self.first[sample]), int(self.first[sample + 1])
+
+    def place(self, member: int) -> tuple[int, int, int, int]:
+        """Return the sample, field, offset and size of a member."""
+        member = self._checked(member, self.members)
+        return int(self.sample[member]), int(self.field[member]), int(self.offset[member]), int(self.size[member])
+
+    def read_firsts(self, samples: np.ndarray, out: np.ndarray) -> None:
+        """Write the first member of each of *samples* into *out*; both are int64."""
+        if len(samples) and not 0 <= samples.min() <= samples.max() <= len(self):
+            raise IndexError("a number out of range")
+        out[:] = self.first[samples]
+
+    def read_places(self, members: np.ndarray, out: np.ndarray) -> None:
+        """Write the sample, field, offset and size of each of *members* into the rows of *out*; both are int64."""
+        if len(members) and not 0 <= members.min() <= members.max() < self.members:
+            raise IndexError("a number out of range")
+        out[:] = np.stack([array[members].astype(np.int64) for array in (self.sample, self.field, self.offset, self.size)], 1)
+
+    @staticmethod
+    def _checked(number: int, limit: int) -> int:
+        if not 0 <= number < limit:
+            raise IndexError(f"{number} of {limit}")
+        return number
+
+
+class MappedMembers:
+    """The members of *table* from *begin* to *end* in *shard*, a mapping or bytes that begin at the offset *low* of it."""
+
+    def __init__(self, shard: Any, table: MemberTable, low: int = 0, begin: int = 0, end: int = -1):
+        end = table.members if end < 0 else end
+        if not (low >= 0 and 0 <= begin <= end <= table.members):
+            raise ValueError("not members of the table")
+        self.shard, self.table, self.low, self.begin, self.end = shard, table, low, begin, end
+        self.compared = bytearray(end - begin)
+
+    def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
+        """Put the key of *sample* and the bytes of its members, under their *names*, into *result*; return -1.
+
+        Those that are named None, or not here, are left out. Members before *settled* are taken as they are. Of the
+        others, the number of the first one that does not match is returned, and nothing is put into *result*. Raises
+        OSError where a file has shrunk, or an index was written to.
         """
-        if not 0 <= sample < len(self.keys):
-            raise IndexError(f"sample {sample}")
-        members = range(self.first[sample], self.first[sample + 1])
-        taken = [member for member in members if names[self.field[member]] is not None]
+        table = self.table
+        members = range(*table.span(sample))
+        members = range(max(members.start, self.begin), min(members.stop, self.end))
+        taken = [member for member in members if names[table.field[member]] is not None]
         for member in taken:
-            if member >= settled and not self._matches(member, sample, before=member - 1 in taken):
+            if not self._is_here(member) or (
+                member >= settled and not self._matches(member, sample, before=member - 1 in taken)
+            ):
                 return member
-        data = [self.mapping.read(int(self.offset[member]), int(self.size[member])) for member in taken]
+        data = [self._read(int(table.offset[member]), int(table.size[member])) for member in taken]
+        result["__key__"] = table.key(sample)
         for member, value in zip(taken, data):
-            result[names[self.field[member]]] = value
+            result[names[table.field[member]]] = value  # type: ignore[index]
         return -1
 
     def settle(self, member: int) -> None:
         """Note that a member matches, for ``find_undecided``."""
-        if not 0 <= member < len(self.size):
+        if not self.begin <= member < self.end:
             raise IndexError(f"member {member}")
-        self.compared[member] = 1
+        self.compared[member - self.begin] = 1
 
     def compare(self, member: int) -> bool:
         """Return whether a member matches, or did before."""
-        before = member > 0 and bool(self.compared[member - 1])
-        return bool(self.compared[member]) or self._matches(member, int(self.sample[member]), before=before)
+        before = member > self.begin and self._is_compared(member - 1)
+        return self._is_compared(member) or self._matches(member, int(self.table.sample[member]), before=before)
+
+    def _is_compared(self, member: int) -> bool:
+        return self.begin <= member < self.end and bool(self.compared[member - self.begin])
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data: bytes = self.shard.read(offset - self.low, size)
+        return data
+
+    def _is_here(self, member: int) -> bool:
+        """Return whether the header and the data of a member are in the bytes of the shard that are here."""
+        offset, size = int(self.table.offset[member]) - self.low, int(self.table.size[member])
+        return offset >= BLOCK and offset + size <= len(self.shard)
 
     def _matches(self, member: int, sample: int, *, before: bool) -> bool:
         """Return whether a member matches; *before* says that the one before it does."""
-        key, field = self.keys[sample], self.fields[self.field[member]]
-        offset, size = int(self.offset[member]), int(self.size[member])
-        begin = int(self.offset[member - 1] + self.size[member - 1]) + BLOCK - 1 & -BLOCK if member else 0
-        if member and not before and not self.compared[member] and not self._has_its_size(member - 1):
+        table = self.table
+        if not self._is_here(member):
+            return False
+        key, field = _encoded(table.keys[sample]), table.fields[table.field[member]]
+        offset, size = int(table.offset[member]), int(table.size[member])
+        begin = int(table.offset[member - 1] + table.size[member - 1]) + BLOCK - 1 & -BLOCK if member else 0
+        if begin < self.low:
+            return False
+        if member and not before and not self._is_compared(member) and not self._has_its_size(member - 1):
             return False
         if begin == offset - BLOCK:
-            same = _is_header(self.mapping.read(begin, BLOCK), key, field, size)
+            same = _is_header(self._read(begin, BLOCK), key, field, size)
         else:
-            found = find_header(self.mapping.read, begin, offset, trusts=True)
+            found = find_header(self._read, begin, offset, trusts=True)
             same = found is not None and found[1] == size and _is_name(_encoded(found[0]), key, field)
         if same:
-            self.compared[member] = 1
+            self.compared[member - self.begin] = 1
         return same
 
     def _has_its_size(self, member: int) -> bool:
-        return has_size(self.mapping.read(int(self.offset[member]) - BLOCK, BLOCK), int(self.size[member]))
+        return self._is_here(member) and has_size(
+            self._read(int(self.table.offset[member]) - BLOCK, BLOCK), int(self.table.size[member])
+        )
+
+
+def find_keys(tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray) -> list[str]:
+    """Return the keys of samples; that of one without a table is empty."""
+    if len(shards) != len(samples):
+        raise ValueError("shards and samples differ in length")
+    found = ((tables[shard], sample) for shard, sample in zip(shards.tolist(), samples.tolist()))
+    return ["" if members is None else members.table.key(sample) for members, sample in found]
 
 
 def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, members: np.ndarray) -> list[int]:
@@ -112,13 +241,13 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
         raise ValueError("shards and members differ in length")
     undecided = []
     for place, (shard, member) in enumerate(zip(shards.tolist(), members.tolist())):
-        table = tables[shard]
-        if member < 0 or table is None:
+        own = tables[shard]
+        if member < 0 or own is None:
             continue
-        if member >= len(table.size):
+        if not own.begin <= member < own.end:
             raise ValueError("not a member of a mapped shard")
         try:
-            matches = table.compare(member)
+            matches = own.compare(member)
         except OSError:  # the shard has shrunk: whoever decides on this member finds out
             matches = False
         if not matches:

@@ -162,7 +162,7 @@ class Column:
             if missing in index.faults:
                 raise index.fault(missing, shard.name)
             reason = no_field([self._field], index.fields_of(missing))
-            raise SampleError(reason, url=shard.name, key=index.keys[missing])
+            raise SampleError(reason, url=shard.name, key=index.key(missing))
         return shard, members
 
     def _first(self) -> ArrayHeader:
@@ -173,7 +173,7 @@ class Column:
         try:
             return parse_header(shard.take(int(members[sample])))
         except DecodeError as error:
-            key = shard.keys[sample]
+            key = shard.index.key(sample)
             raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
 
     def _find_arrays(self, number: int) -> _Arrays:
@@ -201,7 +201,7 @@ class Column:
         return DecodeError(
             f"differs from the first sample's, {self.dtype} of shape {self._header.shape}",
             url=self._shards.names[number],
-            key=self._shards.index(number).keys[sample],
+            key=self._shards.index(number).key(sample),
             field=self._field,
         )
 

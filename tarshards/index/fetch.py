@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import OpenError, TarshardsError, visible
-from tarshards.index.window import Window, is_compiled
+from tarshards.index.table import IS_COMPILED
+from tarshards.index.window import Window
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.cache import BlockCache
@@ -98,7 +99,7 @@ class BlockFetcher:
         if block is not None and block > 1:
             by_turns = int(reach * float(np.average(mean, weights=np.maximum(shards.counts, 1))))
             if by_turns > budget:
-                if cache is None or not is_compiled or cache.reserve(by_turns) < by_turns:
+                if cache is None or not IS_COMPILED or cache.reserve(by_turns) < by_turns:
                     units, cache = np.ones_like(units), None
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
                 else:
@@ -217,7 +218,7 @@ class BlockFetcher:
         index = self._shards.loaded(shard)
         if not isinstance(error, OpenError) or error.key is not None or index is None:
             return error
-        key = index.keys[sample]
+        key = index.key(sample)
         return OpenError(error.reason, url=error.url, offset=error.offset, key=key, errno=error.errno)
 
     def _find(self, shard: int, sample: int) -> _Block | None:

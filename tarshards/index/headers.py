@@ -11,12 +11,8 @@ from collections.abc import Callable
 from tarshards.errors import ShardIndexError
 from tarshards.index._headers_py import find_header, has_size
 from tarshards.index.sidecar import Index
+from tarshards.index.table import MappedMembers, find_undecided
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
-
-try:
-    from tarshards.index._headers import MappedMembers, find_undecided
-except ImportError:
-    from tarshards.index._headers_py import MappedMembers, find_undecided
 
 __all__ = ["NEAR", "MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte", "first_header"]
 
@@ -30,8 +26,8 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
 
     *read* takes an offset and a size; nothing before the offset *low* is read.
     """
-    offset, size = int(index.offset[member]), int(index.size[member])
-    key, field = index.keys[index.sample[member]], index.fields[index.field[member]]
+    offset, size = index.place(member)
+    key, field = index.named(member)
     begin = _end_before(index, member)
     if begin < low or (member and not _is_whole(read, index, member - 1, low)):
         begin = first_header(read, offset - BLOCK, low)
@@ -76,22 +72,24 @@ def _is_named(name: str, key: str, field: str) -> bool:
 
 def first_byte(index: Index, member: int) -> int:
     """Return where to begin to read a remote member: at its headers, and those of the member before if it is small."""
-    header, before = int(index.offset[member]) - BLOCK, int(index.offset[member - 1]) - BLOCK
-    return before if member and header - before <= NEAR else max(0, header - NEAR)
+    header = index.place(member)[0] - BLOCK
+    if member and header - (before := index.place(member - 1)[0] - BLOCK) <= NEAR:
+        return before
+    return max(0, header - NEAR)
 
 
 def _end_before(index: Index, member: int) -> int:
     """Return where the data of the member before ends with its padding, and the headers of this one begin."""
     if not member:
         return 0
-    end = int(index.offset[member - 1]) + int(index.size[member - 1])
+    end = sum(index.place(member - 1))
     return end + padding(end)
 
 
 def _is_whole(read: Callable[[int, int], bytes], index: Index, member: int, low: int) -> bool:
     """Return whether a member has the size in the index, so that the headers of the next one follow its data."""
-    header = int(index.offset[member]) - BLOCK
-    return header >= low and has_size(read(header, BLOCK), int(index.size[member]))
+    offset, size = index.place(member)
+    return offset - BLOCK >= low and has_size(read(offset - BLOCK, BLOCK), size)
 
 
 def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> int:

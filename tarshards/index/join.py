@@ -82,7 +82,7 @@ class JoinedShards(SampleReader):
     def _partner(self, shard: int, sample: int, key: str) -> int:
         """Return the number in its shard of the sample of *key*, which usually is the same number."""
         index = self.right.shards.index(shard)
-        if sample < len(index) and index.keys[sample] == key and sample not in index.faults:
+        if sample < len(index) and index.key(sample) == key and sample not in index.faults:
             return sample
         if key not in index.numbers:
             raise SampleError(f"no sample of this key in {self.right.names[shard]}", url=self.names[shard], key=key)

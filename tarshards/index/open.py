@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakSet
@@ -12,16 +12,8 @@ from weakref import WeakSet
 import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
-from tarshards.index import _headers_py, memory
-from tarshards.index.headers import (
-    NEAR,
-    MappedMembers,
-    check_fetched,
-    check_header,
-    find_undecided,
-    first_byte,
-    first_header,
-)
+from tarshards.index import memory
+from tarshards.index.headers import NEAR, check_fetched, check_header, first_byte, first_header
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
@@ -34,6 +26,7 @@ from tarshards.index.sidecar import (
     read_head,
     refuse_compressed,
 )
+from tarshards.index.table import MappedMembers, find_undecided
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -45,9 +38,6 @@ from tarshards.storage.remote import Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
-HELD = 1 << 22  # members of the shards whose indexes are held at once
-EACH = 1 << 7  # members that take as much memory as what else an index, and its shard, consist of
-KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
 
@@ -72,22 +62,24 @@ class OpenShard:
         scattered: bool = False,
     ):
         self.location = location = Location.of(url)
-        self.name, self.index, self.keys = location.name, index, index.keys
+        self.name, self.index = location.name, index
         self.ranges = location.ranges(index.shard_size)
         self._scattered = False
         self.scatter(scattered)
-        if location.is_local:
+        self.members: MappedMembers | None = None  # of a local shard
+        if isinstance(self.ranges, LocalRanges):
             index.check(self.ranges, url=index_location(location).name)
+            self.members = MappedMembers(self.ranges.mapping, index.table)
         self._fields = _named(index, fields, self.name)
-        self._lazy: list[str | None] = []
+        self._lazy: list[str | None] | None = None
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self._fill: Any = None  # ``fill`` of the members of a local shard, once they are read
-        self._is_mapped = isinstance(self.ranges, LocalRanges)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         # The samples that cannot be read like the others.
-        self._special = index.faults.keys() | {int(index.sample[member]) for member in index.elsewhere}
+        self._special: Collection[int] = ()
+        if index.faults or index.elsewhere:
+            self._special = index.faults.keys() | {index.table.place(member)[0] for member in index.elsewhere}
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -99,16 +91,6 @@ class OpenShard:
         except TypeError:
             return None
 
-    @cached_property
-    def members(self) -> MappedMembers | None:
-        """The members of a local shard; None for a remote one."""
-        if not isinstance(self.ranges, LocalRanges):
-            return None
-        kind = _headers_py.MappedMembers if self.buffer is None else MappedMembers
-        index, arrays = self.index, self.index.arrays
-        columns = [arrays[name] for name in ("sample", "field", "offset", "size")]
-        return kind(self.ranges.mapping, index.keys, index.fields, index.first, *columns)
-
     def read(self, sample: int, windows: Sequence[Window] | None = None) -> Sample:
         """Return the sample of this number; raise OpenError, which names it, where it cannot be read.
 
@@ -118,37 +100,43 @@ class OpenShard:
         fields = self._fields
         if self._special and sample in self._special:
             fields = self._plain_fields(sample)
-        result: Sample = {"__key__": self.keys[sample], "__url__": self.name}
+        result: Sample = {"__key__": "", "__url__": self.name}
         try:
-            if self._fill is None:  # plain attributes because cached properties are slower to read
-                if not self._is_mapped:
-                    windows = self.fetch([sample]) if windows is None else windows
-                    if len(windows) != 1 or not windows[0].fill(result, fields, sample):
-                        self._take(result, sample, windows, fields)
-                    return self._complete(result, sample) if self._lazy or self._special else result
-                self._fill = self.members.fill  # type: ignore[union-attr]
-            undecided = self._fill(result, fields, sample, 0)
-            while undecided >= 0:
-                self._decide(undecided)
-                undecided = self._fill(result, fields, sample, undecided + 1)
-            if self._lazy or self._special:
+            members = self.members
+            if members is None:
+                windows = self.fetch([sample]) if windows is None else windows
+                if len(windows) != 1 or not windows[0].fill(result, fields, sample):
+                    self._take(result, sample, windows, fields)
+            else:
+                undecided = members.fill(result, fields, sample, 0)
+                while undecided >= 0:
+                    self._decide(undecided)
+                    undecided = members.fill(result, fields, sample, undecided + 1)
+            if self._special or self._lazy:
                 self._complete(result, sample)
         except OSError as error:
-            offset = getattr(error, "offset", None) or int(self.index.offset[self.index.first[sample]])
-            reason = error.strerror or str(error)
-            raise OpenError(reason, url=self.name, offset=offset, key=self.keys[sample], errno=error.errno) from error
+            raise self._failure(error, sample) from error
         except MemoryError:
-            raise MemoryError(f"{self.name}: {visible(self.keys[sample])}: does not fit into memory") from None
+            raise MemoryError(f"{self.name}: {visible(self.index.key(sample))}: does not fit into memory") from None
         return result
+
+    def _failure(self, error: OSError, sample: int) -> TarshardsError:
+        """Return the error of a sample that cannot be read, or of the index if it was written to."""
+        try:
+            key, header = self.index.key(sample), self.index.place(self.index.table.span(sample)[0])[0]
+        except OSError as broken:
+            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=index_location(self.location).name)
+        offset = getattr(error, "offset", None) or header
+        return OpenError(error.strerror or str(error), url=self.name, offset=offset, key=key, errno=error.errno)
 
     def _plain_fields(self, sample: int) -> list[str | None]:
         """Return the fields to read of a special sample but its links and sparse members; raise for one at fault."""
         if sample in self.index.faults:
             raise self.index.fault(sample, self.name)
         fields = list(self._fields)
-        for member in range(self.index.first[sample], self.index.first[sample + 1]):
+        for member in range(*self.index.table.span(sample)):
             if member in self.index.elsewhere:
-                fields[self.index.field[member]] = None
+                fields[self.index.table.place(member)[1]] = None
         return fields
 
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
@@ -163,7 +151,7 @@ class OpenShard:
         try:
             return SpecialMembers(ranges.read_up_to).read(self.index.elsewhere[member], leave, begins)
         except UnresolvedError as error:
-            key, field = self.keys[self.index.sample[member]], self.index.fields[self.index.field[member]]
+            key, field = self.index.named(member)
             raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error
 
     def _take(
@@ -174,15 +162,16 @@ class OpenShard:
         fields: list[str | None],
         *,
         again: bool = True,
-    ) -> Sample:
+    ) -> None:
+        result["__key__"] = self.index.key(sample)
         if len(windows) > 1:
-            begin, end = self.index.first[sample], self.index.first[sample + 1]
+            begin, end = self.index.table.span(sample)
             windows = [window for window in windows if window.begin < end and window.end > begin]
         for window in windows:
             if not window.fill(result, fields, sample):
                 found = self._fetch_again(sample, window) if again else self.fetch([sample], mapped=False)
                 return self._take(result, sample, found, fields, again=False)
-        return result
+        return None
 
     def find_kept(self, key: int) -> list[Window] | None:
         """Return the block under a key if it is mapped, and as it was."""
@@ -193,7 +182,7 @@ class OpenShard:
         """Return what holds *sample* in place of *window*, whose file is gone; a block that stays is mapped anew."""
         for key, kept in list(self.kept.items()):
             if window in kept:
-                first, last = (int(self.index.sample[member]) for member in (kept[0].begin, kept[-1].end - 1))
+                first, last = (self.index.table.place(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
                 found = self.fetch(np.arange(first, last + 1))
                 self.keep(key, found)
                 return found
@@ -208,21 +197,20 @@ class OpenShard:
             self.kept.pop(key, None)
         return stays
 
-    def _complete(self, result: Sample, sample: int) -> Sample:
-        """Put the lazy fields of a sample, its links and its sparse members into *result*, and return it."""
-        for member in range(self.index.first[sample], self.index.first[sample + 1]):
-            number = self.index.field[member]
+    def _complete(self, result: Sample, sample: int) -> None:
+        """Put the lazy fields of a sample, its links and its sparse members into *result*."""
+        for member in range(*self.index.table.span(sample)):
+            number = self.index.table.place(member)[1]
             if self._lazy and (field := self._lazy[number]) is not None:
                 result[field] = self.file(member)
             elif member in self.index.elsewhere and (field := self._fields[number]) is not None:
                 result[field] = self.take(member)
-        return result
 
     def file(self, member: int) -> MemberFile:
         """Return a member as a file; the header of a remote one is compared when the file is first read."""
         index, head = self.index, None
-        offset, size = int(index.offset[member]), int(index.size[member])
-        name = f"{self.keys[index.sample[member]]}.{index.fields[index.field[member]]}"
+        offset, size = index.place(member)
+        name = ".".join(index.named(member))
         if member in index.elsewhere:
             content = self._content(member, lambda *place: place)
             if isinstance(content, bytes):
@@ -268,7 +256,7 @@ class OpenShard:
             return self._window(member, member + 1, low, data).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
-        return self.ranges.read(int(self.index.offset[member]), int(self.index.size[member]))
+        return self.ranges.read(*self.index.place(member))
 
     def find_stale(self, members: np.ndarray) -> dict[int, TarshardsError]:
         """Compare the headers of many *members* (int64) of a local shard; return the errors by position.
@@ -276,8 +264,7 @@ class OpenShard:
         A member that has matched is not compared again: it matches until the file is written to, as ``Ranges.verify``
         finds.
         """
-        find = find_undecided if self.buffer is not None else _headers_py.find_undecided
-        undecided = find([self.members], np.zeros(len(members), np.int64), members)
+        undecided = find_undecided([self.members], np.zeros(len(members), np.int64), members)
         decided = ((place, self.decide(int(members[place]))) for place in undecided)
         return {place: error for place, error in decided if error is not None}
 
@@ -328,14 +315,14 @@ class OpenShard:
 
     def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
         """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
-        if end == len(self.index.sample) and (last := self.index.archive_end) is not None:
+        if end == self.index.members and (last := self.index.archive_end) is not None:
             self.index.check_end(read(last, BLOCK), url=index_location(self.location).name)
 
     def _stop(self, end: int) -> int:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
-        stop = int(self.index.offset[end - 1]) + int(self.index.size[end - 1])
+        stop = sum(self.index.place(end - 1))
         last = self.index.archive_end
-        if end == len(self.index.sample) and last is not None and last + BLOCK - stop <= GAP:
+        if end == self.index.members and last is not None and last + BLOCK - stop <= GAP:
             stop = min(last + BLOCK, self.index.shard_size)
         return stop
 
@@ -343,10 +330,10 @@ class OpenShard:
         """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs."""
         if self.buffer is None:
             return
-        offset, begin = self.index.offset, memory.address_of(self.buffer)
+        begin = memory.address_of(self.buffer)
         lows, sizes = [], []
         for first, _, low, size in self._stretches(samples):
-            if first and (before := int(offset[first - 1]) - BLOCK) < low:  # whose header is compared, too
+            if first and (before := self.index.place(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
                 lows.append(before)
                 sizes.append(BLOCK)
             lows.append(low)
@@ -374,18 +361,22 @@ class OpenShard:
 
     def _members_of(self, samples: np.ndarray) -> list[tuple[int, int]]:
         """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
-        first = self.index.first
-        is_whole = None not in self._fields
-        if is_whole and len(samples) and samples[-1] - samples[0] + 1 == len(samples):
-            return [(int(first[samples[0]]), int(first[samples[-1] + 1]))]
-        ranges = [np.arange(first[sample], first[sample + 1]) for sample in samples]
-        members = np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
+        index, is_whole = self.index, None not in self._fields
+        if not len(samples):
+            return []
+        if is_whole and samples[-1] - samples[0] + 1 == len(samples):
+            begin, end = index.firsts(np.array([samples[0], samples[-1] + 1])).tolist()
+            return [(begin, end)]
+        begins, ends = index.firsts(np.concatenate((samples, samples + 1))).reshape(2, -1)
+        members = np.concatenate([np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist())])
+        places = index.places(members)
         if not is_whole:
-            members = members[np.array([name is not None for name in self._fields])[self.index.field[members]]]
+            are_read = np.array([name is not None for name in self._fields])[places[:, 1]]
+            members, places = members[are_read], places[are_read]
         if not len(members):
             return []
         begins = np.array([first_byte(self.index, member) for member in members.tolist()])
-        ends = (self.index.offset[members] + self.index.size[members]).astype(np.int64)
+        ends = places[:, 2] + places[:, 3]
         cuts = np.flatnonzero(begins[1:] - ends[:-1] > GAP) + 1
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
@@ -398,7 +389,7 @@ class OpenShard:
 def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]:
     """Return the fields of an index with None for those that *names* does not have; None has all."""
     if names is None:
-        return list(index.fields)
+        return index.fields  # type: ignore[return-value]
     names.check(index.fields, url)
     return [field if field in names else None for field in index.fields]
 
@@ -406,10 +397,10 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
-    Indexes of up to 4 million members are held; above that the oldest are released, with their shards. Of all shards
-    that this process has open, those used last stay open, up to ``most_open``. What refers to a released one may still
-    read it. Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open,
-    a pickled copy opens anew.
+    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for one
+    more, one is released that was not asked for since others had to be. What refers to a released one may still read it.
+    Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
+    pickled copy opens anew.
 
     *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else its index, which is then
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
@@ -431,18 +422,12 @@ class OpenShards:
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
-        self._indexes: dict[int, Index] = {}
-        self._held = 0  # their members
-        self._open: dict[int, OpenShard] = {}
-        self.in_use: dict[int, OpenShard] = {}  # the open ones that samples have been read from
-        self._open_before: dict[int, OpenShard] = {}  # those not asked for since shards were last released
-        self._in_use_before: dict[int, OpenShard] = {}
-        self._entered = 0  # the local ones that were asked for since then
+        self._indexes: dict[int, Index] = {}  # of shards that are not open
+        self.in_use: dict[int, OpenShard] = {}
+        self._aside: dict[int, OpenShard] = {}  # those not asked for since there were too many
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
-        with _locks(os.getpid())[0]:
-            _all_shards.add(self)
 
     def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
         known = [(shard.samples, shard.size) for shard in shards]
@@ -452,8 +437,6 @@ class OpenShards:
             shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
             known[number] = len(shard.index), shard.index.shard_size
             self._hold(number, shard.index)
-            if len(self._open) < min(KEPT, most_open() // 2):
-                self._enter(self._open, number, shard)
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
@@ -467,14 +450,19 @@ class OpenShards:
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
         with self._lock(number):
-            index = self._indexes.get(number)
+            index = self.loaded(number)
             if index is None:
-                index = load_index(self.location(number))
-                index.check_split(self._splits[number], url=index_location(self.location(number)).name)
-                if problem := self._contradiction(number, index):
-                    raise ShardIndexError(problem, url=index_location(self.location(number)).name)
+                index = self._load(number)
                 self._hold(number, index)
             return index
+
+    def _load(self, number: int) -> Index:
+        location = self.location(number)
+        index = load_index(location)
+        index.check_split(self._splits[number], url=index_location(location).name)
+        if problem := self._contradiction(number, index):
+            raise ShardIndexError(problem, url=index_location(location).name)
+        return index
 
     def _contradiction(self, number: int, index: Index) -> str | None:
         """Say what the index of a shard has other than the manifest, None if nothing."""
@@ -486,30 +474,31 @@ class OpenShards:
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
-        return self._indexes.get(number)
+        shard = self.in_use.get(number) or self._aside.get(number)
+        return self._indexes.get(number) if shard is None else shard.index
+
+    def _held(self) -> int:
+        return len(self._indexes) + len(self.in_use) + len(self._aside)
 
     def are_loaded(self) -> bool:
         """Return whether the indexes of all shards are held."""
-        return len(self._indexes) == len(self.urls)
+        return self._held() >= len(self.urls)
 
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
 
-        The one that is open is returned, unless its file has been replaced or written to.
+        The one that is in use is returned, unless its file has been replaced or written to.
         """
         with self._lock(number):
-            index = self.index(number)
-            for known in (self._open, self.in_use, self._open_before, self._in_use_before):
-                shard = known.get(number)
-                if shard is not None and shard.ranges.is_current():
-                    if known is self._open_before:
-                        known.pop(number, None)
-                        self._enter(self._open, number, shard)
-                    return shard
-            shard = OpenShard(self.location(number), index, self.fields, self.lazy, scattered=self.scattered)
-            if number in self._indexes:  # another thread may have released it
-                self._enter(self._open, number, shard)
-            return shard
+            shard = self.in_use.get(number) or self._aside.get(number)
+            if shard is None:
+                return self._enter(number, self._open(number, self.index(number)))
+            if shard.ranges.remote or shard.ranges.is_current():
+                return shard
+            return self._open(number, self._load(number))
+
+    def _open(self, number: int, index: Index) -> OpenShard:
+        return OpenShard(self.location(number), index, self.fields, self.lazy, scattered=self.scattered)
 
     def use(self, number: int) -> OpenShard:
         """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
@@ -517,30 +506,25 @@ class OpenShards:
         Where opening it failed, the error is raised again until ``verify`` is called.
         """
         with self._lock(number):
-            if number in self.in_use:
-                return self.in_use[number]
+            if (shard := self.in_use.get(number)) is not None:
+                return shard
             if number in self._failed:
                 raise self._failed[number].with_traceback(None)
-            if (shard := self._in_use_before.pop(number, None)) is not None:
-                self._enter(self.in_use, number, shard)
+            if (shard := self._aside.pop(number, None)) is not None:
+                self.in_use[number] = shard
                 return shard
             try:
-                shard = self.open(number)
+                return self._enter(number, self._open(number, self.index(number)))
             except TarshardsError as error:
                 self._failed[number] = error
                 raise
-            if number in self._indexes:
-                self.in_use[number] = shard
-                self._open.pop(number, None)
-            return shard
 
     def scatter(self, flag: bool) -> None:
         """Say whether shards that are opened are read here and there; once they are not, those open are as before."""
         self.scattered = flag
         if not flag:
-            for shards in (self._open, self.in_use, self._open_before, self._in_use_before):
-                for shard in list(shards.values()):
-                    shard.scatter(False)
+            for shard in [*self.in_use.values(), *self._aside.values()]:
+                shard.scatter(False)
 
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""
@@ -548,7 +532,7 @@ class OpenShards:
         if self._changed is not None:
             error, self._changed = self._changed, None
             raise error
-        for shard in [*self._in_use_before.values(), *self.in_use.values()]:
+        for shard in [*self._aside.values(), *self.in_use.values()]:
             shard.ranges.verify()
 
     def each_key(self) -> Iterator[str]:
@@ -561,7 +545,7 @@ class OpenShards:
     def key(self, place: int) -> str:
         """Return the key of the sample of this number over all shards."""
         number = int(np.searchsorted(self._ends, place, "right"))
-        return self.index(number).keys[place - int(self._ends[number] - self.counts[number])]
+        return self.index(number).key(place - int(self._ends[number] - self.counts[number]))
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -591,7 +575,7 @@ class OpenShards:
         def find(location: Location) -> bytes | None:
             number = numbers[location]
             told = None if location.is_local else self._told[number]
-            index = self._indexes.get(number)
+            index = self.loaded(number)
             return told or (read_head(location).digest if index is None else index.digest)
 
         return list(for_each_shard(find, locations))
@@ -607,42 +591,36 @@ class OpenShards:
         return locks[1 + number % (LOCKS - 1)]
 
     def _hold(self, number: int, index: Index) -> None:
-        """Hold an index, and release the oldest shards where those held have too many members."""
         with _locks(os.getpid())[0]:
+            if self.location(number).is_local:
+                _make_space(self)
             self._indexes[number] = index
-            self._held += EACH + len(index.sample)
-            while self._held > HELD and len(self._indexes) > 1:
-                oldest = next(iter(self._indexes))
-                self._held -= EACH + len(self._indexes.pop(oldest).sample)
-                self._open.pop(oldest, None)
-                self._open_before.pop(oldest, None)
-                for used in (self.in_use.pop(oldest, None), self._in_use_before.pop(oldest, None)):
-                    self._let_go(used)
 
-    def _enter(self, shards: dict[int, OpenShard], number: int, shard: OpenShard) -> None:
-        """Note in *shards*, ``_open`` or ``in_use``, a shard that is asked for; release others if too many are open.
-
-        Half of those that may be open are the ones asked for since others were last released, and the other half those
-        from before: so a look-up in ``in_use`` need note nothing.
-        """
+    def _enter(self, number: int, shard: OpenShard) -> OpenShard:
+        """Note a shard that was opened as one in use, and return it."""
         with _locks(os.getpid())[0]:
+            self._indexes.pop(number, None)
             if isinstance(shard.ranges, LocalRanges):
-                if sum(each._entered for each in _all_shards) >= most_open() // 2:
-                    for each in _all_shards:
-                        each._age()
-                self._entered += 1
-            shards[number] = shard
+                _make_space(self)
+            self.in_use[number] = shard
+        return shard
 
-    def _age(self) -> None:
-        """Release the local shards that were not asked for since this was called before."""
-        for used in self._in_use_before.values():
-            self._let_go(used)
-        self._open_before, self._in_use_before = _move_local(self._open), _move_local(self.in_use)
-        self._entered = 0
+    def _release(self) -> bool:
+        """Release a shard that was not asked for lately, or an index; return whether there was one."""
+        for held in (self._aside, self._indexes):
+            if held:
+                self._let_go(held.pop(next(iter(held))))
+                return True
+        return False
 
-    def _let_go(self, used: OpenShard | None) -> None:
+    def _set_aside(self) -> None:
+        """Find out from now on which shards are asked for."""
+        for number in list(self.in_use):  # in place: a loop over samples has the dict
+            self._aside[number] = self.in_use.pop(number)
+
+    def _let_go(self, used: OpenShard | Index) -> None:
         """Find out of a shard that is released whether it was written to while it was in use."""
-        if used is not None:
+        if isinstance(used, OpenShard):
             try:
                 used.ranges.verify()
             except TarshardsError as error:
@@ -656,16 +634,18 @@ class OpenShards:
         self.__dict__.update(state)
         self._reset()
 
-
-def _move_local(shards: dict[int, OpenShard]) -> dict[int, OpenShard]:
-    """Remove the local ones of *shards*, and return them; remote ones are no open files."""
-    local = {number: shard for number, shard in list(shards.items()) if isinstance(shard.ranges, LocalRanges)}
-    for number in local:
-        shards.pop(number, None)
-    return local
+_all_shards: WeakSet[OpenShards] = WeakSet()  # those of this process that have local ones
 
 
-_all_shards: WeakSet[OpenShards] = WeakSet()  # of this process
+def _make_space(shards: OpenShards) -> None:
+    """Release a shard if this process has as many local ones as it may, before *shards* get one more."""
+    _all_shards.add(shards)
+    if sum(each._held() for each in _all_shards) < most_open():
+        return
+    if not any(each._release() for each in _all_shards):
+        for each in _all_shards:
+            each._set_aside()
+        any(each._release() for each in _all_shards)
 
 
 @cache

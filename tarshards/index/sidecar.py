@@ -6,19 +6,20 @@ import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from errno import ENOENT
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
+from tarshards.index.table import IS_COMPILED, MemberTable, layout
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Split
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import Ranges
+from tarshards.storage.ranges import Mapping, Ranges
 from tarshards.storage.streams import is_missing, is_refused
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 
 VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
+NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
+UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # what is not read when an index is loaded
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
+MAPPED = 1 << 12  # bytes of a sidecar that is mapped rather than copied: a page
 FEW = 64  # local shards after which it is asked whether threads would read them sooner
 MANY = 1 << 10  # local shards that threads read until that is asked again
 MISSING = "no index found; create one with `tarindex`"
@@ -86,6 +90,7 @@ class Index:
     """
 
     digest: bytes | None = None
+    _sidecar: bytes | Mapping | None = None  # what is read of it in place, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
 
@@ -102,17 +107,82 @@ class Index:
         elsewhere: dict[int, list[Step]] | None = None,
     ):
         self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
-        self.arrays = arrays  # as the file holds them
+        self.arrays = arrays
         self.archives, self.faults, self.elsewhere = archives, faults or {}, elsewhere or {}
         self.end = end
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.table) if self._sidecar is not None else len(self.keys)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Index) and self.pack() == other.pack()
 
     __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def table(self) -> MemberTable:
+        """The members in the sidecar, of which nothing is copied."""
+        packed = self.pack()
+        fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
+        return MemberTable(packed, layout(packed), fields, self.shard_size, -1 if self.end is None else self.end)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of the samples; of an index that was loaded a copy, for who needs all."""
+        return list(self._entries("keys")["keys"])
+
+    @cached_property
+    def arrays(self) -> dict[str, bytes]:
+        """The arrays as the file holds them; of an index that was loaded copies, for who needs all."""
+        return self._entries(*FORMATS)
+
+    def _entries(self, *names: str) -> dict[str, Any]:
+        """Return some entries of the sidecar."""
+        import msgpack
+
+        packed = self._sidecar if isinstance(self._sidecar, bytes) else self._sidecar.read(0, len(self._sidecar))
+        places = layout(packed)
+        found = {name: packed[slice(*places[name])] for name in names if name in places}
+        if "keys" in found:
+            found["keys"] = msgpack.unpackb(found["keys"], unicode_errors="surrogateescape")
+        return found
+
+    @property
+    def members(self) -> int:
+        """The number of members."""
+        return self.table.members
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        return self.table.key(sample) if self._sidecar is not None else self.keys[sample]
+
+    def place(self, member: int) -> tuple[int, int]:
+        """Return the offset and the size of a member's data in the shard."""
+        _, _, offset, size = self.table.place(member)
+        return offset, size
+
+    def named(self, member: int) -> tuple[str, str]:
+        """Return the key and the field of a member."""
+        sample, field, _, _ = self.table.place(member)
+        return self.key(sample), self.fields[field]
+
+    def firsts(self, samples: np.ndarray) -> np.ndarray:
+        """Return the number of the first member of each sample; of the one after the last, how many members there are."""
+        import numpy as np
+
+        samples = np.ascontiguousarray(samples, np.int64)
+        out = np.empty(len(samples), np.int64)
+        self.table.read_firsts(samples, out)
+        return out
+
+    def places(self, members: np.ndarray) -> np.ndarray:
+        """Return the sample, field, offset and size of each member: int64, a row each."""
+        import numpy as np
+
+        members = np.ascontiguousarray(members, np.int64)
+        out = np.empty((len(members), 4), np.int64)
+        self.table.read_places(members, out)
+        return out
 
     @cached_property
     def crc32(self) -> np.ndarray | None:
@@ -138,22 +208,22 @@ class Index:
     def fault(self, sample: int, url: str) -> SampleError:
         """Return the error of a sample at fault; *url* names the shard."""
         reason, offset, field = self.faults[sample]
-        return SampleError(reason, url=url, offset=offset, key=self.keys[sample], field=field)
+        return SampleError(reason, url=url, offset=offset, key=self.key(sample), field=field)
 
     def content_size(self, member: int) -> int:
         """Return the bytes of a member's content."""
         steps = self.elsewhere.get(member)
-        return steps[-1].size if steps else int(self.size[member])
+        return steps[-1].size if steps else self.place(member)[1]
 
     def not_plain(self, member: int, url: str) -> ShardIndexError:
         """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
         reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
-        key, field = self.keys[self.sample[member]], self.fields[self.field[member]]
-        return ShardIndexError(reason, url=url, offset=int(self.offset[member]) - BLOCK, key=key, field=field)
+        key, field = self.named(member)
+        return ShardIndexError(reason, url=url, offset=self.place(member)[0] - BLOCK, key=key, field=field)
 
     def fields_of(self, sample: int) -> list[str]:
         """Return the fields of a sample."""
-        return [self.fields[self.field[member]] for member in range(self.first[sample], self.first[sample + 1])]
+        return [self.fields[self.table.place(member)[1]] for member in range(*self.table.span(sample))]
 
     def members_of(self, field: str) -> np.ndarray:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
@@ -212,25 +282,43 @@ class Index:
         if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
             raise ShardIndexError(_what_is_wrong(packed), url=url)
         try:
-            found = msgpack.unpackb(packed, unicode_errors="surrogateescape")
-            if found["format"] != FORMAT or found["version"] not in (VERSION, WITH_FAULTS):
+            places = layout(packed)
+            if missing := NEEDED - places.keys():
+                raise ValueError(f"no {min(missing)}")
+            found = {name: packed[slice(*places[name])] for name in places.keys() - UNREAD}
+            fields, encoded = _read_fields(found.pop("fields"))
+            small = {name: msgpack.unpackb(value, unicode_errors="surrogateescape") for name, value in found.items()}
+            if small["format"] != FORMAT or small["version"] not in (VERSION, WITH_FAULTS):
                 raise ShardIndexError(_what_is_wrong(packed), url=url)
-            arrays = {name: found[name] for name in FORMATS if name in found}
-            shard = found["shard"]
-            named = found["keys"], found["fields"], arrays
-            faults = {sample: Fault(*fault) for sample, *fault in found.get("faults", ())}
-            elsewhere = {member: [Step(*step) for step in steps] for member, *steps in found.get("elsewhere", ())}
-            size, fingerprint_ = shard["size"], shard["fingerprint"]
-            index = cls(size, fingerprint_, *named, shard.get("archives", 1), faults, shard.get("end"), elsewhere)
+            shard = small["shard"]
+            index = cls.__new__(cls)
+            index.shard_size, index.fingerprint, index.fields = shard["size"], shard["fingerprint"], fields
+            index.archives, index.end = shard.get("archives", 1), shard.get("end")
             index.digest, index.split = shard.get("digest"), shard.get("split", "first")
-            problem = _inconsistency(index)
+            index.faults = {sample: Fault(*fault) for sample, *fault in small.get("faults", ())}
+            index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small.get("elsewhere", ())}
+            index._sidecar = packed
+            problem = _inconsistency(index, places)
+            if problem is None:
+                end = -1 if index.end is None else index.end
+                index.table = MemberTable(packed, places, encoded, index.shard_size, end)
+                problem = _wrong_mark(index)
         except ShardIndexError:
             raise
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=url) from error
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+            problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if problem:
             raise ShardIndexError(f"damaged: {problem}", url=url)
         return index
+
+    def rest_on(self, path: str) -> None:
+        """Use the file *path*, from which the index was read, mapped: processes share it, and it takes no memory."""
+        packed = self._sidecar
+        if IS_COMPILED and isinstance(packed, bytes) and len(packed) > MAPPED:
+            mapping = Mapping(path)
+            if len(mapping) == len(packed) and mapping.read(len(packed) - 4, 4) == packed[-4:]:
+                self.table.rest_on(mapping)
+                self._sidecar = mapping
 
     @classmethod
     def load(cls, shard_url: str | Location, *, check: bool = True) -> Index:
@@ -247,6 +335,8 @@ class Index:
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
         index = cls.unpack(packed, url=location.name)
+        if location.path is not None:
+            index.rest_on(location.path)
         if check:
             with Location.of(shard_url).ranges() as ranges:
                 index.check(ranges, url=location.name)
@@ -308,7 +398,8 @@ class Index:
     def check(self, ranges: Ranges, *, url: str | None = None) -> None:
         """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
         self.check_size(ranges.size, url=url)
-        if fingerprint(ranges, self.arrays["offset"]) != self.fingerprint:
+        ends = [self.place(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)] if self.members else []
+        if fingerprint(ranges, b"".join(ends)) != self.fingerprint:
             raise ShardIndexError(f"stale: the shard's headers have changed since it was indexed; {REBUILD}", url=url)
         if self.archive_end is not None:
             self.check_end(ranges.read(self.archive_end, min(BLOCK, ranges.size - self.archive_end)), url=url)
@@ -316,10 +407,9 @@ class Index:
     @cached_property
     def archive_end(self) -> int | None:
         """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
-        offsets, sizes = self.arrays["offset"], self.arrays["size"]
-        if self.end is not None or not offsets:
+        if self.end is not None or not self.members:
             return self.end
-        end = int.from_bytes(offsets[-8:], "little") + int.from_bytes(sizes[-8:], "little")
+        end = sum(self.place(self.members - 1))
         return end + padding(end)
 
     def check_end(self, block: bytes, *, url: str | None = None) -> None:
@@ -536,53 +626,47 @@ def _what_is_wrong(packed: bytes) -> str:
     return "damaged: truncated, or wrong checksum"
 
 
-def _inconsistency(index: Index) -> str | None:
-    """Return what is impossible in *index*, None if nothing is."""
+@lru_cache(256)
+def _read_fields(packed: bytes) -> tuple[list[str], tuple[bytes, ...]]:
+    """Return fields as text and as bytes: the same objects for all shards that have the same ones."""
+    import msgpack
+
+    fields = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    if not (isinstance(fields, list) and all(isinstance(field, str) for field in fields)):
+        raise ValueError("fields that are not a list of strings")
+    return fields, tuple(field.encode("utf-8", "surrogateescape") for field in fields)
+
+
+def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | None:
+    """Return what is impossible in the head of *index*, None if nothing is."""
     if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
         return "a digest that is none"
     if index.split not in get_args(Split):
         return "an unknown rule for names"
     if type(index.archives) is not int or index.archives < 1:
         return "a number of archives that is none"
-    if type(index.shard_size) is not int or not type(index.keys) is type(index.fields) is list:
-        return "a size that is not a number, or names that are not lists"
-    members = len(index.sample)
-    arrays = [index.sample, index.field, index.offset, index.size, index.sample if index.crc32 is None else index.crc32]
-    if any(len(array) != members for array in arrays):
+    if type(index.shard_size) is not int or not 0 <= index.shard_size < 1 << 60:
+        return "a size that is not a number of bytes"
+    lengths = {name: end - begin for name, (begin, end) in places.items()}
+    if "crc32" in lengths and lengths["crc32"] != lengths.get("sample"):
         return "arrays of different lengths"
-    try:
-        "".join(index.keys) + "".join(index.fields)  # the quickest way to find a value that is not a string
-    except TypeError:
-        return "a key or a field that is not a string"
-    if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
-        return "a fault without a sample, reason or place"
     if index.end is not None and not (isinstance(index.end, int) and 0 <= index.end <= index.shard_size):
         return "an end of the archive that is beyond the shard's end"
+    return None
+
+
+def _wrong_mark(index: Index) -> str | None:
+    """Return what is impossible in the samples at fault, and the links and sparse members, of *index*."""
+    if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
+        return "a fault without a sample, reason or place"
     if not all(_are_steps(member, steps, index) for member, steps in index.elsewhere.items()):
         return "a link or sparse member without the steps to its content"
-    if not members:
-        return "keys without members" if index.keys else None
-    if (
-        index.sample[0] != 0
-        or index.sample[-1] != len(index.keys) - 1
-        or (index.sample[1:] - index.sample[:-1] > 1).any()
-    ):
-        return "samples out of order"
-    if index.field.max() >= len(index.fields):
-        return "a field without a name"
-    if max(index.offset.max(), index.size.max()) > index.shard_size:
-        return "a member beyond the shard's end"
-    ends = index.offset + index.size
-    if index.end is not None and ends[-1] > index.end:
-        return "an end of the archive that is before the last member"
-    if ends[-1] > index.shard_size or index.offset[0] < BLOCK or (ends[:-1] > index.offset[1:]).any():
-        return "members that overlap or lie beyond the shard's end"
     return None
 
 
 def _are_steps(member: Any, steps: list[Any], index: Index) -> bool:
     """Return whether *steps* are those to the content of a member."""
-    if not (isinstance(member, int) and 0 <= member < len(index.sample) and steps):
+    if not (isinstance(member, int) and 0 <= member < index.members and steps):
         return False
     for header, name, link, size in steps:
         if not (type(header) is type(size) is int and 0 <= header < index.shard_size and size >= 0):

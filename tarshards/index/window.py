@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tarshards.errors import ShardIndexError
-from tarshards.index.headers import MappedMembers
 from tarshards.index.sidecar import Index
-from tarshards.tar.read import BLOCK
+from tarshards.index.table import IS_COMPILED, MappedMembers
 
 if TYPE_CHECKING:
     from tarshards.storage.cache import MappedBlock
 
 Check = Callable[[Callable[[int, int], bytes], int, int], object]
-
-is_compiled = not MappedMembers.__module__.endswith("_py")  # else each mapped file would stay open
 
 
 class Window:
@@ -34,24 +29,9 @@ class Window:
         self._is_current: Callable[[], bool] | None = None if self._mapped is None else self._mapped.mapping.is_current
         self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
         self._index, self._check = index, check
-        has_before = begin > 0 and int(index.offset[begin - 1]) - BLOCK >= low
-        self._base = begin - has_before  # the first member of the table
-        self._is_begun = has_before or begin == 0  # whether the headers of the first member are known to begin here
-        sample = index.sample[self._base : end].astype(np.int64)
-        self._sample = int(sample[0])
-        count = int(sample[-1]) - self._sample + 1
         start = 0 if self._mapped is None else self._mapped.start  # headers are to begin at multiples of 512 from there
-        members = MappedMembers(
-            memoryview(self._buffer)[start:] if is_compiled else _Bytes(self.cut, low, len(self._buffer) - start),
-            index.keys[self._sample : self._sample + count],
-            index.fields,
-            np.searchsorted(sample, np.arange(self._sample, self._sample + count + 1)).astype("<i8"),
-            (sample - self._sample).astype("<u4"),
-            np.ascontiguousarray(index.field[self._base : end]),
-            (index.offset[self._base : end].astype(np.int64) - low).astype("<u8"),
-            np.ascontiguousarray(index.size[self._base : end]),
-        )
-        self._fill = members.fill
+        held = memoryview(self._buffer)[start:] if IS_COMPILED else _Bytes(self.cut, low, len(self._buffer) - start)
+        self._members = MappedMembers(held, index.table, low, begin, end)
 
     @property
     def is_mapped(self) -> bool:
@@ -70,7 +50,7 @@ class Window:
     @property
     def stays(self) -> bool:
         """Whether its data lie on the disk for later epochs, too, and may stay mapped for them."""
-        return is_compiled and self._mapped is not None and self._mapped.stays
+        return IS_COMPILED and self._mapped is not None and self._mapped.stays
 
     def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.
@@ -79,25 +59,16 @@ class Window:
         ShardIndexError for a member whose headers differ from the index.
         """
         try:
-            settled = 0
-            if not self._is_begun and self._index.sample[self.begin] == sample:
-                settled = self._begin(names)
-            undecided = self._fill(result, names, sample - self._sample, settled)
+            undecided = self._members.fill(result, names, sample, 0)
             while undecided >= 0:
-                self.check(undecided + self._base)
-                undecided = self._fill(result, names, sample - self._sample, undecided + 1)
+                self.check(undecided)
+                self._members.settle(undecided)
+                undecided = self._members.fill(result, names, sample, undecided + 1)
         except (OSError, ShardIndexError):
             if self.is_current():
                 raise
             return False
         return self._is_current is None or self._is_current()
-
-    def _begin(self, names: list[str | None]) -> int:
-        """Decide on the first member, unless it is not asked for, and return 1: that many are settled."""
-        if names[self._index.field[self.begin]] is not None:
-            self.check(self.begin)
-            self._is_begun = True
-        return 1
 
     def check(self, member: int) -> None:
         """Raise ShardIndexError unless the headers of *member* say what the index says."""
@@ -106,7 +77,7 @@ class Window:
     def take(self, member: int) -> bytes:
         """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""
         self.check(member)
-        return self.cut(int(self._index.offset[member]), int(self._index.size[member]))
+        return self.cut(*self._index.place(member))
 
     def cut(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset* of the shard."""

@@ -188,6 +188,21 @@ static PyObject *mapping_is_current(PyObject *object, PyObject *unused) {
     return PyBool_FromLong(found == 0 && now.st_nlink && is_same(&now, &self->status));
 }
 
+static PyObject *mapping_was_written(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Mapping *self = (Mapping *)object;
+    struct stat now;
+    const int found = stat(self->path, &now) == 0;
+    return PyBool_FromLong(found && now.st_dev == self->status.st_dev && now.st_ino == self->status.st_ino &&
+                           !is_same(&now, &self->status));
+}
+
+static PyObject *mapping_modified(PyObject *object, void *unused) {
+    (void)unused;
+    const struct timespec *time = &((Mapping *)object)->status.st_mtim;
+    return PyLong_FromLongLong((long long)time->tv_sec * 1000000000 + time->tv_nsec);
+}
+
 static PyObject *mapping_hold_open(PyObject *object, PyObject *unused) {
     (void)unused;
     Mapping *self = (Mapping *)object;
@@ -214,15 +229,23 @@ static PyMethodDef mapping_methods[] = {
     {"scatter", mapping_scatter, METH_O, "Tell the system whether reads are few and far apart, so that it reads no more."},
     {"is_current", mapping_is_current, METH_NOARGS,
      "Return whether its path is that of the same file, not written to since."},
+    {"was_written", mapping_was_written, METH_NOARGS,
+     "Return whether its path is that of the same file, but it was written to since."},
     {"hold_open", mapping_hold_open, METH_NOARGS,
      "Hold the file open if it can be, so that is_current is quicker: it asks whether it was removed or written to."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef mapping_attributes[] = {
+    {"modified", mapping_modified, NULL, "When the file had been written to last, in nanoseconds.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot mapping_slots[] = {
     {Py_tp_new, mapping_new},
     {Py_tp_dealloc, mapping_dealloc},
     {Py_tp_methods, mapping_methods},
+    {Py_tp_getset, mapping_attributes},
     {Py_tp_doc, "A file mapped for reading; also a buffer, which only guarded kernels may touch."},
     {Py_sq_length, mapping_length},
     {Py_bf_getbuffer, mapping_buffer},

@@ -42,15 +42,30 @@ class Mapping:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM if flag else os.POSIX_FADV_NORMAL)
 
+    @property
+    def modified(self) -> int:
+        """When the file had been written to last, in nanoseconds."""
+        return self._opened.st_mtime_ns
+
     def is_current(self) -> bool:
         """Return whether its path is that of the same file, not written to since."""
+        now = self._find()
+        return now is not None and os.path.samestat(now, self._opened) and self._is_as_it_was(now)
+
+    def was_written(self) -> bool:
+        """Return whether its path is that of the same file, but it was written to since."""
+        now = self._find()
+        return now is not None and os.path.samestat(now, self._opened) and not self._is_as_it_was(now)
+
+    def _find(self) -> os.stat_result | None:
         try:
-            now = os.stat(self._path)
+            return os.stat(self._path)
         except OSError:
-            return False
+            return None
+
+    def _is_as_it_was(self, now: os.stat_result) -> bool:
         # The size, too: of a file that is truncated it changes first, then the bytes, and last the time.
-        size, time = self._opened.st_size, self._opened.st_mtime_ns
-        return os.path.samestat(now, self._opened) and (now.st_size, now.st_mtime_ns) == (size, time)
+        return (now.st_size, now.st_mtime_ns) == (self._opened.st_size, self._opened.st_mtime_ns)
 
     def hold_open(self) -> None:
         """Hold the file open, as it always is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from typing import Any, Self
@@ -15,13 +14,13 @@ try:
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
 
-MOST_MAPPED = 1 << 15  # of the 65,530 mappings that the kernel allows a process (vm.max_map_count)
+MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a process (vm.max_map_count), two each
 
 
 def most_open() -> int:
-    """Return how many local files a process should hold open at most: as mappings, without the kernel as descriptors.
+    """Return how many shards a process should hold open at most, each of which may be mapped with its index.
 
-    Others need some, too: libraries, memory, and shards that are being released.
+    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being released.
     """
     if not Mapping.__module__.endswith("_py"):
         return MOST_MAPPED
@@ -97,10 +96,9 @@ class LocalRanges(Ranges):
     remote = False
 
     def __init__(self, path: str, name: str):
-        self.name, self._path = name, path
+        self.name = name
         try:
             self.mapping = Mapping(path)
-            self._opened = os.stat(path)
         except (OSError, ValueError) as exc:
             raise failure(exc, name) from exc
         self.size = len(self.mapping)
@@ -119,13 +117,7 @@ class LocalRanges(Ranges):
         self.mapping.scatter(flag)
 
     def verify(self) -> None:
-        try:
-            now = os.stat(self._path)
-        except FileNotFoundError:
-            return
-        then = self._opened
-        was_written = (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
-        if was_written and os.path.samestat(now, then):
+        if self.mapping.was_written():
             raise OpenError("was written to while it was read", url=self.name)
 
     def is_current(self) -> bool:
@@ -133,4 +125,4 @@ class LocalRanges(Ranges):
 
     @property
     def version(self) -> tuple[int, int]:
-        return self.size, self._opened.st_mtime_ns
+        return self.size, self.mapping.modified

@@ -29,7 +29,8 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
-from tarshards.index.window import Window, is_compiled
+from tarshards.index.table import IS_COMPILED
+from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.manifest import Shard, dump_manifest
@@ -314,7 +315,7 @@ def test_members_in_a_cache_are_compared_with_the_index(twins, tmp_path, sample,
         assert caught.value.key == "900"
 
 
-@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_headers_of_cached_blocks_are_compared_by_the_kernel(site, tmp_path, monkeypatch):
     remote, checked = Remote(cache_dir=str(tmp_path / "cache")), []
     assert len(keys(Stream.from_shards(urls(site), remote=remote))) == SHARDS * SAMPLES
@@ -345,7 +346,7 @@ def blocks_of(shards: IndexedShards) -> list[Path]:
     return sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
 
 
-@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_blocks_of_a_cache_stay_mapped(cached, site, monkeypatch):
     shards, samples = cached
     monkeypatch.setattr(BlockCache, "_take", None)
@@ -373,7 +374,7 @@ def test_a_mapped_block_that_is_removed_is_fetched_again(cached, site, removed):
     assert len(blocks_of(shards)) == BLOCKS
 
 
-@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_blocks_that_are_removed_in_an_epoch_are_fetched_again_as_blocks(cached, site):
     shards, samples = cached
     order = np.random.default_rng(0).permutation(SHARDS * SAMPLES)
@@ -400,7 +401,7 @@ def test_a_mapped_block_that_is_written_to_is_fetched_again(cached, site, damage
     assert epoch(shards, 2) == samples
 
 
-@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 @pytest.mark.parametrize("most", [0, 3, 1000])
 def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached, monkeypatch, most):
     shards, samples = cached
@@ -415,7 +416,7 @@ def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached,
     assert epoch(again, 3) == samples
 
 
-@pytest.mark.skipif(not is_compiled, reason="needs the compiled kernels")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_the_mappings_of_a_process_are_few(cached, site, monkeypatch):
     shards, samples = cached
     monkeypatch.setattr(fetch, "MOST_KEPT", 5)

@@ -1,0 +1,18 @@
+"""The members of shards in their sidecars, used in place; the kernel is C, or its twin in Python."""
+
+try:
+    from tarshards.index._headers import MappedMembers, MemberTable, find_keys, find_undecided, layout, locate
+
+    IS_COMPILED = True
+except ImportError:
+    from tarshards.index._headers_py import (  # type: ignore[assignment]
+        MappedMembers,
+        MemberTable,
+        find_keys,
+        find_undecided,
+        layout,
+    )
+
+    locate, IS_COMPILED = None, False
+
+__all__ = ["IS_COMPILED", "MappedMembers", "MemberTable", "find_keys", "find_undecided", "layout", "locate"]
