@@ -804,6 +804,9 @@ static const char *inconsistency(const MemberTable *self, int64_t archive_end) {
         if (place.field >= self->field_count) return "a field without a name";
         if (place.offset < 0 || place.offset > self->shard_size || place.size < 0 || place.size > self->shard_size)
             return "a member beyond the shard's end";
+    }
+    for (int64_t i = 0; i < self->members; i++) {
+        const Place place = place_of(self, i);
         if (place.offset < begin || place.offset + place.size > self->shard_size)
             return "members that overlap or lie beyond the shard's end";
         begin = place.offset + place.size;

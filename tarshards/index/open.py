@@ -424,7 +424,7 @@ class OpenShards:
     def _reset(self) -> None:
         self._indexes: dict[int, Index] = {}  # of shards that are not open
         self.in_use: dict[int, OpenShard] = {}
-        self._aside: dict[int, OpenShard] = {}  # those not asked for since there were too many
+        self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
@@ -433,19 +433,16 @@ class OpenShards:
         known = [(shard.samples, shard.size) for shard in shards]
         unknown = [number for number, pair in enumerate(known) if None in pair]
         locations = [self.location(number) for number in unknown]
-        for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
-            shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
-            known[number] = len(shard.index), shard.index.shard_size
-            self._hold(number, shard.index)
+        for number, index in zip(unknown, for_each_shard(load_index, locations)):
+            index.check_split(self._splits[number], url=index_location(self.location(number)).name)
+            known[number] = len(index), index.shard_size
+            self._hold(number, index)
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
     def location(self, number: int) -> Location:
         """Return the location of a shard, to be read as the dataset says."""
         return Location.of(self.urls[number], self.remote)
-
-    def _load_and_open(self, location: Location) -> OpenShard:
-        return OpenShard(location, load_index(location), self.fields, self.lazy)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
@@ -511,8 +508,7 @@ class OpenShards:
             if number in self._failed:
                 raise self._failed[number].with_traceback(None)
             if (shard := self._aside.pop(number, None)) is not None:
-                self.in_use[number] = shard
-                return shard
+                return self._enter(number, shard)
             try:
                 return self._enter(number, self._open(number, self.index(number)))
             except TarshardsError as error:
@@ -640,12 +636,13 @@ _all_shards: WeakSet[OpenShards] = WeakSet()  # those of this process that have 
 def _make_space(shards: OpenShards) -> None:
     """Release a shard if this process has as many local ones as it may, before *shards* get one more."""
     _all_shards.add(shards)
-    if sum(each._held() for each in _all_shards) < most_open():
-        return
-    if not any(each._release() for each in _all_shards):
+    most = most_open()
+    if sum(len(each.in_use) for each in _all_shards) >= most // 2:
         for each in _all_shards:
             each._set_aside()
-        any(each._release() for each in _all_shards)
+    while sum(each._held() for each in _all_shards) >= max(1, most):
+        if not any(each._release() for each in _all_shards):
+            return
 
 
 @cache

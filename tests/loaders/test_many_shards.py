@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from programs import load_kernel
+from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
@@ -36,6 +37,7 @@ def few(request, monkeypatch) -> None:
     if request.param == "_mapped":
         monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
     else:
+        use_twin(monkeypatch)
         monkeypatch.setattr(ranges.resource, "getrlimit", lambda _: (2 * MOST, 4096))
 
 
