@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tarshards.index import _headers_py, open, sidecar, window
+from tarshards.index import _headers_py, access, open, sidecar, window
 
 
 def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) -> None:
@@ -15,6 +15,7 @@ def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) ->
         (sidecar, ("MemberTable", "layout")),
         (open, ("MappedMembers", "find_undecided")),
         (window, ("MappedMembers",)),
+        (access, ("read_samples",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(twin, name))

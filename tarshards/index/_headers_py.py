@@ -18,6 +18,7 @@ import numpy as np
 from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
+TOGETHER = 32  # samples that are read at once
 WINDOW = 1 << 16  # bytes of headers that are read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
@@ -142,13 +143,26 @@ class MemberTable:
 
 
 class MappedMembers:
-    """The members of *table* from *begin* to *end* in *shard*, a mapping or bytes that begin at the offset *low* of it."""
+    """The members of *table* from *begin* to *end* in *shard*, a mapping or bytes that begin at the offset *low* of it.
 
-    def __init__(self, shard: Any, table: MemberTable, low: int = 0, begin: int = 0, end: int = -1):
+    ``read_samples`` reads samples of those that have *names* for their fields, of the shard *url*.
+    """
+
+    def __init__(
+        self,
+        shard: Any,
+        table: MemberTable,
+        low: int = 0,
+        begin: int = 0,
+        end: int = -1,
+        url: str = "",
+        names: list[str | None] | None = None,
+    ):
         end = table.members if end < 0 else end
         if not (low >= 0 and 0 <= begin <= end <= table.members):
             raise ValueError("not members of the table")
         self.shard, self.table, self.low, self.begin, self.end = shard, table, low, begin, end
+        self.url, self.names = url, names
         self.compared = bytearray(end - begin)
 
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
@@ -221,6 +235,27 @@ class MappedMembers:
         return self._is_here(member) and has_size(
             self._read(int(self.table.offset[member]) - BLOCK, BLOCK), int(self.table.size[member])
         )
+
+
+def read_samples(
+    tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray, begin: int
+) -> list[dict[str, Any] | None]:
+    """Return some samples from the one at *begin* on; None for each that needs a second look.
+
+    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those which are large or do not
+    match, and those of shards without a table or names.
+    """
+    result: list[dict[str, Any] | None] = []
+    for shard, sample in zip(shards[begin : begin + TOGETHER].tolist(), samples[begin : begin + TOGETHER].tolist()):
+        own, found = tables[shard], None
+        if own is not None and own.names is not None and 0 <= sample < len(own.table):
+            found = {"__key__": "", "__url__": own.url}
+            try:
+                found = found if own.fill(found, own.names, sample, 0) < 0 else None
+            except OSError:
+                found = None
+        result.append(found)
+    return result
 
 
 def find_keys(tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray) -> list[str]:

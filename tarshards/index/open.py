@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from tarshards.index.headers import NEAR, check_fetched, check_header, first_byt
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
+    MAPPED,
     MISSING,
     OTHER,
     REBUILD,
@@ -26,18 +27,20 @@ from tarshards.index.sidecar import (
     read_head,
     refuse_compressed,
 )
-from tarshards.index.table import MappedMembers, find_undecided
+from tarshards.index.table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, most_open
+from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
+SMALL = 1 << 16  # bytes of a shard that takes less time to read than to map, where there are too many to keep them mapped
+HELD = 1 << 27  # bytes of indexes of such shards that are held
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
 
@@ -60,21 +63,24 @@ class OpenShard:
         lazy: FieldNames | None = None,
         *,
         scattered: bool = False,
+        ranges: Ranges | None = None,
     ):
         self.location = location = Location.of(url)
         self.name, self.index = location.name, index
-        self.ranges = location.ranges(index.shard_size)
+        self.ranges = location.ranges(index.shard_size) if ranges is None else ranges
         self._scattered = False
         self.scatter(scattered)
-        self.members: MappedMembers | None = None  # of a local shard
-        if isinstance(self.ranges, LocalRanges):
-            index.check(self.ranges, url=index_location(location).name)
-            self.members = MappedMembers(self.ranges.mapping, index.table)
+        if is_local := isinstance(self.ranges, LocalRanges):
+            index.check(self.ranges)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] | None = None
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
+        self.members: MappedMembers | None = None  # of a local shard
+        if is_local:
+            plain = {} if index.faults or index.elsewhere or lazy is not None else {"url": self.name, "names": self._fields}
+            self.members = MappedMembers(self.ranges.mapping, index.table, **plain)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
@@ -125,7 +131,7 @@ class OpenShard:
         try:
             key, header = self.index.key(sample), self.index.place(self.index.table.span(sample)[0])[0]
         except OSError as broken:
-            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=index_location(self.location).name)
+            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=self.index.url)
         offset = getattr(error, "offset", None) or header
         return OpenError(error.strerror or str(error), url=self.name, offset=offset, key=key, errno=error.errno)
 
@@ -316,7 +322,7 @@ class OpenShard:
     def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
         """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
         if end == self.index.members and (last := self.index.archive_end) is not None:
-            self.index.check_end(read(last, BLOCK), url=index_location(self.location).name)
+            self.index.check_end(read(last, BLOCK))
 
     def _stop(self, end: int) -> int:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
@@ -383,7 +389,7 @@ class OpenShard:
     def _check_size(self) -> None:
         """Raise ShardIndexError where the first answer says that a remote shard is not as long as it was."""
         if self.ranges.size != self.index.shard_size:
-            self.index.check_size(self.ranges.size, url=index_location(self.location).name)
+            self.index.check_size(self.ranges.size)
 
 
 def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]:
@@ -423,7 +429,11 @@ class OpenShards:
 
     def _reset(self) -> None:
         self._indexes: dict[int, Index] = {}  # of shards that are not open
+        self._are_many = IS_COMPILED and len(self.urls) > most_open()
+        self._small: dict[int, Index] = {}  # of shards that are read for each use, and not held
+        self._bytes = 0  # of these indexes
         self.in_use: dict[int, OpenShard] = {}
+        self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
         self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
@@ -434,9 +444,8 @@ class OpenShards:
         unknown = [number for number, pair in enumerate(known) if None in pair]
         locations = [self.location(number) for number in unknown]
         for number, index in zip(unknown, for_each_shard(load_index, locations)):
-            index.check_split(self._splits[number], url=index_location(self.location(number)).name)
+            index.check_split(self._splits[number])
             known[number] = len(index), index.shard_size
-            self._hold(number, index)
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
@@ -449,16 +458,16 @@ class OpenShards:
         with self._lock(number):
             index = self.loaded(number)
             if index is None:
-                index = self._load(number)
-                self._hold(number, index)
+                location = self.location(number)
+                index = self._load(number, location)
+                self._hold(number, location, index)
             return index
 
-    def _load(self, number: int) -> Index:
-        location = self.location(number)
-        index = load_index(location)
-        index.check_split(self._splits[number], url=index_location(location).name)
+    def _load(self, number: int, location: Location) -> Index:
+        index = load_index(location, copied=SMALL if self._is_small(number, location) else MAPPED)
+        index.check_split(self._splits[number])
         if problem := self._contradiction(number, index):
-            raise ShardIndexError(problem, url=index_location(location).name)
+            raise ShardIndexError(problem, url=index.url)
         return index
 
     def _contradiction(self, number: int, index: Index) -> str | None:
@@ -472,14 +481,14 @@ class OpenShards:
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
         shard = self.in_use.get(number) or self._aside.get(number)
-        return self._indexes.get(number) if shard is None else shard.index
+        return shard.index if shard is not None else self._indexes.get(number) or self._small.get(number)
 
     def _held(self) -> int:
         return len(self._indexes) + len(self.in_use) + len(self._aside)
 
     def are_loaded(self) -> bool:
         """Return whether the indexes of all shards are held."""
-        return self._held() >= len(self.urls)
+        return self._held() + len(self._small) >= len(self.urls)
 
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
@@ -489,13 +498,27 @@ class OpenShards:
         with self._lock(number):
             shard = self.in_use.get(number) or self._aside.get(number)
             if shard is None:
-                return self._enter(number, self._open(number, self.index(number)))
+                return self._open(number)
             if shard.ranges.remote or shard.ranges.is_current():
                 return shard
-            return self._open(number, self._load(number))
+            location = self.location(number)
+            return self._with(location, self._load(number, location))
 
-    def _open(self, number: int, index: Index) -> OpenShard:
-        return OpenShard(self.location(number), index, self.fields, self.lazy, scattered=self.scattered)
+    def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
+        return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
+
+    def _open(self, number: int) -> OpenShard:
+        """Open a shard, and hold it unless it is small, and others are, too many to hold all."""
+        location = self.location(number)
+        if not self._is_small(number, location):
+            index = self._indexes.get(number) or self._load(number, location)
+            return self._enter(number, self._with(location, index))
+        if (index := self._small.get(number)) is None:
+            self._hold(number, location, index := self._load(number, location))
+        return self._with(location, index, LocalRanges(str(location.path), location.name, SMALL))
+
+    def _is_small(self, number: int, location: Location) -> bool:
+        return self._are_many and self.sizes[number] <= SMALL and location.is_local
 
     def use(self, number: int) -> OpenShard:
         """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
@@ -510,7 +533,7 @@ class OpenShards:
             if (shard := self._aside.pop(number, None)) is not None:
                 return self._enter(number, shard)
             try:
-                return self._enter(number, self._open(number, self.index(number)))
+                return self._open(number)
             except TarshardsError as error:
                 self._failed[number] = error
                 raise
@@ -586,9 +609,15 @@ class OpenShards:
         locks = _locks(os.getpid())
         return locks[1 + number % (LOCKS - 1)]
 
-    def _hold(self, number: int, index: Index) -> None:
+    def _hold(self, number: int, location: Location, index: Index) -> None:
         with _locks(os.getpid())[0]:
-            if self.location(number).is_local:
+            if self._is_small(number, location):
+                self._small[number] = index
+                self._bytes += index.nbytes
+                while self._bytes > HELD:
+                    self._bytes -= self._small.pop(next(iter(self._small))).nbytes
+                return
+            if location.is_local:
                 _make_space(self)
             self._indexes[number] = index
 
@@ -599,6 +628,7 @@ class OpenShards:
             if isinstance(shard.ranges, LocalRanges):
                 _make_space(self)
             self.in_use[number] = shard
+            self.tables[number] = shard.members
         return shard
 
     def _release(self) -> bool:
@@ -613,6 +643,7 @@ class OpenShards:
         """Find out from now on which shards are asked for."""
         for number in list(self.in_use):  # in place: a loop over samples has the dict
             self._aside[number] = self.in_use.pop(number)
+            self.tables[number] = None
 
     def _let_go(self, used: OpenShard | Index) -> None:
         """Find out of a shard that is released whether it was written to while it was in use."""
@@ -630,19 +661,22 @@ class OpenShards:
         self.__dict__.update(state)
         self._reset()
 
-_all_shards: WeakSet[OpenShards] = WeakSet()  # those of this process that have local ones
+_all_shards: list[ref[OpenShards]] = []  # those of this process that have local ones
 
 
 def _make_space(shards: OpenShards) -> None:
-    """Release a shard if this process has as many local ones as it may, before *shards* get one more."""
-    _all_shards.add(shards)
-    most = most_open()
-    if sum(len(each.in_use) for each in _all_shards) >= most // 2:
-        for each in _all_shards:
-            each._set_aside()
-    while sum(each._held() for each in _all_shards) >= max(1, most):
-        if not any(each._release() for each in _all_shards):
-            return
+    """Release what was not asked for lately if this process has as many local shards as it may, for one more."""
+    every = [each for reference in _all_shards if (each := reference()) is not None]
+    if shards not in every:
+        every.append(shards)
+        _all_shards[:] = map(ref, every)
+    most = max(1, most_open())
+    if len(shards.in_use) >= most // 2:
+        shards._set_aside()
+    while sum(each._held() for each in every) >= most:
+        if not any(each._release() for each in [shards, *every]):
+            for each in every:
+                each._set_aside()
 
 
 @cache
@@ -651,10 +685,10 @@ def _locks(process: int) -> list[threading.RLock]:
     return [threading.RLock() for _ in range(LOCKS)]
 
 
-def load_index(location: Location) -> Index:
+def load_index(location: Location, copied: int = MAPPED) -> Index:
     """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False)
+        return Index.load(location, check=False, copied=copied)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

@@ -1,7 +1,7 @@
 """The members of shards in their sidecars, used in place; the kernel is C, or its twin in Python."""
 
 try:
-    from tarshards.index._headers import MappedMembers, MemberTable, find_keys, find_undecided, layout, locate
+    from tarshards.index._headers import MappedMembers, MemberTable, find_keys, find_undecided, layout, locate, read_samples
 
     IS_COMPILED = True
 except ImportError:
@@ -11,8 +11,9 @@ except ImportError:
         find_keys,
         find_undecided,
         layout,
+        read_samples,
     )
 
     locate, IS_COMPILED = None, False
 
-__all__ = ["IS_COMPILED", "MappedMembers", "MemberTable", "find_keys", "find_undecided", "layout", "locate"]
+__all__ = ["IS_COMPILED", "MappedMembers", "MemberTable", "find_keys", "find_undecided", "layout", "locate", "read_samples"]

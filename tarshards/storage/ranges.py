@@ -91,14 +91,14 @@ class Ranges:
 
 
 class LocalRanges(Ranges):
-    """A local file, mapped into memory; the mapping stays when the file is removed or replaced."""
+    """A local file, mapped into memory, or read if it has at most *copied* bytes; it stays when the file is replaced."""
 
     remote = False
 
-    def __init__(self, path: str, name: str):
+    def __init__(self, path: str, name: str, copied: int = 0):
         self.name = name
         try:
-            self.mapping = Mapping(path)
+            self.mapping = Mapping(path, copied)
         except (OSError, ValueError) as exc:
             raise failure(exc, name) from exc
         self.size = len(self.mapping)
