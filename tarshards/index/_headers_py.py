@@ -71,7 +71,7 @@ class MemberTable:
 
     def _inconsistency(self, shard_size: int, end: int) -> str | None:
         """Return what is impossible in the arrays, None if nothing is."""
-        if not isinstance(self.keys, list):
+        if type(self.keys) is not list:
             return "a size that is not a number, or names that are not lists"
         if not all(isinstance(key, str) for key in self.keys):
             return "a key or a field that is not a string"
@@ -93,7 +93,8 @@ class MemberTable:
     def keys(self) -> list[str]:
         import msgpack
 
-        found: list[str] = msgpack.unpackb(self._sidecar[slice(*self._layout["keys"])], unicode_errors="surrogateescape")
+        packed = self._sidecar[slice(*self._layout["keys"])]
+        found: list[str] = msgpack.unpackb(packed, unicode_errors="surrogateescape")
         return found
 
     @cached_property
@@ -133,7 +134,8 @@ class MemberTable:
         """Write the sample, field, offset and size of each of *members* into the rows of *out*; both are int64."""
         if len(members) and not 0 <= members.min() <= members.max() < self.members:
             raise IndexError("a number out of range")
-        out[:] = np.stack([array[members].astype(np.int64) for array in (self.sample, self.field, self.offset, self.size)], 1)
+        arrays = (self.sample, self.field, self.offset, self.size)
+        out[:] = np.stack([array[members].astype(np.int64) for array in arrays], 1)
 
     @staticmethod
     def _checked(number: int, limit: int) -> int:
@@ -184,7 +186,7 @@ class MappedMembers:
         data = [self._read(int(table.offset[member]), int(table.size[member])) for member in taken]
         result["__key__"] = table.key(sample)
         for member, value in zip(taken, data):
-            result[names[table.field[member]]] = value  # type: ignore[index]
+            result[names[table.field[member]]] = value
         return -1
 
     def settle(self, member: int) -> None:
@@ -242,8 +244,8 @@ def read_samples(
 ) -> list[dict[str, Any] | None]:
     """Return some samples from the one at *begin* on; None for each that needs a second look.
 
-    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those which are large or do not
-    match, and those of shards without a table or names.
+    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that are large or do
+    not match, and those of shards without a table or names.
     """
     result: list[dict[str, Any] | None] = []
     for shard, sample in zip(shards[begin : begin + TOGETHER].tolist(), samples[begin : begin + TOGETHER].tolist()):

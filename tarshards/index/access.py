@@ -288,17 +288,17 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         step = max(1, len(shards)) if self._readahead is None else self._readahead.every
         for begin in range(0, len(shards), step):
-            part = np.ascontiguousarray(shards[begin : begin + step]), np.ascontiguousarray(samples[begin : begin + step])
+            part, numbers = (np.ascontiguousarray(array[begin : begin + step]) for array in (shards, samples))
             if self._readahead is not None:
-                self._readahead.take(len(part[0]))
+                self._readahead.take(len(part))
             done = 0
-            while done < len(part[0]):
-                found = read_samples(self.shards.tables, *part, done)
+            while done < len(part):
+                found = read_samples(self.shards.tables, part, numbers, done)
                 for place, result in enumerate(found, done):
-                    yield self._read_again(int(part[0][place]), int(part[1][place])) if result is None else result
+                    yield result or self._read_alone(int(part[place]), int(numbers[place]))
                 done += len(found)
 
-    def _read_again(self, shard: int, sample: int) -> Sample | TarshardsError:
+    def _read_alone(self, shard: int, sample: int) -> Sample | TarshardsError:
         try:
             return self.read(shard, sample)
         except TarshardsError as error:

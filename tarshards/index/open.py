@@ -23,7 +23,6 @@ from tarshards.index.sidecar import (
     REBUILD,
     Index,
     for_each_shard,
-    index_location,
     read_head,
     refuse_compressed,
 )
@@ -39,7 +38,7 @@ from tarshards.storage.remote import Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
-SMALL = 1 << 16  # bytes of a shard that takes less time to read than to map, where there are too many to keep them mapped
+SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
 HELD = 1 << 27  # bytes of indexes of such shards that are held
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
@@ -70,17 +69,19 @@ class OpenShard:
         self.ranges = location.ranges(index.shard_size) if ranges is None else ranges
         self._scattered = False
         self.scatter(scattered)
-        if is_local := isinstance(self.ranges, LocalRanges):
-            index.check(self.ranges)
+        local = self.ranges if isinstance(self.ranges, LocalRanges) else None
+        if local is not None:
+            index.check(local)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] | None = None
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
         self.members: MappedMembers | None = None  # of a local shard
-        if is_local:
-            plain = {} if index.faults or index.elsewhere or lazy is not None else {"url": self.name, "names": self._fields}
-            self.members = MappedMembers(self.ranges.mapping, index.table, **plain)
+        if local is not None and (index.faults or index.elsewhere or lazy is not None):
+            self.members = MappedMembers(local.mapping, index.table)
+        elif local is not None:
+            self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
@@ -403,8 +404,10 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
-    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for one
-    more, one is released that was not asked for since others had to be. What refers to a released one may still read it.
+    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for
+    one more, one is released that was not asked for lately. What refers to a released one may still read it. Small
+    shards of a dataset that has more are not held, but their indexes are, up to 128 MiB.
+
     Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
     pickled copy opens anew.
 
@@ -513,9 +516,10 @@ class OpenShards:
         if not self._is_small(number, location):
             index = self._indexes.get(number) or self._load(number, location)
             return self._enter(number, self._with(location, index))
-        if (index := self._small.get(number)) is None:
-            self._hold(number, location, index := self._load(number, location))
-        return self._with(location, index, LocalRanges(str(location.path), location.name, SMALL))
+        small = self._small.get(number)
+        if small is None:
+            self._hold(number, location, small := self._load(number, location))
+        return self._with(location, small, LocalRanges(str(location.path), location.name, SMALL))
 
     def _is_small(self, number: int, location: Location) -> bool:
         return self._are_many and self.sizes[number] <= SMALL and location.is_local
@@ -660,6 +664,7 @@ class OpenShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
 
 _all_shards: list[ref[OpenShards]] = []  # those of this process that have local ones
 

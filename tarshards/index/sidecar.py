@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import ENOENT
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
@@ -19,7 +20,7 @@ from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, Mapping, Ranges
+from tarshards.storage.ranges import LocalRanges, Ranges
 from tarshards.storage.streams import is_missing, is_refused
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
@@ -92,7 +93,9 @@ class Index:
     """
 
     digest: bytes | None = None
-    _sidecar: bytes | Mapping | None = None  # what is read of it in place, if it was loaded
+    faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
+    elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
+    _sidecar: bytes | Any = None  # what is read of it in place, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
     url: str | None = None  # the sidecar's, if it was read, for messages
@@ -175,7 +178,7 @@ class Index:
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
-        """Return the number of the first member of each sample; of the one after the last, how many members there are."""
+        """Return the number of the first member of each sample, and of that after the last: how many there are."""
         import numpy as np
 
         samples = np.ascontiguousarray(samples, np.int64)
@@ -304,8 +307,10 @@ class Index:
             index.archives, index.end = shard.get("archives", 1), shard.get("end")
             index.digest, index.split = shard.get("digest"), shard.get("split", "first")
             index.url = url
-            index.faults = {sample: Fault(*fault) for sample, *fault in small.get("faults", ())}
-            index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small.get("elsewhere", ())}
+            if "faults" in small:
+                index.faults = {sample: Fault(*fault) for sample, *fault in small["faults"]}
+            if "elsewhere" in small:
+                index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small["elsewhere"]}
             index._sidecar = packed
             problem = _inconsistency(index, places)
             if problem is None:
@@ -320,7 +325,7 @@ class Index:
             raise ShardIndexError(f"damaged: {problem}", url=url)
         return index
 
-    def rest_on(self, mapping: Mapping) -> None:
+    def rest_on(self, mapping: Any) -> None:
         """Use a *mapping* of the sidecar, which processes share, in place of the bytes that were read."""
         self.table.rest_on(mapping)
         self._sidecar = mapping
@@ -378,7 +383,7 @@ class Index:
         faults = sorted(self.faults.items() ^ other.faults.items())
         steps = [
             member
-            for member in self.elsewhere | other.elsewhere
+            for member in {*self.elsewhere, *other.elsewhere}
             if self.elsewhere.get(member) != other.elsewhere.get(member)
         ]
         samples = [sample for sample, _ in faults] + [int(self.sample[member]) for member in steps]
@@ -411,7 +416,8 @@ class Index:
         self.check_size(ranges.size)
         ends = [self.place(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)] if self.members else []
         if fingerprint(ranges, b"".join(ends)) != self.fingerprint:
-            raise ShardIndexError(f"stale: the shard's headers have changed since it was indexed; {REBUILD}", url=self.url)
+            reason = f"stale: the shard's headers have changed since it was indexed; {REBUILD}"
+            raise ShardIndexError(reason, url=self.url)
         if (end := self.archive_end) is not None:
             self.check_end(ranges.read(end, min(BLOCK, ranges.size - end)))
 

@@ -20,7 +20,8 @@ MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a p
 def most_open() -> int:
     """Return how many shards a process should hold open at most, each of which may be mapped with its index.
 
-    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being released.
+    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being
+    released.
     """
     if not Mapping.__module__.endswith("_py"):
         return MOST_MAPPED
@@ -91,7 +92,10 @@ class Ranges:
 
 
 class LocalRanges(Ranges):
-    """A local file, mapped into memory, or read if it has at most *copied* bytes; it stays when the file is replaced."""
+    """A local file, mapped into memory, or read if it has at most *copied* bytes.
+
+    It stays as it is when the file is removed or replaced.
+    """
 
     remote = False
 

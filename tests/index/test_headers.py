@@ -236,9 +236,9 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
                     assert result == {}
             for value in result.values():
                 assert value == result["__key__"] or bytes(value) in path.read_bytes()
-        for call in (lambda: found.key(1), lambda: found.span(2), lambda: found.place(5)):
+        for call, number in ((found.key, 1), (found.span, 2), (found.place, 5)):
             with suppress(OSError):
-                call()
+                call(number)
         shards, numbers = np.zeros(29, np.int64), np.arange(29)
         assert set(kernel.find_undecided([members], shards, numbers)) <= set(range(29))
         addresses, sizes, at = np.zeros((1, 4), np.uint64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
