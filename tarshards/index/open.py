@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,7 +42,14 @@ from tarshards.tar.read import BLOCK
 SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
 HELD = 1 << 27  # bytes of indexes of such shards that are held
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
+TOO_MANY = (
+    "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
+    "make fewer and larger ones with `tarreshard`"
+)
 LOCKS = 64  # shared by all shards of a process
+
+
+log = logging.getLogger("tarshards")
 
 
 class OpenShard:
@@ -438,6 +446,8 @@ class OpenShards:
         self.in_use: dict[int, OpenShard] = {}
         self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
         self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
+        self._opened = 0  # how often one was since the last ``verify``
+        self._is_told = False  # that this is often
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
@@ -513,6 +523,10 @@ class OpenShards:
     def _open(self, number: int) -> OpenShard:
         """Open a shard, and hold it unless it is small, and others are, too many to hold all."""
         location = self.location(number)
+        self._opened += 1
+        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._is_told:
+            self._is_told = True
+            log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
         if not self._is_small(number, location):
             index = self._indexes.get(number) or self._load(number, location)
             return self._enter(number, self._with(location, index))
@@ -552,6 +566,7 @@ class OpenShards:
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""
         self._failed.clear()
+        self._opened = 0
         if self._changed is not None:
             error, self._changed = self._changed, None
             raise error

@@ -15,7 +15,7 @@ from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import open as opening
 from tarshards.index import places
 from tarshards.storage import ranges
@@ -129,6 +129,40 @@ def test_a_shard_that_was_written_to_is_told_of_when_it_has_been_released(folder
     assert [(type(error), "set-00.tar: was written to" in str(error)) for error in errors] == [(OpenError, True)]
     assert len(list(stream)) == 2 * SHARDS
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("most", [MOST, SHARDS])
+def test_shards_that_are_opened_again_and_again_are_told_of_once(folder, monkeypatch, caplog, most):
+    monkeypatch.setattr(opening, "most_open", lambda: most)
+    shards = IndexedShards(f"{folder}/set.shards.json")
+    for _ in range(4):
+        assert len([shards[i] for i in (*range(0, 2 * SHARDS, 2), *range(1, 2 * SHARDS, 2))]) == 2 * SHARDS
+    said = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    wanted = f"of {SHARDS} shards a process keeps {MOST} open, so these are opened again and again; "
+    assert [text.partition("others: ")[2] for text in said] == [
+        f"{wanted}make fewer and larger ones with `tarreshard`"
+    ] * (most == MOST)
+    for _ in range(4):  # an epoch opens each a few times
+        list(Stream.from_shards(f"{folder}/set.shards.json", shuffle=True))
+    assert len([record for record in caplog.records if "again and again" in record.getMessage()]) == len(said)
+
+
+def test_of_more_small_shards_than_may_be_open_none_is_held(folder, monkeypatch):
+    load_kernel("tarshards.storage._mapped")
+    monkeypatch.setattr(opening, "most_open", lambda: MOST)
+    shards = IndexedShards(f"{folder}/set.shards.json")
+    assert [int(sample["cls"]) for sample in shards] == list(range(2 * SHARDS))
+    assert count_open(folder) == 0
+    assert (len(shards.shards._small), shards.shards.are_loaded()) == (SHARDS, True)
+    data = (folder / "set-07.tar").read_bytes()
+    (folder / "set-07.tar").write_bytes(data.replace(b"015.cls", b"515.cls"))
+    with pytest.raises(ShardIndexError, match=r"set-07\.tar.*(stale|differs)"):
+        shards[15]
+    assert int(shards[14]["cls"]) == 14
+    monkeypatch.setattr(opening, "HELD", 5000)
+    again = IndexedShards(f"{folder}/set.shards.json")
+    assert [int(again[i]["cls"]) for i in range(16, 2 * SHARDS)] == list(range(16, 2 * SHARDS))
+    assert 0 < len(again.shards._small) < 5
 
 
 def test_what_is_held_of_a_released_shard_can_be_read(folder, few):
