@@ -21,11 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-HERE = str(Path(__file__).parent)
-sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # after the peers' imports
-
-from processes import cpu_seconds, session  # noqa: E402
-from sets import Data, read_samples  # noqa: E402
+from processes import cpu_seconds, session
+from sets import Data, read_samples
 
 BATCH = 256
 STEP = 0.02  # seconds between two looks at the clock, about
@@ -214,5 +211,7 @@ def foreign(peer: str, small: dict[str, Any], workers: int, warm: float, window:
 
 
 if __name__ == "__main__":
+    here = str(Path(__file__).parent)
+    sys.path[:] = [folder for folder in sys.path if folder != here] + [here]  # after the peers' imports
     request = json.load(sys.stdin)
     {"ours": ours, "write": write, "foreign": foreign}[request.pop("do")](**request)

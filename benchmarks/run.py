@@ -18,6 +18,7 @@ from pathlib import Path
 
 import faults
 import figures
+import growth
 import readme
 import report
 import suite
@@ -46,7 +47,7 @@ PROGRAMS = (
     "formats",
     "growth",
 )
-PROGRAM_PARTS = [f"growth,{part}" for part in ("samples", "shards", "link", "tools")]  # of a long program
+PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
