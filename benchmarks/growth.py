@@ -50,13 +50,7 @@ TRIP = 0.05  # seconds
 LIMIT = 60.0  # seconds of a case after its start, at most
 WINDOW = 2.0  # seconds in which a rate is measured
 WARM = {"samples": 2.0, "shards": 15.0, "link": 2.0}  # seconds before that, at most: of many shards a whole epoch
-PEERS = {
-    "webdataset_": SAMPLES[-1],
-    "litdata_": DISTINCT,
-    "streaming_": DISTINCT,
-    "lance_": DISTINCT,
-    "grain_": DISTINCT,
-}
+PEERS = ("webdataset_", "litdata_", "streaming_", "lance_", "grain_")
 TOOLS = {  # their arguments before the shards
     "tarindex": "--index-dir {out}",
     "tarcheck": "",
@@ -228,13 +222,13 @@ def python_of(peer: Peer) -> str | None:
 
 
 def peers(part: str, sizes: tuple[int, ...], spec_of: Callable[[int], Path]) -> Iterator[Row]:
-    """Measure the peers on the sizes that their formats can be made at; those that read tars on all."""
+    """Measure the peers: those that read tars on all sizes, others up to what their formats are made of in memory."""
     for peer in all_peers():
         if peer.file not in PEERS or (peer.own and part == "shards"):
             continue
         python, begun = python_of(peer), time.monotonic()
         for size in sizes if python else sizes[:1]:
-            if peer.own and size > PEERS[peer.file]:
+            if peer.own and size > DISTINCT:
                 continue
             row: Row = {"part": part, "loader": peer.name, "size": size, "peer": True}
             if python is None:
