@@ -52,7 +52,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All of them, or some: make bench ONLY=core; tasks, parts or programs: ONLY="cold stream,raw-1m"; some peers: PEERS=a,b
+# All of them, or some: make bench ONLY=core; tasks, programs or parts: ONLY="cold growth,tools"; some peers: PEERS=a,b
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(ONLY) $(PEERS:%=--peers=%)
 

@@ -4,7 +4,8 @@
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
 small, quick run of all but the single programs that only checks), suite, readme (the parts of the suite that the
 README's tables show, for the peers in them), faults, report, a task of the suite, a part of it such as stream,raw-1m,
-or a single program; of several in quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
+a single program, or a part of one such as growth,tools; of several in quotes: ONLY="stream cold". PEERS=a,b restricts
+the suite to some peers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import faults
 import figures
+import growth
 import readme
 import report
 import suite
@@ -43,7 +45,9 @@ PROGRAMS = (
     "start",
     "stages",
     "formats",
+    "growth",
 )
+PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
@@ -60,12 +64,13 @@ def smoke() -> None:
 
 
 def program(name: str) -> int:
-    return subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode
+    name, *parts = name.split(",")
+    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *parts], check=False).returncode
 
 
 def main(only: list[str], names: list[str]) -> None:
     """Run the benchmarks of these names; of none, all."""
-    known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS}
+    known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
@@ -81,7 +86,7 @@ def main(only: list[str], names: list[str]) -> None:
     if parts or {"report", "faults"} & {*only}:
         report.main()
         readme.main()
-    failed = [name for name in ("core", *PROGRAMS) if name in (only or PROGRAMS) and program(name)]
+    failed = [name for name in ("core", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)]
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

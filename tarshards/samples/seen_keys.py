@@ -27,19 +27,26 @@ class SeenKeys:
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
         self._old: _Hashes | None = None
+        self._greatest = ""  # of all keys: a greater one is new, which is told at once of keys in order
 
     def __contains__(self, key: str) -> bool:
+        if key > self._greatest:
+            return False
         return key in self._latest or (self._old is not None and key in self._old)
 
     def add(self, key: str, shard: str | None = None) -> None:
         """Add a key, which is in *shard*."""
+        if key > self._greatest:
+            self._greatest = key
         self._latest[key] = shard
         if len(self._latest) >= LATEST:
             self._age()
 
     def update(self, keys: Iterable[str], shard: str | None = None) -> None:
         """Add several keys."""
-        self._latest.update(dict.fromkeys(keys, shard))
+        added = dict.fromkeys(keys, shard)
+        self._greatest = max(self._greatest, max(added, default=""))
+        self._latest.update(added)
         if len(self._latest) >= LATEST:
             self._age()
 
@@ -77,10 +84,13 @@ class _Hashes:
         self._filter = bytearray()
 
     def __contains__(self, key: str) -> bool:
-        bits = hash(key)
-        for place in (bits & self._mask, bits >> 32 & self._mask):
-            if not self._filter[place >> 3] >> (place & 7) & 1:
-                return False
+        bits, mask, filled = hash(key), self._mask, self._filter
+        place = bits & mask
+        if not filled[place >> 3] >> (place & 7) & 1:
+            return False
+        place = bits >> 32 & mask
+        if not filled[place >> 3] >> (place & 7) & 1:
+            return False
         return bool(self.which([key])[0])
 
     def which(self, keys: list[str]) -> np.ndarray:

@@ -5,17 +5,17 @@ What does not fit is spilled, as sorted runs, to unnamed files, which disappear 
 
 from __future__ import annotations
 
-import heapq
 import os
 import pickle
 import re
 import sys
 import tempfile
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
-from struct import Struct
 from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
@@ -34,8 +34,8 @@ GIB = 1 << 30
 SHARE = 6  # a run gets 1/6 of the memory; the rest is for Python, and for the keys of a large shard
 FAN_IN = 64  # at most this many runs are merged at once
 RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, allocator
-SIZES = Struct("<QQ")  # precedes each record: the sizes of its pickled sort key and value
 
+Record = tuple[Any, bytes]  # a sort key, and the pickled value
 Reject = Callable[[Sample, TarshardsError], Any]
 LeaveOut = Callable[[str], Any]
 
@@ -257,15 +257,15 @@ def merge_sort(
     """
     budget = memory // SHARE
     spill: _Spill | None = None
-    run: list[tuple[Any, bytes]] = []
+    run: list[Record] = []
     used = 0
     try:
         for key, value in pairs:
-            record = _pack(key, value)
+            record = pickle.dumps(value, 5)
             run.append((key, record))
             used += len(record) + RECORD + _sizeof(key)
             if used > budget:
-                spill = spill or _Spill(tmpdir)
+                spill = spill or _Spill(tmpdir, budget)
                 run.sort(key=itemgetter(0), reverse=reverse)
                 spill.add(run)
                 run, used = [], 0
@@ -274,27 +274,18 @@ def merge_sort(
             run.reverse()
             while run:  # popped, to free the memory as records are used
                 key, record = run.pop()
-                yield key, _value(record)
+                yield key, pickle.loads(record)
             return
         spill.add(run)
         del run
         while len(spill.runs) > (fan_in := max(2, min(FAN_IN, budget // (spill.largest + 1)))):
             with spill:
-                spill = spill.merged(fan_in, reverse, budget)
-        for key, record in spill.merge(spill.runs, reverse, budget):
-            yield key, _value(record)
+                spill = spill.merged(fan_in, reverse)
+        for key, record in spill.merge(spill.runs, reverse):
+            yield key, pickle.loads(record)
     finally:
         if spill is not None:
             spill.close()
-
-
-def _pack(key: Any, value: Any) -> bytes:
-    packed = pickle.dumps(key, 5), pickle.dumps(value, 5)
-    return b"".join([SIZES.pack(*map(len, packed)), *packed])
-
-
-def _value(record: bytes) -> Any:
-    return pickle.loads(memoryview(record)[SIZES.size + SIZES.unpack_from(record)[0] :])
 
 
 def _sizeof(key: Any) -> int:
@@ -302,58 +293,70 @@ def _sizeof(key: Any) -> int:
 
 
 class _Spill:
-    """A file of sorted runs; *largest* is the size of its largest record."""
+    """A file of sorted runs in blocks, each a pickled list of records; *largest* is the size of the largest block."""
 
-    def __init__(self, tmpdir: str | None):
-        self.tmpdir = tmpdir
-        self.runs: list[tuple[int, int]] = []
-        self.largest = self.size = 0
+    def __init__(self, tmpdir: str | None, budget: int):
+        self.tmpdir, self.budget = tmpdir, budget
+        self.block = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of its records, unless one is larger
+        self.runs: list[array[int]] = []  # where the blocks of each begin, and the last one ends
+        self.largest = 0
         with temporary(tmpdir):
             self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
 
-    def add(self, run: Iterable[tuple[Any, bytes]]) -> None:
+    def add(self, run: Iterable[Record]) -> None:
         """Append a run, sorted pairs of a key and a record."""
-        begin = self.size
+        begin = self.file.tell()
+        places = array("Q", [begin])
+        block: list[Record] = []
+        size = 0
         with temporary(self.tmpdir):
-            for _, record in run:
-                self.file.write(record)
-                self.size += len(record)
-                self.largest = max(self.largest, len(record))
+            for pair in chain(run, [None]):  # None: the end
+                if pair is not None:
+                    block.append(pair)
+                    size += len(pair[1])
+                if block and (pair is None or size >= self.block):
+                    pickle.dump(block, self.file, 5)
+                    places.append(self.file.tell())
+                    self.largest = max(self.largest, places[-1] - places[-2])
+                    block, size = [], 0
             self.file.flush()
-        if self.size > begin:
-            self.runs.append((begin, self.size))
+        if len(places) > 1:
+            self.runs.append(places)
 
-    def merged(self, fan_in: int, reverse: bool, memory: int) -> _Spill:
+    def merged(self, fan_in: int, reverse: bool) -> _Spill:
         """Return a spill with one run for every *fan_in* neighbours of this one."""
-        spill = _Spill(self.tmpdir)
+        spill = _Spill(self.tmpdir, self.budget)
         try:
             for first in range(0, len(self.runs), fan_in):
-                spill.add(self.merge(self.runs[first : first + fan_in], reverse, memory))
+                spill.add(self.merge(self.runs[first : first + fan_in], reverse))
         except BaseException:
             spill.close()
             raise
         return spill
 
-    def merge(self, runs: list[tuple[int, int]], reverse: bool, memory: int) -> Iterator[tuple[Any, bytes]]:
-        """Merge *runs*; of equal keys, those of the earlier run come first."""
-        chunk = min(max(memory // len(runs), 1 << 12), 1 << 18)
-        return heapq.merge(*(self._read(*run, chunk) for run in runs), key=itemgetter(0), reverse=reverse)
+    def merge(self, runs: list[array[int]], reverse: bool) -> Iterator[Record]:
+        """Merge *runs*; of equal keys, those of the earlier run come first.
 
-    def _read(self, begin: int, end: int, chunk: int) -> Iterator[tuple[Any, bytes]]:
-        wanted = chunk
-        while begin < end:
-            data = os.pread(self.file.fileno(), min(wanted, end - begin), begin)
-            position = 0
-            while len(data) - position >= SIZES.size:
-                key, value = SIZES.unpack_from(data, position)
-                wanted = SIZES.size + key + value
-                if wanted > len(data) - position:
-                    break
-                record = data[position : position + wanted]
-                yield pickle.loads(record[SIZES.size : SIZES.size + key]), record
-                position += wanted
-            begin += position
-            wanted = max(chunk, wanted)
+        Each step yields what is certain to precede the blocks that were not read: all records up to the end of the
+        block that ends first. Sorting them is merging, as Python's sort finds what is sorted already.
+        """
+        sources = [map(self._read, run, run[1:]) for run in runs]
+        held = [next(source, []) for source in sources]
+        while left := [number for number, block in enumerate(held) if block]:
+            shortest = (max if reverse else min)(left, key=lambda number: held[number][-1][0])
+            end = held[shortest][-1][0]
+            certain: list[Record] = []
+            for number in left:
+                block = held[number]
+                size = _count_before(block, end, reverse, equal=number <= shortest)
+                certain += block[:size]
+                held[number] = block[size:] or next(sources[number], [])
+            certain.sort(key=itemgetter(0), reverse=reverse)
+            yield from certain
+
+    def _read(self, begin: int, end: int) -> list[Record]:
+        records: list[Record] = pickle.loads(os.pread(self.file.fileno(), end - begin, begin))
+        return records
 
     def close(self) -> None:
         """Delete the runs."""
@@ -365,3 +368,10 @@ class _Spill:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _count_before(block: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
+    """Return how many records of a sorted block precede *key*, with those that are *equal* to it or without."""
+    if reverse:
+        return len(block) - (bisect_left if equal else bisect_right)(block[::-1], key, key=itemgetter(0))
+    return (bisect_right if equal else bisect_left)(block, key, key=itemgetter(0))

@@ -30,6 +30,7 @@ from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
 from tarshards.tar.read import END, pack_members
 from tarshards.write.map import at_shard, run_all
@@ -43,7 +44,7 @@ BUFFER = 1 << 24  # bytes that a task of the first pass holds in memory
 SAMPLES = 40  # bits for the number of a sample in its shard
 MASK = (1 << 64) - 1
 NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
-ENTRY = [("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), ("offset", "<u8"), ("size", "<u8")]
+ENTRY = [("input", "<u4"), ("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), ("offset", "<u8"), ("size", "<u8")]
 
 
 class Cut(NamedTuple):
@@ -77,6 +78,10 @@ class _Resharding:
 
     def scattered(self, shard: int, end: str) -> str:
         return f"{self.folder}/scattered-{shard:06d}.{end}"
+
+    @property
+    def table(self) -> str:
+        return f"{self.folder}/table"
 
 
 def reshard(
@@ -140,7 +145,7 @@ def reshard(
         for name in (shard_name(output_pattern, 0), folder):  # the folder of another call may have the same name
             Location.of(name).make_folder()
             claims.take(name)
-        _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, *rules), sync)
+        _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules), sync)
         if executor is None:
             from tarshards.parallel import ProcessPool
 
@@ -149,13 +154,14 @@ def reshard(
         if ledger is not None:
             for read in scattered.values():
                 ledger.add(Tally(**{**read, "skipped": Counter(read["skipped"])}))
-        counts, ends = _ends(plan, cut)
+        starts = _merge_tables(plan)
+        ends = _ends(plan, cut, starts)
         if not ends and not allow_empty:
             shutil.rmtree(folder)
             read_from = f"{len(urls)} shard{'s' * (len(urls) != 1)}"
             raise SampleError(f"no samples in {read_from}; allow_empty (tarreshard --allow-empty) accepts that")
         bounds = np.concatenate([[0], ends]).tolist()
-        gather = _Gather(plan, np.concatenate([[0], np.cumsum(counts)]).tolist())
+        gather = _Gather(plan, starts)
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
         for span in spans:
             claims.take(shard_name(output_pattern, span[0]))
@@ -224,13 +230,15 @@ class _Scatter:
         if (done := read_marker(marker)) is not None:
             return done
         ledger = Ledger()
-        entries: list[tuple[int, int, int, int, int]] = []
+        entries: list[tuple[int, ...]] = []
         with open(self.plan.scattered(shard, "data"), "wb") as file:
+            offset = 0
             for piece in self._pieces(shard, ledger):
                 for bucket, order, key, record in piece:
-                    entries.append((bucket, len(key), order, file.tell(), len(record)))
+                    entries.append((shard, bucket, len(key), order, offset, len(record)))
                     file.write(key)
                     file.write(record)
+                    offset += len(key) + len(record)
             if self.plan.sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -265,50 +273,54 @@ class _Scatter:
         yield piece
 
 
-def _tables(plan: _Resharding) -> list[Any]:
+def _merge_tables(plan: _Resharding) -> list[int]:
+    """Write the entries of all inputs to one table, sorted by bucket; return where in it each bucket starts."""
     import numpy as np
 
-    names = [plan.scattered(shard, "npy") for shard in range(len(plan.inputs))]
-    return [retry_parse(np.load, name, mmap_mode="r") for name in names]
-
-
-def _bucket(tables: list[Any], bucket: int) -> tuple[Any, Any]:
-    """Return the entries of a bucket in the new order, and the input of each."""
-    import numpy as np
-
-    parts, shards = [], []
-    for shard, table in enumerate(tables):
-        low, high = np.searchsorted(table["bucket"], [bucket, bucket + 1])
-        if high > low:
-            parts.append(np.array(table[low:high]))
-            shards.append(np.full(high - low, shard))
-    if not parts:
-        return np.empty(0, dtype=ENTRY), np.empty(0, dtype=int)
-    entries, inputs = np.concatenate(parts), np.concatenate(shards)
-    order = np.argsort(entries["order"])
-    return entries[order], inputs[order]
-
-
-def _ends(plan: _Resharding, cut: Cut) -> tuple[list[int], list[int]]:
-    """Return the number of samples in every bucket, and the positions in the new order where shards end."""
-    import numpy as np
-
-    tables = _tables(plan)
     buckets = plan.buckets if plan.seed is not None else len(plan.inputs)
-    counts = np.zeros(buckets, dtype=np.int64)
-    for table in tables:
-        counts += np.bincount(table["bucket"], minlength=buckets)
-    total = int(counts.sum())
+    names = [plan.scattered(shard, "npy") for shard in range(len(plan.inputs))]
+    counts = np.zeros(buckets, np.int64)
+    for name in names:
+        found, numbers = np.unique(retry_parse(np.load, name)["bucket"], return_counts=True)
+        counts[found] += numbers
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    with open(plan.table, "w+b") as file:
+        if starts[-1]:
+            # A full disk is an error here, and would be a signal where the mapping is written.
+            os.posix_fallocate(file.fileno(), 0, int(starts[-1]) * np.dtype(ENTRY).itemsize)
+            table, places = np.memmap(file, ENTRY), starts[:-1].copy()
+            for name in names:
+                entries = retry_parse(np.load, name)
+                found, firsts, numbers = np.unique(entries["bucket"], return_index=True, return_counts=True)
+                table[np.repeat(places[found] - firsts, numbers) + np.arange(len(entries))] = entries
+                places[found] += numbers
+    return starts.tolist()
+
+
+def _bucket(plan: _Resharding, begin: int, end: int) -> Any:
+    """Return the entries of the bucket from *begin* to *end* of the table, in the new order."""
+    import numpy as np
+
+    size = np.dtype(ENTRY).itemsize
+    entries = np.fromfile(plan.table, ENTRY, end - begin, offset=begin * size)
+    return entries[np.argsort(entries["order"])]
+
+
+def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
+    """Return the positions in the new order where shards end."""
+    import numpy as np
+
+    total = starts[-1]
     if not total:
-        return counts.tolist(), []
+        return []
     if cut.shards is not None:
         number = min(cut.shards, total)
-        return counts.tolist(), [total * (i + 1) // number for i in range(number)]
+        return [total * (i + 1) // number for i in range(number)]
     if cut.max_samples is not None:
-        return counts.tolist(), [*range(cut.max_samples, total, cut.max_samples), total]
-    ends, place, used = [], 0, len(END)
-    for bucket in range(buckets):
-        sizes = np.cumsum(_bucket(tables, bucket)[0]["size"], dtype=np.int64)
+        return [*range(cut.max_samples, total, cut.max_samples), total]
+    ends, used = [], len(END)
+    for place, stop in pairwise(starts):
+        sizes = np.cumsum(_bucket(plan, place, stop)["size"], dtype=np.int64)
         begin = before = 0
         while begin < len(sizes):
             fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
@@ -319,8 +331,7 @@ def _ends(plan: _Resharding, cut: Cut) -> tuple[list[int], list[int]]:
                 break
             ends.append(place + fit)
             begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, len(END)
-        place += len(sizes)
-    return counts.tolist(), [*ends, total] if not ends or ends[-1] < total else ends
+    return [*ends, total] if not ends or ends[-1] < total else ends
 
 
 @dataclass(frozen=True)
@@ -328,7 +339,7 @@ class _Gather:
     """The second pass: write one new shard from the positions *low* to *high* of the new order."""
 
     plan: _Resharding
-    starts: list[int]  # the position where each bucket starts
+    starts: list[int]  # the position where each bucket starts, and the end
 
     def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
         number, low, high = span
@@ -337,15 +348,19 @@ class _Gather:
         if (done := read_marker(marker)) and target.exists():
             return tuple(done["shard"])
         target.make_folder()
+        most = most_held()
         with ExitStack() as stack, TarWriter(target.url, sync=self.plan.sync) as writer:
             files: dict[int, Any] = {}
-            for shard, entry in self._entries(low, high):
+            stack.callback(lambda: [file.close() for file in files.values()])
+            for shard, _, length, _, offset, size in self._entries(low, high):
                 if shard not in files:
-                    files[shard] = stack.enter_context(open(self.plan.scattered(shard, "data"), "rb", buffering=0))
-                record = os.pread(files[shard].fileno(), entry["key"] + entry["size"], entry["offset"])
-                key = record[: entry["key"]].decode(errors="surrogateescape")
+                    if len(files) >= most:
+                        files.pop(next(iter(files))).close()
+                    files[shard] = open(self.plan.scattered(shard, "data"), "rb", buffering=0)  # noqa: SIM115
+                record = os.pread(files[shard].fileno(), length + size, offset)
+                key = record[:length].decode(errors="surrogateescape")
                 try:
-                    writer.write_members(key, [record[entry["key"] :]])
+                    writer.write_members(key, [record[length:]])
                 except SampleError as error:
                     reason = f"{error.reason}, from another input; make the keys unique with rekey"
                     raise SampleError(reason, url=target.name, key=key) from error
@@ -357,10 +372,7 @@ class _Gather:
         write_marker(marker, {"shard": made}, sync=self.plan.sync)
         return made
 
-    def _entries(self, low: int, high: int) -> Iterator[tuple[int, Any]]:
-        tables = _tables(self.plan)
-        for bucket, (begin, end) in enumerate(pairwise(self.starts)):
+    def _entries(self, low: int, high: int) -> Iterator[tuple[int, ...]]:
+        for begin, end in pairwise(self.starts):
             if begin < high and low < end:
-                entries, inputs = _bucket(tables, bucket)
-                chosen = slice(max(low - begin, 0), min(high, end) - begin)
-                yield from zip(inputs[chosen].tolist(), entries[chosen])
+                yield from _bucket(self.plan, begin, end)[max(low - begin, 0) : high - begin].tolist()

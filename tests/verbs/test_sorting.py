@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from contextlib import closing
 from itertools import islice
@@ -92,6 +93,20 @@ def test_many_runs_are_merged_in_several_passes():
 def test_a_run_may_hold_larger_records_than_the_memory():
     samples = [sample_of(i, bin=os.urandom(size)) for i, size in enumerate([10, 300_000, 5, 70_000, 1_000_000, 0])]
     assert list(sort_samples(samples, reverse=True, memory=10_000)) == samples[::-1]
+
+
+@pytest.mark.parametrize("key", [lambda number: 0, lambda number: number * 7919 % 1000])
+def test_merging_holds_no_more_than_the_memory(key):
+    """Also of records that are all equal, which come in the order that they had."""
+    pairs = ((key(number), (number, bytes(1000))) for number in range(20_000))
+    tracemalloc.start()
+    try:
+        order = [(sort_key, number) for sort_key, (number, _) in merge_sort(pairs, memory=2_000_000)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert order == sorted((key(number), number) for number in range(20_000))
+    assert peak < 2_000_000 + 20_000 * 150  # and what the list takes
 
 
 @pytest.mark.parametrize("sample", [sample_of(7), sample_of(7, cls=b"many"), sample_of(7, cls=b"\xff")])

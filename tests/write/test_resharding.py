@@ -255,3 +255,11 @@ def test_compressed_shards_and_remote_ones():
     )
     assert sorted(order([f"memory://resharded/out-{i}.tar" for i in range(3)])) == list(range(50))
     assert "/resharded/out.shards.json" in fsspec.filesystem("memory").find("/resharded")
+
+
+def test_more_inputs_than_a_process_may_have_open(folder):
+    """Also in an order that takes a sample of another input each time."""
+    make(600, 300)
+    limit = ["bash", "-c", 'ulimit -n 100 && exec "$@"', "bash"]
+    subprocess.run([*limit, *command()], check=True)
+    assert Counter(samples("out.shards.json")) == Counter(samples("in.shards.json"))
