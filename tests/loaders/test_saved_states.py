@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Stream, TarWriter, World, build_index, mix, readers
+from tarshards import ArrayLoader, Stream, TarWriter, World, bucket, build_index, collate, mix, pack, readers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -63,12 +63,25 @@ def add_noise(batch, rng):
     return {**batch, "noise": rng.integers(1000, size=len(batch["cls"]))}
 
 
-def arrays(data, size=6) -> ArrayLoader:
-    return ArrayLoader(data, size, fields={"cls": readers.integer()}, threads=2, transforms=[add_noise])
+def arrays(data, size=6, **options) -> ArrayLoader:
+    return ArrayLoader(data, size, fields={"cls": readers.integer()}, threads=2, transforms=[add_noise], **options)
 
 
 def odd(sample) -> bool:
     return int(sample["cls"]) % 2 == 1
+
+
+def schedule(kind, urls, **options):
+    weights = {"a": {0: 1.0, 30: 0.2}, "b": 0.5}
+    return mix({name: kind(urls, name, **options) for name in "ab"}, weights=weights, seed=4, until=40)
+
+
+def streamed_mixture(kind, urls, **options):
+    return mix({name: kind(urls, name, **options) for name in ("a", "plain")}, seed=4, until="last")
+
+
+def lengths(name="a"):
+    return [1 + number % 5 for number in range(sum(SIZES[name]))]
 
 
 CASES: dict[str, Callable[[dict[str, str]], Any]] = {
@@ -87,6 +100,21 @@ CASES: dict[str, Callable[[dict[str, str]], Any]] = {
     "ArrayLoader": lambda urls: arrays(stream(urls)),
     "ArrayLoader without index": lambda urls: arrays(stream(urls, "plain"), 4),
     "ArrayLoader of a mixture": lambda urls: arrays(mixture(stream, urls)),
+    "stream of a selection": lambda urls: stream(urls).select(odd),
+    "stream that repeats": lambda urls: stream(urls, "b").repeat(2),
+    "stream of drawn samples": lambda urls: stream(urls, resample=True),
+    "mixed stream by a schedule": lambda urls: schedule(stream, urls),
+    "streamed mixture": lambda urls: streamed_mixture(stream, urls),
+    "ShardLoader of a selection": lambda urls: ShardLoader(dataset(urls).select(odd), 4),
+    "ShardLoader that fills": lambda urls: ShardLoader(dataset(urls).filter(odd), 5, fill=True),
+    "ShardLoader of bins": lambda urls: ShardLoader(
+        dataset(urls), 2, packing=pack(lengths(), 8, window=20), collate_fn=collate
+    ),
+    "ShardLoader with blocks": lambda urls: ShardLoader(dataset(urls, block=4, pool=300), 5),
+    "ShardLoader of a schedule": lambda urls: ShardLoader(schedule(dataset, urls, rank=1, ranks=2), 3),
+    "ShardLoader of a streamed mixture": lambda urls: ShardLoader(streamed_mixture(dataset, urls), 4),
+    "ArrayLoader of bins": lambda urls: arrays(stream(urls), 2, packing=bucket(lengths(), budget=12)),
+    "ArrayLoader of a streamed mixture": lambda urls: arrays(streamed_mixture(stream, urls), 4),
 }
 
 #: Cases that resume the states of another: on other ranks, workers and batch sizes.
