@@ -25,7 +25,7 @@ from tarshards.loaders.torch.handover import Arenas, Made
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged
-from tarshards.stream.sources import PlannedSource
+from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
@@ -279,7 +279,7 @@ class _Batches(IterableDataset[Any]):
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         try:
             if plan is None:
-                samples = self.stream.iterate(order.epoch, world)
+                samples = self.stream.iterate(order.epoch, world, version_of(order.state))
                 for batch in ops.batched(samples, self.maker.size, collate=list):
                     counted = len(batch) if self.stream.is_followed else 0  # of the samples that the ledger counts
                     if len(batch) < self.maker.size and self.maker.drop_last:
