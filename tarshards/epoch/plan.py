@@ -356,7 +356,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         self.block = self.unit if block is None else _at_least_one("block", block)
         self.pool = _at_least_one("pool", pool)
         self.shuffle = bool(shuffle)
-        if block is None and self.shuffle and int(counts.sum(dtype=np.int64)) <= self.pool:
+        if block is None and self.shuffle and int(counts.sum(dtype=np.int64)) <= min(self.pool, MAX_BLOCKS):
             self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
         stage = Stage(lanes if shuffle else 1, 0)
         self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
