@@ -99,15 +99,20 @@ class Order:
     def blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The blocks in the order of the line, and where each begins in it."""
         total = int(self.first_block[-1])
-        order: NDArray[Any] = np.arange(total, dtype=np.uint32 if total < 2**32 else np.int64)
+        kind = np.uint32 if total < 2**32 else np.int64
         if self.shuffle and total:
-            order = permutations(self.block_key, [total], total)[0].astype(order.dtype)
+            order: NDArray[Any] = permutations(self.block_key, [total], total)[0].astype(kind)
+        else:
+            order = np.arange(total, dtype=kind)
         lengths = np.full(total, min(self.block, 2**32 - 1), np.uint32)
         some = np.flatnonzero(self.counts)
         lengths[self.first_block[some + 1] - 1] = (self.counts[some].astype(np.int64) - 1) % self.block + 1
-        begin = np.zeros(total, np.int64)
-        np.cumsum(lengths[order[:-1]], out=begin[1:])
-        return order, begin
+        begin = np.zeros(total + 1, np.int64)
+        for i in range(0, total, CHUNK):  # together they would need as much memory again
+            part = begin[i : i + CHUNK + 1]
+            np.cumsum(lengths[order[i : i + CHUNK]], out=part[1:])
+            part[1:] += part[0]
+        return order, begin[:-1]
 
     @cached_property
     def line(self) -> NDArray[np.uint64]:
