@@ -95,8 +95,15 @@ class Order:
         """The number of each shard's first block, and of all blocks."""
         return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
 
+    def make_tables(self) -> tuple[NDArray[Any], ...]:
+        """Make what places are looked up in, 8 bytes a sample where blocks and windows are of one, or 12 a block."""
+        return (self._line(),) if self.block == self.window == 1 else self._blocks()
+
     @cached_property
-    def blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def tables(self) -> Sequence[NDArray[Any]]:
+        return self.make_tables()
+
+    def _blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The blocks in the order of the line, and where each begins in it."""
         total = int(self.first_block[-1])
         kind = np.uint32 if total < 2**32 else np.int64
@@ -114,8 +121,7 @@ class Order:
             part[1:] += part[0]
         return order, begin[:-1]
 
-    @cached_property
-    def line(self) -> NDArray[np.uint64]:
+    def _line(self) -> NDArray[np.uint64]:
         """Shards and samples of all places in the line, each pair in one number, where a block is one sample."""
         counts, total = self.counts.astype(np.int64), self.lanes.total
         pairs = np.empty((total, 2), np.uint32)
@@ -125,11 +131,12 @@ class Order:
         return pairs.view(np.uint64).ravel().take(order.view(np.int64))
 
     def locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and sample of places in the line."""
+        """Shard and sample of places in the line, where windows are of one sample."""
         if self.block == 1:
-            shards, samples = self.line.take(places).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
+            (line,) = self.tables
+            shards, samples = line.take(places).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
             return shards, samples
-        order, begin = self.blocks
+        order, begin = self.tables
         i = np.searchsorted(begin, places, "right") - 1
         block = order[i].astype(np.int64)
         shard = np.searchsorted(self.first_block, block, "right") - 1
@@ -151,7 +158,7 @@ class Order:
 
         Only the blocks in them are searched for, which is faster than ``locate`` by about their size.
         """
-        order, begin = self.blocks
+        order, begin = self.tables
         low = np.searchsorted(begin, first, "right") - 1
         counts = np.searchsorted(begin, first + sizes - 1, "right") - low  # of the blocks in each run
         run = np.repeat(np.arange(len(first)), counts)
@@ -275,6 +282,11 @@ class PlannedEpoch(ABC):
         """How many samples that are not of the epoch are between those that are, on average."""
         return 0.0
 
+    @property
+    def order(self) -> Order | None:
+        """What positions are looked up in, if it is of one dataset: its tables may come from another process."""
+        return None
+
     def apart(self) -> PlannedEpoch:
         """Return the same plan with caches of its own, for looking up positions far from those that others look up."""
         return self
@@ -386,6 +398,10 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         if self.block == self.pool == 1:
             return self.unit, self.total
         return self.block, self.pool + 2 * self.lanes * self.block
+
+    @property
+    def order(self) -> Order:
+        return self._order
 
     def apart(self) -> EpochPlan:
         other = copy.copy(self)
