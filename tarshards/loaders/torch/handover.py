@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate, count, cycle, islice
-from mmap import ACCESS_READ, ACCESS_WRITE, MADV_REMOVE, mmap
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from multiprocessing.reduction import DupFd, ForkingPickler
 from struct import Struct
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ class Pickled(NamedTuple):
     reason: str
 
 
-class Tables(NamedTuple):
+class PlanTables(NamedTuple):
     """The tables of a plan at one of two places in the file: their types and lengths."""
 
     place: int
@@ -110,8 +110,8 @@ class Arenas:
         self._taken: deque[Handed] = deque()
         self._is_told = False
         self._together = 1
-        self._tables: Tables | None = None
-        self._before: Tables | None = None  # the tables of the pass before
+        self._tables: PlanTables | None = None
+        self._before: PlanTables | None = None  # the tables of the pass before
         try:
             self._open(os.memfd_create("tarshards"))
             os.ftruncate(self._file, 8 * (workers * self.each + 1))
@@ -147,11 +147,11 @@ class Arenas:
             word = first << 16 | before << 8 | together
             os.pwrite(self._file, _words_of(1).pack(word), 8 * self.workers * self.each)
 
-    def share(self, tables: Sequence[np.ndarray]) -> Tables | None:
+    def share(self, tables: Sequence[np.ndarray]) -> PlanTables | None:
         """Write *tables* for the workers of a pass; return how ``shared`` finds them, None where there is no memory."""
         self._before, self._tables = self._tables, None
         place = 1 if self._before is not None and self._before.place == 0 else 0
-        told = Tables(place, [(table.dtype.str, len(table)) for table in tables])
+        told = PlanTables(place, [(table.dtype.str, len(table)) for table in tables])
         if self.reason or not told.size:
             return None
         try:
@@ -165,17 +165,19 @@ class Arenas:
         self._tables = told
         return told
 
-    def shared(self, told: Tables) -> list[np.ndarray]:
+    def shared(self, told: PlanTables) -> list[np.ndarray]:
         """Return the tables that the loader wrote."""
         return told.within(self._map(told, ACCESS_READ))
 
     def release(self) -> None:
         """Free the tables of the pass before the one that has begun in all workers."""
         if self._before is not None:
+            from mmap import MADV_REMOVE  # which systems without memfd_create may lack
+
             self._map(self._before, ACCESS_WRITE).madvise(MADV_REMOVE)
             self._before = None
 
-    def _map(self, told: Tables, access: int) -> mmap:
+    def _map(self, told: PlanTables, access: int) -> mmap:
         return mmap(self._file, told.size, access=access, offset=(told.place + 1) * APART)
 
     def send(self, made: Iterator[Any]) -> Iterator[Message]:

@@ -21,7 +21,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.dataset import ShardDataset
-from tarshards.loaders.torch.handover import Arenas, Made, Tables
+from tarshards.loaders.torch.handover import Arenas, Made, PlanTables
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged
@@ -292,7 +292,7 @@ class _Batches(IterableDataset[Any]):
         stopwatch = Stopwatch()
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         if plan is not None and plan.order is not None and self._arenas is not None and order.tables is not None:
-            plan.order.tables = self._arenas.shared(Tables(*order.tables))
+            plan.order.tables = self._arenas.shared(PlanTables(*order.tables))
         try:
             if plan is None:
                 samples = self.stream.iterate(order.epoch, world, version_of(order.state))
