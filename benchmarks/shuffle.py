@@ -31,7 +31,7 @@ def every_rank(order: np.ndarray, ranks: int) -> Streams:
 @cache
 def plan_order(size: int, ranks: int, pool: int) -> np.ndarray:
     block = block_size(COUNTS, COUNTS * size)
-    shards, samples = EpochPlan(COUNTS, seed=0, epoch=0, ranks=ranks, block=block, pool=pool)[:]
+    shards, samples = EpochPlan(COUNTS, seed=0, epoch=0, ranks=ranks, unit=block, pool=pool)[:]
     return shards * SHARD + samples
 
 

@@ -491,7 +491,11 @@ def test_a_stream_is_written_as_a_dataset(here, tmp_path):
 STATES = {
     "not a state": ("ShardDataset('train-0000.tar')", "{}", r"no state, as state_dict\(\) returns it: {}"),
     "none": ("ShardLoader(ShardDataset('train-0000.tar'), 4)", "None", r"no state, as state_dict\(\) returns it: None"),
-    "another version": ("ShardDataset('train-0000.tar')", "{'version': 9}", "a state of version 9; only version 1 can"),
+    "another version": (
+        "ShardDataset('train-0000.tar')",
+        "{'version': 9}",
+        "a state of version 9; only versions 1 to 2 can",
+    ),
     "other shards": ("ShardDataset('train-0001.tar')", "ShardDataset('train-0000.tar')", "shards have other names"),
     "another seed": (
         "ShardDataset('train-0000.tar', seed=1)",

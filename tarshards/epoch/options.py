@@ -24,7 +24,8 @@ class EpochOptions:
       and "exact" for one. Requires indexes.
     - *pool*: the samples that are shuffled together, over all ranks (None: 2**18). Requires indexes.
     - *block*: the consecutive samples that stay in one stretch of the order, and that a remote shard is asked for
-      together (None: about 1 MiB, at most 16). Requires indexes.
+      together (None: about 1 MiB, at most 16; where all samples fit into *pool*, single ones are permuted). Requires
+      indexes.
     - *resample*: True draws the samples of an epoch, as many as there are, with replacement by (*seed*, epoch,
       position); without indexes it draws shards. A list of weights, one for each shard, draws the shards by these.
       Excludes *pool* and *block*; *shuffle* has no effect.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+AT_ONCE = 1 << 16  # numbers of a row that are hashed at once: the temporaries of long rows would take more than these
 
 
 def finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -46,13 +47,15 @@ def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDAr
     It sorts i by the i-th output of splitmix64 begun at the key. The lowest bits, as many as width - 1 has, are
     replaced by i itself: there are no ties, and one array is sorted instead of two.
     """
-    i = np.arange(width, dtype=np.uint64)
     mask = np.uint64((1 << (width - 1).bit_length()) - 1)
-    rows = finalize(keys[:, None] + (i + np.uint64(1)) * GOLDEN)
-    rows &= ~mask
-    rows |= i
-    if np.min(sizes) < width:
-        rows[i >= np.asarray(sizes, np.uint64)[:, None]] = np.iinfo(np.uint64).max
+    rows = np.empty((len(keys), width), np.uint64)
+    for begin in range(0, width, AT_ONCE):
+        i = np.arange(begin, min(begin + AT_ONCE, width), dtype=np.uint64)
+        part = rows[:, begin : begin + AT_ONCE]
+        np.bitwise_and(finalize(keys[:, None] + (i + np.uint64(1)) * GOLDEN), ~mask, out=part)
+        part |= i
+        if np.min(sizes) < width:
+            part[i >= np.asarray(sizes, np.uint64)[:, None]] = np.iinfo(np.uint64).max
     rows.sort(axis=1)
     rows &= mask
     return rows

@@ -95,23 +95,48 @@ class Order:
         """The number of each shard's first block, and of all blocks."""
         return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
 
+    def make_tables(self) -> tuple[NDArray[Any], ...]:
+        """Make what places are looked up in, 8 bytes a sample where blocks and windows are of one, or 12 a block."""
+        return (self._line(),) if self.block == self.window == 1 else self._blocks()
+
     @cached_property
-    def blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def tables(self) -> Sequence[NDArray[Any]]:
+        return self.make_tables()
+
+    def _blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The blocks in the order of the line, and where each begins in it."""
         total = int(self.first_block[-1])
-        order: NDArray[Any] = np.arange(total, dtype=np.uint32 if total < 2**32 else np.int64)
+        kind = np.uint32 if total < 2**32 else np.int64
         if self.shuffle and total:
-            order = permutations(self.block_key, [total], total)[0].astype(order.dtype)
+            order: NDArray[Any] = permutations(self.block_key, [total], total)[0].astype(kind)
+        else:
+            order = np.arange(total, dtype=kind)
         lengths = np.full(total, min(self.block, 2**32 - 1), np.uint32)
         some = np.flatnonzero(self.counts)
         lengths[self.first_block[some + 1] - 1] = (self.counts[some].astype(np.int64) - 1) % self.block + 1
-        begin = np.zeros(total, np.int64)
-        np.cumsum(lengths[order[:-1]], out=begin[1:])
-        return order, begin
+        begin = np.zeros(total + 1, np.int64)
+        for i in range(0, total, CHUNK):  # together they would need as much memory again
+            part = begin[i : i + CHUNK + 1]
+            np.cumsum(lengths[order[i : i + CHUNK]], out=part[1:])
+            part[1:] += part[0]
+        return order, begin[:-1]
+
+    def _line(self) -> NDArray[np.uint64]:
+        """Shards and samples of all places in the line, each pair in one number, where a block is one sample."""
+        counts, total = self.counts.astype(np.int64), self.lanes.total
+        pairs = np.empty((total, 2), np.uint32)
+        pairs[:, 0] = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        pairs[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        order = permutations(self.block_key, [total], max(1, total))[0, :total]
+        return pairs.view(np.uint64).ravel().take(order.view(np.int64))
 
     def locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and sample of places in the line."""
-        order, begin = self.blocks
+        """Shard and sample of places in the line, where windows are of one sample."""
+        if self.block == 1:
+            (line,) = self.tables
+            shards, samples = line.take(places).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
+            return shards, samples
+        order, begin = self.tables
         i = np.searchsorted(begin, places, "right") - 1
         block = order[i].astype(np.int64)
         shard = np.searchsorted(self.first_block, block, "right") - 1
@@ -133,7 +158,7 @@ class Order:
 
         Only the blocks in them are searched for, which is faster than ``locate`` by about their size.
         """
-        order, begin = self.blocks
+        order, begin = self.tables
         low = np.searchsorted(begin, first, "right") - 1
         counts = np.searchsorted(begin, first + sizes - 1, "right") - low  # of the blocks in each run
         run = np.repeat(np.arange(len(first)), counts)
@@ -257,6 +282,11 @@ class PlannedEpoch(ABC):
         """How many samples that are not of the epoch are between those that are, on average."""
         return 0.0
 
+    @property
+    def order(self) -> Order | None:
+        """What positions are looked up in, if it is of one dataset: its tables may come from another process."""
+        return None
+
     def apart(self) -> PlannedEpoch:
         """Return the same plan with caches of its own, for looking up positions far from those that others look up."""
         return self
@@ -305,8 +335,10 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         epoch    position p is sample p div lanes of lane p mod lanes, so that a rank has lanes
                  of its own, and a block is read by one rank (by two where lanes meet)
 
-    *lanes* is a multiple of *ranks*, by default 192 or the least above it; *block* is by default what ``block_size``
-    says. For a length that is a multiple of *ranks*, *tail* "pad" repeats from the epoch's start and "drop" leaves out
+    *lanes* is a multiple of *ranks*, by default 192 or the least above it. Where all samples fit into *pool*, the line
+    is by default a permutation of single samples: *block* and *pool* are 1, and *unit* is the number of consecutive
+    samples that are read at one go, by default what ``block_size`` says. Otherwise a block is *unit* samples. For a
+    length that is a multiple of *ranks*, *tail* "pad" repeats from the epoch's start and "drop" leaves out
     its end. Without *shuffle* position p is sample p in storage order. Raises ValueError for arguments out of range.
 
     >>> plan = EpochPlan([3, 2], seed=0, epoch=0, ranks=2, tail="pad")
@@ -325,6 +357,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         epoch: int,
         ranks: int = 1,
         block: int | None = None,
+        unit: int | None = None,
         lanes: int | None = None,
         pool: int = POOL,
         tail: Tail = "exact",
@@ -336,9 +369,12 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         lanes = _multiple(ranks, LANES) if lanes is None else _at_least_one("lanes", lanes, MAX_LANES)
         if lanes % ranks:
             raise ValueError(f"lanes must be a multiple of the {ranks} ranks, not {lanes}")
-        self.block = block_size(counts) if block is None else _at_least_one("block", block)
+        self.unit = block_size(counts) if unit is None else _at_least_one("unit", unit)
+        self.block = self.unit if block is None else _at_least_one("block", block)
         self.pool = _at_least_one("pool", pool)
         self.shuffle = bool(shuffle)
+        if block is None and self.shuffle and int(counts.sum(dtype=np.int64)) <= min(self.pool, MAX_BLOCKS):
+            self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
         stage = Stage(lanes if shuffle else 1, 0)
         self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
         self._stand((stage,), ranks, tail)
@@ -359,7 +395,13 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     def block_and_reach(self) -> tuple[int | None, int]:
         if not self.shuffle:
             return None, CHUNK
+        if self.block == self.pool == 1:
+            return self.unit, self.total
         return self.block, self.pool + 2 * self.lanes * self.block
+
+    @property
+    def order(self) -> Order:
+        return self._order
 
     def apart(self) -> EpochPlan:
         other = copy.copy(self)
@@ -477,7 +519,9 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         }
 
     @classmethod
-    def restore(cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail) -> EpochPlan:
+    def restore(
+        cls, counts: ArrayLike, state: Mapping[str, Any], *, ranks: int, tail: Tail, unit: int | None = None
+    ) -> EpochPlan:
         """Return the rest of the epoch after *state*, for *ranks* ranks; raise StateError if the state does not fit."""
         check_unpacked(state)
         counts = _check_counts(counts)
@@ -487,6 +531,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             seed=state["seed"],
             epoch=state["epoch"],
             block=state["block"],
+            unit=unit,
             lanes=stages[0].lanes,
             pool=state["pool"],
             tail=tail,
@@ -495,7 +540,8 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return plan._rest(tuple(stages), ranks, tail)
 
     def __reduce__(self) -> Any:
-        return partial(type(self).restore, ranks=self.ranks, tail=self.tail), (self._order.counts, self.state(0))
+        restore = partial(type(self).restore, ranks=self.ranks, tail=self.tail, unit=self.unit)
+        return restore, (self._order.counts, self.state(0))
 
 
 def _multiple(ranks: int, least: int) -> int:

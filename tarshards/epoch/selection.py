@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.options import Tail
-from tarshards.epoch.plan import PlannedEpoch
+from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import IndexedShards, SampleReader, gap_of
 from tarshards.parallel import bounded_map
@@ -94,6 +94,10 @@ class SelectedPlan(PlannedEpoch):
     @property
     def permuted_by(self) -> tuple[int, int] | None:
         return self.plan.permuted_by
+
+    @property
+    def order(self) -> Order | None:
+        return self.plan.order
 
     def apart(self) -> SelectedPlan:
         return SelectedPlan(self.plan.apart(), self.selection)

@@ -19,7 +19,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.samples.read import closed_at_exit
 from tarshards.storage import traffic
-from tarshards.stream.sources import VERSION, check_order, check_state
+from tarshards.stream.sources import check_order, check_state, version_of
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
@@ -199,7 +199,7 @@ class Passes:
         if self._resumed is not None:
             return dict(self._resumed)
         this = self._current or self._next()
-        state = {"version": VERSION, "digest": self.stream.source.digest}
+        state = {"version": version_of(this.state), "digest": self.stream.source.digest}
         if self.steps is not None:
             state |= {"pass": self.number, "step": self.step}
         if this.plan is not None:

@@ -20,14 +20,13 @@ from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch, check_unpacked
 from tarshards.epoch.proportions import Mixture, Until, check_until, fractions_of
 from tarshards.epoch.schedules import Quotas, Schedule, ScheduledMixture, check_counts, check_schedule
-from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, WorldError, whole_number
 from tarshards.index.access import Fan, SampleReader
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
-from tarshards.stream.sources import PlannedSource, Progress, ShardSource
+from tarshards.stream.sources import PlannedSource, Progress, ShardSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
@@ -184,6 +183,11 @@ class MixedSource(PlannedSource):
     def order(self) -> list[Any]:
         return [self.options.tail]  # the rest is in the digest
 
+    def as_of(self, version: int) -> MixedSource:
+        source = cast(MixedSource, super().as_of(version))
+        source.sources = [each.as_of(version) for each in self.sources]
+        return source
+
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:
         tail = self.options.tail_for(ranks)
         if state is None:
@@ -192,7 +196,8 @@ class MixedSource(PlannedSource):
         begun, position = state.get("epoch"), state.get("position")
         if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
-        return MixedPlan(self, self.choices.resumed(position, state), begun, position, ranks, tail)
+        source = self.as_of(version_of(state))
+        return MixedPlan(source, self.choices.resumed(position, state), begun, position, ranks, tail)
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
         passes = numbers = np.empty(0, np.int64)
@@ -463,7 +468,7 @@ class MixedStreams:
         """Yield the samples of one worker; raise WorldError where a worker has no shard of some dataset."""
         world, until = progress.world, self.until
         choices, ends = self.proportions.mixture(world.world_size * world.num_workers)
-        streams = [MixedStream(name, data, progress.epoch, world, self.draws) for name, data in self.datasets.items()]
+        streams = [MixedStream(name, data, progress, self.draws) for name, data in self.datasets.items()]
         for number in ends:
             streams[number].check()
         unread = set(ends)
@@ -486,8 +491,8 @@ class MixedStreams:
 class MixedStream:
     """The samples of one dataset of a mixture in one worker, pass after pass."""
 
-    def __init__(self, name: str, stream: Stream, epoch: int, world: World, draws: bool):
-        self.name, self.stream, self.epoch, self.world, self.draws = name, stream, epoch, world, draws
+    def __init__(self, name: str, stream: Stream, progress: Progress, draws: bool):
+        self.name, self.stream, self.progress, self.draws = name, stream, progress, draws
         self._taken = 0
         self._passes = 0
         self._samples: Iterator[Any] = iter(())
@@ -495,7 +500,7 @@ class MixedStream:
 
     def check(self) -> None:
         """Raise WorldError if some worker would have no shard."""
-        source, world = self.stream.source, self.world
+        source, world = self.stream.source, self.progress.world
         workers = world.world_size * world.num_workers
         if isinstance(source, ShardSource) and len(source.shards) < workers:
             raise WorldError(
@@ -516,7 +521,8 @@ class MixedStream:
     def take(self) -> Any:
         """Return the next sample, the first of a new pass if one has ended; raise SampleError if that has none."""
         if self.has_ended() or not self._passes:
-            self._samples = self.stream.iterate(self.epoch + self._passes * PASS, self.world)
+            at = self.progress
+            self._samples = self.stream.iterate(at.epoch + self._passes * PASS, at.world, at.version)
             self._passes += 1
             if self.has_ended():
                 raise SampleError(f"{self.name}: no samples to mix: the dataset is empty, or its ops leave none")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tarshards.stream.op import BoundOp
 
 FIRST = 1 << 8  # positions that are looked up together at the beginning of an iteration
-VERSION = 1  # of the states
+VERSION = 2  # of the states, and of the order that they are of: before 2, small datasets were permuted by blocks, too
 
 log = logging.getLogger("tarshards")
 
@@ -40,19 +40,25 @@ log = logging.getLogger("tarshards")
 class Progress:
     """How far one iteration has come: *begun* positions were taken before it, and *loop* knows those since.
 
-    *delivered* counts what came out of the ops, where the source does not say how far it is.
+    *delivered* counts what came out of the ops, where the source does not say how far it is. *version* is that of the
+    state which the iteration goes on from.
     """
 
     epoch: int
     world: World
     begun: int = 0
     delivered: int = 0
+    version: int = VERSION
     loop: EpochLoop | None = None
 
     @property
     def taken(self) -> int:
         """The positions of this rank and worker that were taken."""
         return self.begun + (self.loop.taken if self.loop else 0)
+
+    def at(self, epoch: int) -> Progress:
+        """Return the beginning of another *epoch*, in the order of the same version."""
+        return Progress(epoch, self.world, version=self.version)
 
 
 class Source(Protocol):
@@ -143,6 +149,7 @@ class PlannedSource:
     """The samples of indexed shards in the order of an ``EpochPlan``."""
 
     once = True  # each sample comes once an epoch
+    version = VERSION  # of the order
     ops: Sequence[BoundOp] = ()  # what its samples go through before the stream's ops
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
@@ -187,17 +194,24 @@ class PlannedSource:
 
         tail = self.options.tail_for(ranks)
         if state is not None:
-            return EpochPlan.restore(self.counts, state, ranks=ranks, tail=tail)
+            return EpochPlan.restore(self.counts, state, ranks=ranks, tail=tail, unit=self.block)
         return EpochPlan(
             self.counts,
             seed=self.seed,
             epoch=epoch,
             ranks=ranks,
-            block=self.block,
+            block=self.block if self.version == 1 else self.options.block,
+            unit=self.block,
             pool=self.pool,
             tail=tail,
             shuffle=self.options.shuffle,
         )
+
+    def as_of(self, version: int) -> PlannedSource:
+        """Return this source with the order of states of *version*."""
+        source = copy.copy(self)
+        source.version = version
+        return source
 
     def joined(self, urls: Any, fields: str | Iterable[str] | None) -> PlannedSource:
         """Return this source with the fields of parallel shards."""
@@ -261,7 +275,7 @@ class PlannedSource:
         from tarshards.epoch.loop import LOOKED_UP, Part, Shares, growing
 
         world = progress.world
-        plan = self.plan(progress.epoch, world.world_size)
+        plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)
         share = world.positions(len(plan))[progress.begun :]
         progress.loop = loop = self.loop(plan, world, Shares(share, max(1, len(share))), whole=not progress.begun)
         parts = (Part.of(plan, positions) for positions in growing(share, FIRST, LOOKED_UP))
@@ -416,12 +430,17 @@ def nothing_selected() -> SampleError:
     return SampleError("no sample is selected")
 
 
+def version_of(state: Mapping[str, Any] | None) -> int:
+    """Return the version of the order that *state* goes on with; None is the beginning of an epoch."""
+    return VERSION if state is None else state.get("version", VERSION)
+
+
 def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
-    """Raise StateError unless *state* is of our version and of the dataset of *source*, and has these *counts*."""
+    """Raise StateError unless *state* is of a version of ours, of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"no state, as state_dict() returns it: {shortened(state)}")
-    if (version := state["version"]) != VERSION:
-        raise StateError(f"a state of version {version!r}; only version {VERSION} can be loaded")
+    if (version := state["version"]) not in range(1, VERSION + 1):
+        raise StateError(f"a state of version {shortened(version)}; only versions 1 to {VERSION} can be loaded")
     if state.get("digest") != source.digest:
         differ = "the state is of another dataset: its shards have other names or counts, or others were selected"
         if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):

@@ -32,6 +32,7 @@ from tarshards.stream.sources import (
     check_order,
     check_state,
     open_shards,
+    version_of,
 )
 from tarshards.tar.read import ArchiveEnd
 
@@ -260,7 +261,7 @@ class Stream:
         if self._resumed is not None:
             return dict(self._resumed)
         progress = self._progress or Progress(self.epochs.next, self.world)
-        state = {"version": VERSION, "digest": self.source.digest, "epoch": progress.epoch}
+        state = {"version": progress.version, "digest": self.source.digest, "epoch": progress.epoch}
         state["order"] = list(self.source.order)
         taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
         place = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
@@ -298,7 +299,8 @@ class Stream:
             _check_world(state["world"], world)
         self._resumed = None
         epoch = self.epochs.begin(world, state.get("epoch"))
-        self._progress = Progress(epoch, world, state.get("taken", 0), state.get("delivered", 0))
+        taken, delivered = state.get("taken", 0), state.get("delivered", 0)
+        self._progress = Progress(epoch, world, taken, delivered, version_of(state))
         return self._progress
 
     def _is_resumable(self) -> bool:
@@ -331,9 +333,9 @@ class Stream:
         finally:
             self.report()
 
-    def iterate(self, epoch: int, world: World) -> Iterator[Any]:
-        """Yield what one worker delivers of an epoch, from its beginning."""
-        return self._iterate(len(self.ops), Progress(epoch, world))
+    def iterate(self, epoch: int, world: World, version: int = VERSION) -> Iterator[Any]:
+        """Yield what one worker delivers of an epoch, from its beginning, in the order of states of *version*."""
+        return self._iterate(len(self.ops), Progress(epoch, world, version=version))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
         """Return the samples of a part of a planned epoch, after the ops; the part counts those that they leave out."""
@@ -367,7 +369,7 @@ class Stream:
         op, ledger = self.ops[depth - 1], self.source.ledger
         if op.function is ops.repeat:
             times = op.argument("times")
-            progress = Progress(progress.epoch * (ENDLESS if times is None else times), progress.world)
+            progress = progress.at(progress.epoch * (ENDLESS if times is None else times))
         elif ledger is not None and depth <= self._followed:
             begin = depth - 1
             while begin and self.ops[begin - 1].function is not ops.repeat:
@@ -472,7 +474,7 @@ class _Upstream:
         self.stream, self.depth, self.progress = stream, depth, progress
 
     def __iter__(self) -> Iterator[Any]:
-        progress, self.progress = self.progress, Progress(self.progress.epoch + 1, self.progress.world)
+        progress, self.progress = self.progress, self.progress.at(self.progress.epoch + 1)
         return self.stream._iterate(self.depth, progress)
 
 

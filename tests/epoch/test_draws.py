@@ -32,7 +32,7 @@ def test_substitutes_are_those_of_ever():
     plan = EpochPlan(COUNTS, seed=7, epoch=2, lanes=6, pool=600, block=10)
     golden = [(2, 574), (0, 498), (2, 69), (0, 491), (1, 511), (0, 158)]
     assert list(islice(plan.substitutes(1234), 6)) == golden
-    small = EpochPlan([30, 20], seed=7, epoch=2)
+    small = EpochPlan([30, 20], seed=7, epoch=2, block=16)
     assert list(islice(small.substitutes(11), 6)) == [(1, 4), (0, 13), (1, 5), (0, 28), (0, 7), (0, 2)]
 
 

@@ -36,7 +36,7 @@ def options(draw):
         "seed": draw(seeds),
         "epoch": draw(st.integers(0, 3)),
         "ranks": ranks,
-        "block": draw(st.integers(1, 20)),
+        "block": draw(st.none() | st.integers(1, 20)),
         "lanes": draw(st.none() | st.integers(1, 6).map(lambda n: n * ranks)),
         "pool": draw(st.integers(1, 2000)),
         "tail": draw(st.sampled_from(TAILS)),

@@ -72,7 +72,9 @@ def keys(samples) -> list[str]:
 
 
 @pytest.mark.parametrize("ahead", [1, 20_000, None])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "pool": 64, "block": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, {"shuffle": True, "pool": 64}, {"shuffle": True, "pool": 64, "block": 5}]
+)
 def test_the_order_and_the_bytes_are_those_of_local_shards(site, folder, options, ahead):
     local = list(Stream.from_shards(str(folder / "{0..3}.tar"), index=True, **options))
     remote = list(Stream.from_shards(urls(site), index=True, remote=Remote(ahead=ahead), **options))
@@ -94,13 +96,13 @@ def test_a_pool_too_large_for_the_memory_says_what_cures_it(site, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("block", [4, 16, None])
 def test_each_block_is_asked_for_once(site, folder, block):
     stream = Stream.from_shards(urls(site), index=True, shuffle=True, block=block)
     site.clear()
     assert len(list(stream)) == SHARDS * SAMPLES
     asked = [path for path, _ in site.requests if path.endswith(".tar")]
-    assert len(asked) <= 1.05 * SHARDS * -(-SAMPLES // block) + 1
+    assert len(asked) <= 1.05 * SHARDS * -(-SAMPLES // (block or 16)) + 1
     assert site.bytes <= 1.05 * sum(path.stat().st_size for path in folder.iterdir())
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarshards import ShardDataset, ShardLoader, collate
+from tarshards import IndexedShards, ShardDataset, ShardLoader, collate
+from tarshards.epoch.plan import Order
 from tarshards.errors import OpError
 from tarshards.loaders.torch.handover import LARGE, Arenas, Handed, Pickled
 
@@ -242,6 +244,69 @@ def test_what_no_process_can_send_is_an_error():
         Arenas(1, 0).put(0, [lambda: 0])
     with pytest.raises(TypeError, match="lock"):
         Arenas(1, 0).put(0, [threading.Lock()])
+
+
+# The plan of an epoch goes the other way: it is made once, and workers look positions up in the loader's tables.
+
+
+def test_tables_are_those_that_were_written():
+    arenas = Arenas(2, 0)
+    tables = [np.arange(5, dtype=np.uint32), np.arange(7)]
+    told = arenas.share(tables)
+    found = pickle.loads(pickle.dumps(told))
+    assert same(list(map(np.copy, arenas.shared(found))), tables)
+    assert not any(table.flags.writeable for table in arenas.shared(found))
+
+
+def test_tables_of_the_pass_before_stay_until_the_next_has_begun():
+    arenas, size = Arenas(2, 0), 1 << 20
+    first, second = np.zeros(size, np.uint8), np.ones(size, np.uint8)
+    before, now = arenas.share([first]), arenas.share([second])
+    assert [arenas.shared(told)[0].sum() for told in (before, now)] == [0, size]
+    for _ in range(4):
+        arenas.release()
+        assert size <= 512 * os.fstat(arenas._file).st_blocks < size + (1 << 16)
+        assert arenas.shared(arenas.share([second]))[0].sum() == size
+
+
+def test_without_memory_each_worker_makes_the_plan(monkeypatch, caplog):
+    def full(file: int, offset: int, size: int) -> None:
+        raise OSError("no space")
+
+    arenas = Arenas(2, 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert arenas.share([np.arange(5)]) is None
+    assert "each worker makes the plan by itself" in caplog.text
+
+
+def no_tables(worker: int) -> None:
+    def refuse(order: Order) -> Any:
+        raise AssertionError("a worker makes the plan")
+
+    Order.make_tables = refuse  # type: ignore[method-assign]
+
+
+def check_without_tables(make: Callable[[], ShardDataset]) -> None:
+    loader = ShardLoader(make(), 8, num_workers=2, persistent_workers=True, worker_init_fn=no_tables)
+    alone = ShardLoader(make(), 8)
+    for _ in range(2):
+        assert same(list(loader), list(alone))
+    next(iter(loader))  # and leave it
+    state = loader.state_dict()
+    for each in (loader, alone):
+        each.load_state_dict(state)
+    assert same(list(loader), list(alone))
+
+
+def test_workers_make_no_plan_of_their_own(urls, start_method):
+    check_without_tables(lambda: ShardDataset(urls, shuffle=True, pool=20, block=3))
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": True, "pool": 20}, {}])
+def test_workers_make_no_plan_of_any_kind(urls, options):
+    keys = IndexedShards(urls).keys[5:50]
+    check_without_tables(lambda: ShardDataset(urls, **options))
+    check_without_tables(lambda: ShardDataset(urls, **options).select(keys=keys))
 
 
 def load(urls: str, workers: int = 2, **options: Any) -> ShardLoader:

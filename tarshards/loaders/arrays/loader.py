@@ -40,7 +40,7 @@ from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
 from tarshards.stream.collate import sequences
 from tarshards.stream.following import Count
-from tarshards.stream.sources import PlannedSource, Progress
+from tarshards.stream.sources import PlannedSource, Progress, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 TOGETHER = 1 << 11  # samples whose places are looked up at once
@@ -311,7 +311,7 @@ class ArrayLoader(ResumableLoader):
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         assembler = self.maker.assembler
-        samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world))
+        samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world, version=version_of(this.state)))
         read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 

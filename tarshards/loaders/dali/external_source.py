@@ -17,6 +17,7 @@ from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageChe
 from tarshards.parallel import bounded_map
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
+from tarshards.stream.sources import version_of
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class BatchSource:
 
     def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
         maker = self.maker
-        samples = maker.stream.iterate(this.epoch, this.world)
+        samples = maker.stream.iterate(this.epoch, this.world, version_of(this.state))
         for _ in islice(samples, this.passed * maker.size):
             pass
         while chunk := list(islice(samples, maker.size)):

@@ -7,10 +7,10 @@ import os
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate, count, cycle, islice
-from mmap import mmap
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from multiprocessing.reduction import DupFd, ForkingPickler
 from struct import Struct
 from typing import Any, NamedTuple
@@ -67,6 +67,25 @@ class Pickled(NamedTuple):
     reason: str
 
 
+class PlanTables(NamedTuple):
+    """The tables of a plan at one of two places in the file: their types and lengths."""
+
+    place: int
+    kinds: list[tuple[str, int]]
+
+    def _begins(self) -> list[int]:
+        sizes = (np.dtype(kind).itemsize * count for kind, count in self.kinds)
+        return [*accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)]
+
+    @property
+    def size(self) -> int:
+        return self._begins()[-1]
+
+    def within(self, memory: mmap) -> list[np.ndarray]:
+        """Return the tables as views of *memory*."""
+        return [np.frombuffer(memory, *kind, begin) for kind, begin in zip(self.kinds, self._begins())]
+
+
 class Arenas:
     """Shared memory for what *workers* send, each with up to *ahead* messages under way; an arena holds one message.
 
@@ -75,6 +94,9 @@ class Arenas:
     ticket of one that is lent. Only the loader writes these words. A worker gives its messages tickets that count up,
     and so knows which of its arenas are free; they grow to the largest message. One more word is the schedule: how
     many batches a message has, since a message takes longer than a small batch.
+
+    Before the arenas are the tables of a plan, in which all workers look up positions, at one of two places, which only
+    the loader writes: by turns, since a worker may still be in the pass before when the next one begins.
 
     A batch is a view of an arena for as long as *lent* other ones are taken after it; without, batches are copies, with
     *pinned* in memory that a GPU reads from.
@@ -88,6 +110,8 @@ class Arenas:
         self._taken: deque[Handed] = deque()
         self._is_told = False
         self._together = 1
+        self._tables: PlanTables | None = None
+        self._before: PlanTables | None = None  # the tables of the pass before
         try:
             self._open(os.memfd_create("tarshards"))
             os.ftruncate(self._file, 8 * (workers * self.each + 1))
@@ -122,6 +146,39 @@ class Arenas:
         if not self.reason:
             word = first << 16 | before << 8 | together
             os.pwrite(self._file, _words_of(1).pack(word), 8 * self.workers * self.each)
+
+    def share(self, tables: Sequence[np.ndarray]) -> PlanTables | None:
+        """Write *tables* for the workers of a pass; return how ``shared`` finds them, None where there is no memory."""
+        self._before, self._tables = self._tables, None
+        place = 1 if self._before is not None and self._before.place == 0 else 0
+        told = PlanTables(place, [(table.dtype.str, len(table)) for table in tables])
+        if self.reason or not told.size:
+            return None
+        try:
+            os.posix_fallocate(self._file, (place + 1) * APART, told.size)
+            memory = self._map(told, ACCESS_WRITE)
+        except OSError as error:
+            log.warning("each worker makes the plan by itself, which takes memory: %s", error)
+            return None
+        for table, part in zip(tables, told.within(memory)):
+            part[:] = table
+        self._tables = told
+        return told
+
+    def shared(self, told: PlanTables) -> list[np.ndarray]:
+        """Return the tables that the loader wrote."""
+        return told.within(self._map(told, ACCESS_READ))
+
+    def release(self) -> None:
+        """Free the tables of the pass before the one that has begun in all workers."""
+        if self._before is not None:
+            from mmap import MADV_REMOVE  # which systems without memfd_create may lack
+
+            self._map(self._before, ACCESS_WRITE).madvise(MADV_REMOVE)
+            self._before = None
+
+    def _map(self, told: PlanTables, access: int) -> mmap:
+        return mmap(self._file, told.size, access=access, offset=(told.place + 1) * APART)
 
     def send(self, made: Iterator[Any]) -> Iterator[Message]:
         """Yield, in a worker, all that is *made* in messages."""
@@ -233,8 +290,8 @@ class Arenas:
         memory = self._memory.get(arena)
         if memory is None or len(memory) < size:
             size = -(-(size + size // 8) // STEP) * STEP
-            os.posix_fallocate(self._file, (arena + 1) * APART, size)  # else a write may raise SIGBUS
-            memory = self._memory[arena] = mmap(self._file, size, offset=(arena + 1) * APART)
+            os.posix_fallocate(self._file, _offset(arena), size)  # else a write may raise SIGBUS
+            memory = self._memory[arena] = mmap(self._file, size, offset=_offset(arena))
         return memory
 
     def take(self, made: Any) -> Any:
@@ -246,7 +303,7 @@ class Arenas:
             return made.batches
         memory = self._memory.get(made.arena)
         if memory is None or len(memory) < made.size:
-            memory = self._memory[made.arena] = mmap(self._file, made.size, offset=(made.arena + 1) * APART)
+            memory = self._memory[made.arena] = mmap(self._file, made.size, offset=_offset(made.arena))
         view = memoryview(memory)
         places = _words_of(2 * made.parts).unpack_from(view, made.places)
         buffers = (self._part(view, *place) for place in zip(places, places[made.parts :]))
@@ -273,6 +330,11 @@ class Arenas:
     def _words(self, worker: int) -> tuple[int, ...]:
         size = 8 * self.each
         return _words_of(self.each).unpack(os.pread(self._file, size, size * worker))
+
+
+def _offset(arena: int) -> int:
+    """Return where an arena of a worker lies; before it are those of tables."""
+    return (arena + 3) * APART
 
 
 def _words_of(count: int) -> Struct:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -21,12 +21,15 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.dataset import ShardDataset
-from tarshards.loaders.torch.handover import Arenas, Made
+from tarshards.loaders.torch.handover import Arenas, Made, PlanTables
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged
-from tarshards.stream.sources import PlannedSource
+from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
+
+if TYPE_CHECKING:
+    from tarshards.epoch.plan import PlannedEpoch
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
 
@@ -101,7 +104,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
-        with self._batches.ordered(order, self._arenas) as arenas:
+        with self._batches.ordered(order, this.plan, self._arenas) as arenas:
             messages = DataLoader.__iter__(self)
         all_made = messages if arenas is None else arenas.receive(messages)
         tallies, replayed, arrived = [], this.passed, Tally()
@@ -177,12 +180,16 @@ def _same(batch: Any) -> Any:
 
 
 class _PassOrder(NamedTuple):
-    """What a pass over the loader is to deliver to a rank: an epoch, or what a state says is left of it."""
+    """What a pass over the loader is to deliver to a rank: an epoch, or what a state says is left of it.
+
+    *tables* are those of its plan, where they are shared.
+    """
 
     epoch: int
     state: Mapping[str, Any] | None
     rank: int
     ranks: int
+    tables: Sequence[Any] | None = None
 
 
 class CollatedBatchMaker(BatchMaker):
@@ -242,16 +249,23 @@ class _Batches(IterableDataset[Any]):
         return self.__dict__ if self._order else self.__dict__ | {"_arenas": None}
 
     @contextmanager
-    def ordered(self, order: _PassOrder, make_arenas: Callable[[], Arenas | None]) -> Iterator[Arenas | None]:
+    def ordered(
+        self, order: _PassOrder, plan: PlannedEpoch | None, make_arenas: Callable[[], Arenas | None]
+    ) -> Iterator[Arenas | None]:
         """Say what an iteration that begins meanwhile delivers, in workers too; yield where their batches come."""
-        self._order, self._arenas = order, self._arenas or make_arenas()
+        self._arenas = self._arenas or make_arenas()
         if self._arenas is not None:
             self._arenas.restart()
+            if plan is not None and plan.order is not None:
+                order = order._replace(tables=self._arenas.share(plan.order.make_tables()))
+        self._order = order
         if self._mailbox is not None:
             text = json.dumps(order).encode().ljust(MAILBOX)
             self._mailbox.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         try:
             yield self._arenas
+            if self._arenas is not None:
+                self._arenas.release()
         finally:
             self._order = None
             if self._mailbox is None:
@@ -277,9 +291,11 @@ class _Batches(IterableDataset[Any]):
             )
         stopwatch = Stopwatch()
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
+        if plan is not None and plan.order is not None and self._arenas is not None and order.tables is not None:
+            plan.order.tables = self._arenas.shared(PlanTables(*order.tables))
         try:
             if plan is None:
-                samples = self.stream.iterate(order.epoch, world)
+                samples = self.stream.iterate(order.epoch, world, version_of(order.state))
                 for batch in ops.batched(samples, self.maker.size, collate=list):
                     counted = len(batch) if self.stream.is_followed else 0  # of the samples that the ledger counts
                     if len(batch) < self.maker.size and self.maker.drop_last:
