@@ -312,7 +312,7 @@ class Catalog:
                 shards = self._expand(version, split)
             except (UrlError, OpenError) as error:
                 faults.append(str(error))
-                shards = []
+                shards = Shards([])
             sums = self._sums(version) if content and any(shard.sha256 is None for shard in shards) else {}
             for shard in shards:
                 known = shard.sha256 or sums.get(os.path.normpath(shard.url))

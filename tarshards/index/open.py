@@ -25,6 +25,7 @@ from tarshards.index.headers import (
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
+    COUNTS,
     MISSING,
     OTHER,
     REBUILD,
@@ -33,13 +34,14 @@ from tarshards.index.sidecar import (
     index_location,
     read_head,
     refuse_compressed,
+    with_counts,
 )
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile
-from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.location import Location, names_of
+from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, most_open
 from tarshards.storage.remote import Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
@@ -47,7 +49,6 @@ from tarshards.tar.read import BLOCK
 
 HELD = 1 << 22  # members of the shards whose indexes are held at once
 EACH = 1 << 7  # members that take as much memory as what else an index, and its shard, consist of
-KEPT = 1 << 12  # shards that stay open from the check of their indexes to their first use
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 64  # shared by all shards of a process
 
@@ -411,22 +412,21 @@ class OpenShards:
     read it. Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open,
     a pickled copy opens anew.
 
-    *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else its index, which is then
-    loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
+    *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else the beginning of its
+    index. Raises ShardIndexError where there is no index; whether it is stale is seen when its shard is opened.
     """
 
     def __init__(
         self,
-        shards: list[Shard],
+        shards: Shards,
         fields: FieldNames | None,
         remote: Remote | None = None,
         lazy: FieldNames | None = None,
     ):
-        self.urls = [shard.url for shard in shards]
-        self.names = [Location.of(url).name for url in self.urls]
+        self.urls, self.names = shards.urls, names_of(shards.urls)
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
-        self._told = [None if shard.digest is None else bytes.fromhex(shard.digest) for shard in shards]
-        self._splits = [shard.split for shard in shards]
+        self._told: list[str | None] = shards.column("digest")
+        self._splits: list[str | None] = shards.column("split")
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -444,25 +444,18 @@ class OpenShards:
         with _locks(os.getpid())[0]:
             _all_shards.add(self)
 
-    def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
-        known = [(shard.samples, shard.size) for shard in shards]
-        unknown = [number for number, pair in enumerate(known) if None in pair]
-        locations = [self.location(number) for number in unknown]
-        for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
-            shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
-            known[number] = len(shard.index), shard.index.shard_size
-            self._hold(number, shard.index)
-            if len(self._open) < min(KEPT, most_open() // 2):
-                self._enter(self._open, number, shard)
-        counts, sizes = np.array(known, np.int64).T
+    def _count(self, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+        counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
+        if missing:
+            location = self.location(missing[0])
+            load_index(location)  # says more than that it is missing
+            raise ShardIndexError(MISSING, url=index_location(location).name)
+        counts, sizes = (np.array(counted.column(name), np.int64) for name in COUNTS)
         return counts, sizes
 
     def location(self, number: int) -> Location:
         """Return the location of a shard, to be read as the dataset says."""
         return Location.of(self.urls[number], self.remote)
-
-    def _load_and_open(self, location: Location) -> OpenShard:
-        return OpenShard(location, load_index(location), self.fields, self.lazy)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
@@ -482,7 +475,8 @@ class OpenShards:
         for mine, its, unit in zip(found, told, ("samples", "bytes")):
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
-        return None if None in (index.digest, self._told[number]) or index.digest == self._told[number] else OTHER
+        digest, told_digest = index.digest, self._told[number]
+        return None if digest is None or told_digest is None or digest.hex() == told_digest else OTHER
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
@@ -592,7 +586,9 @@ class OpenShards:
             number = numbers[location]
             told = None if location.is_local else self._told[number]
             index = self._indexes.get(number)
-            return told or (read_head(location).digest if index is None else index.digest)
+            if told is not None:
+                return bytes.fromhex(told)
+            return read_head(location).digest if index is None else index.digest
 
         return list(for_each_shard(find, locations))
 

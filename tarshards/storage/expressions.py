@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice, product
+from typing import Any
 
 from tarshards.errors import UrlError, shortened
 from tarshards.storage.beside import COLUMNS, INDEX
@@ -115,7 +116,7 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
     elif isinstance(spec, Shard):
         yield Shards.of([spec])
     elif not isinstance(spec, str | os.PathLike):
-        rest = iter(spec)
+        rest: Iterator[Any] = iter(spec)
         while some := list(islice(rest, _TOGETHER)):
             if all(type(each) is str for each in some) and _are_urls(some):
                 yield Shards(some)

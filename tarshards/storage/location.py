@@ -598,6 +598,16 @@ def are_local(urls: list[str]) -> bool:
     return (_have_none(urls, ":") and "-" not in urls) or all(Location(url).is_local for url in urls)
 
 
+def are_remote(urls: list[str]) -> bool:
+    """Return whether all *urls* name files of servers or stores, as their schemes tell."""
+    return all(Location(url).is_remote for url in {url.partition(":")[0]: url for url in urls}.values())
+
+
+def paths_of(urls: list[str]) -> list[str]:
+    """Return the paths of *urls*, which are local."""
+    return urls if _have_none(urls, ":") else [str(Location(url).path) for url in urls]
+
+
 def _have_none(urls: list[str], *marks: str) -> bool:
     text = "".join(urls)
     return not any(mark in text for mark in marks)

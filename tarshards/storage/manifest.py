@@ -62,10 +62,8 @@ class Shards(Sequence[Shard]):
 
     def __init__(self, urls: list[str], **columns: list[Any]):
         self.urls = urls
-        defaults = Shard._field_defaults
-        self._columns = {
-            name: column for name, column in columns.items() if column.count(defaults[name]) < len(column)
-        }
+        defaults, count = Shard._field_defaults, len(urls)
+        self._columns = {name: column for name, column in columns.items() if column != [defaults[name]] * count}
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> Shards:
@@ -79,11 +77,20 @@ class Shards(Sequence[Shard]):
             return self.urls
         return self._columns.get(name) or [Shard._field_defaults[name]] * len(self)
 
+    @property
+    def uncounted(self) -> Sequence[int]:
+        """The numbers of those whose samples or bytes are not known."""
+        samples, sizes = self.column("samples"), self.column("size")
+        if None not in samples and None not in sizes:
+            return []
+        return [number for number, counts in enumerate(zip(samples, sizes)) if None in counts]
+
     def extend(self, other: Shards) -> None:
         """Add *other* shards after these."""
         for name in self._columns.keys() | other._columns.keys():
-            self._columns[name] = self.column(name) + other.column(name)
-        self.urls = self.urls + other.urls if self.urls else other.urls
+            self._columns[name] = self.column(name)
+            self._columns[name] += other.column(name)
+        self.urls += other.urls
 
     def replace(self, **columns: list[Any]) -> Shards:
         """Return these shards with other *columns*."""
@@ -290,7 +297,7 @@ def _check_entry(entry: Any, place: int, url: str) -> None:
             raise UrlError(f"{Location(name).name} has {word} {mark!r} in the manifest", url=url)
     for word, digits in _DIGITS.items():
         value = entry.get(word)
-        if value is not None and not (isinstance(value, str) and len(value) == digits and not value.strip(_HEX.decode())):
+        if value is not None and not (isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value)):
             raise UrlError(
                 f"{Location(name).name} has {word} {value!r} in the manifest, not {digits} hex digits", url=url
             )

@@ -27,7 +27,7 @@ CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a m
 
 
 def matching(location: Location) -> Iterator[str]:
-    """Yield the URLs of the files that match *location*, an http URL with a `*` in its path, in the order of their names.
+    """Yield the URLs of what matches *location*, an http URL with a `*` in its path, in the order of their names.
 
     Each part of the path that has a `*` is a pattern; `[..]` is one there, too. Raises UrlError for a server that lists
     nothing, OpenError for one that cannot be reached, or whose list is no list of that folder.
