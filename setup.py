@@ -28,6 +28,7 @@ setup(
     ext_modules=[
         native("tar/_tar", "_tar.h"),
         native("storage/_mapped", "_guard.h"),
+        native("index/_sidecars"),
         native("index/_headers", "../tar/_tar.h", "../storage/_guard.h"),
         native("index/_rows", "../storage/_guard.h"),
         native("index/_pixels", "../storage/_guard.h"),

@@ -13,7 +13,7 @@ import click
 import tarshards
 from tarshards.cli._common import tool
 
-KERNELS = ("tar._tar", "storage._mapped", "index._headers", "index._rows", "index._pixels")
+KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
 
 

@@ -33,7 +33,7 @@ from tarshards.samples.codecs.registry import require
 from tarshards.storage.beside import locked
 from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Catalog:
             (name,) = version.splits
         return version, name, self._choose(version.splits, name, f"split of {version.name}")
 
-    def shards(self, entry: str) -> list[Shard]:
+    def shards(self, entry: str) -> Shards:
         """Return the shards of a split, their URLs complete.
 
         Raises StateError, with both digests, if they are not those that were pinned; UrlError for an entry that does
@@ -181,7 +181,7 @@ class Catalog:
         version, name, split = self._split(entry)
         shards = self._expand(version, split)
         if split.digest is not None and (found := digest_of(shards, version.ops)) != split.digest:
-            bare = [shard._replace(digest=None) for shard in shards]  # pinned before the manifest had digests
+            bare = shards.replace(digest=[None] * len(shards))  # pinned before the manifest had digests
             if digest_of(bare, version.ops) == split.digest:
                 return shards
             raise StateError(
@@ -191,7 +191,7 @@ class Catalog:
             )
         return shards
 
-    def _expand(self, version: Version, split: Split) -> list[Shard]:
+    def _expand(self, version: Version, split: Split) -> Shards:
         if version.format != "tar":
             if version.format not in DRIVERS.values():
                 raise self._error(f"{version.name} needs Squirrel's driver {version.format}, which is not supported")
@@ -312,7 +312,7 @@ class Catalog:
                 shards = self._expand(version, split)
             except (UrlError, OpenError) as error:
                 faults.append(str(error))
-                shards = []
+                shards = Shards([])
             sums = self._sums(version) if content and any(shard.sha256 is None for shard in shards) else {}
             for shard in shards:
                 known = shard.sha256 or sums.get(os.path.normpath(shard.url))
@@ -472,9 +472,9 @@ class Catalog:
             self.versions.setdefault(dataset, {})[version] = added
 
 
-def expand(file: Location, entry: str) -> Iterator[Shard]:
-    """Yield the shards of an *entry* of the catalog *file*; shard expressions call this."""
-    return iter(Catalog.load(file).shards(entry))
+def expand(file: Location, entry: str) -> Shards:
+    """Return the shards of an *entry* of the catalog *file*; shard expressions call this."""
+    return Catalog.load(file).shards(entry)
 
 
 def digest_of(shards: Iterable[Shard], ops: Iterable[Mapping[str, Any]] = ()) -> str:

@@ -62,7 +62,7 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-for kernel in tar/_tar storage/_mapped index/_headers; do
+for kernel in tar/_tar storage/_mapped index/_sidecars index/_headers; do
     compile "tarshards/$kernel.c" "tarshards/$kernel.abi3.so"
 done
 for option in -UPORTABLE -DPORTABLE; do
@@ -72,13 +72,14 @@ for option in -UPORTABLE -DPORTABLE; do
     # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
-from tarshards.index import _headers, _pixels, _rows, headers, memory
+from tarshards.index import _headers, _pixels, _rows, _sidecars, headers, memory, sidecar
 from tarshards.storage import _mapped, ranges
 from tarshards.tar import _tar, read
 assert (read.scan, memory.resize, memory.gather) == (_tar.scan, _pixels.resize, _rows.gather)
 assert (headers.MappedMembers, ranges.Mapping) == (_headers.MappedMembers, _mapped.Mapping)
+assert sidecar.read_heads is _sidecars.read_heads
 assert "libasan" in open("/proc/self/maps").read()
-for kernel in _tar, _mapped, _headers, _rows, _pixels:
+for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
     code = open(kernel.__file__, "rb").read()
     assert b"__asan_report_load" in code

@@ -22,7 +22,7 @@ from tarshards.samples.fields import place
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import lacking_keys, read_keys
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shards
 
 Predicate = Callable[[Sample], Any]
 Keys = str | PathLike[str] | Iterable[str]
@@ -145,10 +145,8 @@ class Choice(NamedTuple):
             if by_columns is not None:
                 return chosen & by_columns[among]
             if self.fields is not None:
-                parts = zip(shards.urls, shards.counts.tolist(), shards.sizes.tolist())
-                shards = IndexedShards(
-                    [Shard(*part) for part in parts], fields=self.fields, remote=shards.shards.remote
-                )
+                named = Shards(shards.urls, samples=shards.counts.tolist(), size=shards.sizes.tolist())
+                shards = IndexedShards(named, fields=self.fields, remote=shards.shards.remote)
             chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
         return chosen
 

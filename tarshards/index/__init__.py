@@ -2,7 +2,8 @@
 
 Read in this order:
 
-- ``sidecar``: the file beside a shard; ``members``: places noted while a shard is written
+- ``sidecar``: the file beside a shard, and what many of them say (``_sidecars.c``)
+- ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
 - ``table``: the arrays of a sidecar used in place, and members taken from mapped shards after their headers were

@@ -22,8 +22,9 @@ from tarshards.index.readahead import Readahead, are_scattered
 from tarshards.index.table import read_samples
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
-from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.location import Location
+from tarshards.storage.expressions import find_shards
+from tarshards.storage.location import are_local
+from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.storage.remote import Remote, with_index_dir
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
@@ -144,11 +145,13 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     and ``locate`` give the place of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
     for a key that several samples have.
 
-    Raises ShardIndexError where a shard has no index, a stale one, or is compressed. For a manifest
-    (``train.shards.json``), which gives the number of samples, indexes are loaded when first needed. Opening a shard in
-    which no sample has one of *fields* raises SampleError.
+    Raises ShardIndexError where a shard has no index, or is compressed, or if a local one has another size than its
+    index says. Indexes are loaded, and compared with their shards, when first needed: a stale one is a ShardIndexError
+    then. For a manifest (``train.shards.json``), which gives the number of samples, all of this is seen when first
+    needed. A shard in which no sample has one of *fields* raises SampleError, without a manifest the first at once.
     """
 
+    @collector_paused()
     def __init__(
         self,
         urls: Any,
@@ -159,7 +162,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         index_dir: str | PathLike[str] | None = None,
     ):
         remote = with_index_dir(remote, index_dir)
-        shards: list[Shard] = urls if _are_expanded(urls) else expand_shards(urls, remote)
+        shards = urls if isinstance(urls, Shards) else find_shards(urls, remote)
         self.shards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
         self.counts, self.sizes, self.remote = self.shards.counts, self.shards.sizes, self.shards.remote
@@ -341,7 +344,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
 
     @cached_property
     def _is_remote(self) -> bool:
-        return not all(Location.of(url).is_local for url in self.urls)
+        return not are_local(self.urls)
 
     def is_remote(self) -> bool:
         return self._is_remote
@@ -354,7 +357,3 @@ def _raised(result: Sample | TarshardsError) -> Sample:
     if isinstance(result, TarshardsError):
         raise result
     return result
-
-
-def _are_expanded(urls: Any) -> bool:
-    return isinstance(urls, list) and bool(urls) and all(isinstance(url, Shard) for url in urls)

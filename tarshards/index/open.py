@@ -18,22 +18,25 @@ from tarshards.index.headers import NEAR, check_fetched, check_header, first_byt
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
+    COUNTS,
     MAPPED,
     MISSING,
     OTHER,
     REBUILD,
     Index,
     for_each_shard,
+    index_location,
     read_head,
     refuse_compressed,
+    with_counts,
 )
 from tarshards.index.table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile
-from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.location import Location, names_of
+from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
@@ -419,22 +422,21 @@ class OpenShards:
     Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
     pickled copy opens anew.
 
-    *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else its index, which is then
-    loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
+    *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else the beginning of its
+    index. Raises ShardIndexError where there is no index; whether it is stale is seen when its shard is opened.
     """
 
     def __init__(
         self,
-        shards: list[Shard],
+        shards: Shards,
         fields: FieldNames | None,
         remote: Remote | None = None,
         lazy: FieldNames | None = None,
     ):
-        self.urls = [shard.url for shard in shards]
-        self.names = [Location.of(url).name for url in self.urls]
+        self.urls, self.names = shards.urls, names_of(shards.urls)
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
-        self._told = [None if shard.digest is None else bytes.fromhex(shard.digest) for shard in shards]
-        self._splits = [shard.split for shard in shards]
+        self._told: list[str | None] = shards.column("digest")
+        self._splits: list[str | None] = shards.column("split")
         self._reset()
         self.counts, self.sizes = self._count(shards)
 
@@ -452,14 +454,13 @@ class OpenShards:
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
 
-    def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
-        known = [(shard.samples, shard.size) for shard in shards]
-        unknown = [number for number, pair in enumerate(known) if None in pair]
-        locations = [self.location(number) for number in unknown]
-        for number, index in zip(unknown, for_each_shard(load_index, locations)):
-            index.check_split(self._splits[number])
-            known[number] = len(index), index.shard_size
-        counts, sizes = np.array(known, np.int64).T
+    def _count(self, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+        counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
+        if missing:
+            location = self.location(missing[0])
+            load_index(location)  # says more than that it is missing
+            raise ShardIndexError(MISSING, url=index_location(location).name)
+        counts, sizes = (np.array(counted.column(name), np.int64) for name in COUNTS)
         return counts, sizes
 
     def location(self, number: int) -> Location:
@@ -489,7 +490,8 @@ class OpenShards:
         for mine, its, unit in zip(found, told, ("samples", "bytes")):
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
-        return None if None in (index.digest, self._told[number]) or index.digest == self._told[number] else OTHER
+        digest, told_digest = index.digest, self._told[number]
+        return None if digest is None or told_digest is None or digest.hex() == told_digest else OTHER
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
@@ -613,8 +615,10 @@ class OpenShards:
         def find(location: Location) -> bytes | None:
             number = numbers[location]
             told = None if location.is_local else self._told[number]
+            if told is not None:
+                return bytes.fromhex(told)
             index = self.loaded(number)
-            return told or (read_head(location).digest if index is None else index.digest)
+            return read_head(location).digest if index is None else index.digest
 
         return list(for_each_shard(find, locations))
 

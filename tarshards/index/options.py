@@ -10,17 +10,15 @@ from functools import partial
 from typing import Literal
 
 from tarshards.errors import ShardIndexError, flag, shortened, visible
-from tarshards.index.sidecar import check_there, has_index
+from tarshards.index.sidecar import PROBED, check_there, has_index, with_counts
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
-from tarshards.storage.expressions import Shard
-from tarshards.storage.location import Location
+from tarshards.storage.location import Location, are_local, are_remote
+from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote, default, with_index_dir
 from tarshards.tar.read import ArchiveEnd
-
-PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for
 
 log = logging.getLogger("tarshards")
 
@@ -91,35 +89,43 @@ class Opening:
         """The rule that *split* is, or names."""
         return key_rule(self.split)
 
-    def uses_index(self, shards: Sequence[Shard]) -> bool:
-        """Return whether *shards* are read through their indexes.
+    def find_indexed(self, shards: Shards) -> Shards | None:
+        """Return *shards* with what their indexes say of them if they are read through these; else None.
 
-        With "auto", sidecars are looked for, of at most 4,096 shards; ShardIndexError is raised if only some have one,
-        or OpenError if a shard without one is missing itself.
+        With "auto", sidecars are looked for, of remote shards that a manifest counts for at most 4,096;
+        ShardIndexError is raised if only some have one, or OpenError if a shard without one is missing itself.
         """
+        rule = split_of(self.rule)
+        if not self.index or (self.index == "auto" and rule is None):
+            return None
+        shards = shards.replace(split=[split or rule for split in shards.column("split")])
         if self.index != "auto":
-            return self.index
-        if split_of(self.rule) is None:
-            return False
+            return shards
         index_dir = (self.remote or default()).index_dir
-        if index_dir is None and all(shard.indexed and Location.of(shard.url).is_remote for shard in shards):
-            return True  # as their manifest says
-        probed = shards[:: -(-len(shards) // PROBED)]
-        found = has_index([Location.of(shard.url, self.remote) for shard in probed])
-        if all(found):
-            return True
-        if any(found) or index_dir is not None:
-            check_there(probed[found.index(False)].url)
-            if any(found):
+        if index_dir is None and all(shards.column("indexed")) and are_remote(shards.urls):
+            return shards  # as their manifest says
+        counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
+        uncounted = shards.uncounted
+        known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
+        probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
+        found = has_index([shards.urls[number] for number in probed], self.remote)
+        missing += [number for number, is_there in zip(probed, found) if not is_there]
+        if not missing:
+            return counted
+        looked_for = len(uncounted) + len(probed)
+        first = shards.urls[min(missing)]
+        if len(missing) < looked_for or index_dir is not None:
+            check_there(first)
+            if len(missing) < looked_for:
                 reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
             else:
                 reason = f"no index found in {index_dir}; create it with `tarindex --index-dir`"
-            raise ShardIndexError(reason, url=Location.of(probed[found.index(False)].url).name)
+            raise ShardIndexError(reason, url=Location.of(first).name)
         log.info(
             "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",
-            visible(Location.of(shards[0].url).name),
+            visible(Location.of(shards.urls[0]).name),
         )
-        return False
+        return None
 
     def read(
         self, shards: Sequence[Shard], ledger: Ledger, processes: int = 1, draws: Iterable[int] | None = None

@@ -44,9 +44,10 @@ from tarshards.samples.keys import (
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.member_file import LazyMembers, MemberFile
 from tarshards.storage.compression import Decompressed
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
@@ -100,7 +101,7 @@ def read_samples(
 def _read_all(
     urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None, *, ahead: bool
 ) -> Generator[Sample, None, None]:
-    yield from read_in_turn(expand_shards(urls, remote), read, remote, ahead=ahead)
+    yield from read_in_turn(find_shards(urls, remote), read, remote, ahead=ahead)
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -131,8 +132,9 @@ def read_in_turn(
 
     The memory for that is shared with as many *processes* on this host.
     """
-    locations: Iterable[Location] = [Location.of(shard.url, remote) for shard in shards]
-    if ahead and any(map(_is_remote, locations)):
+    urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
+    locations: Iterable[Location] = (Location.of(url, remote) for url in urls)
+    if ahead and any(":" in url and _is_remote(Location(url)) for url in urls):
         from tarshards.storage.ahead import opened_ahead
 
         locations = opened_ahead(list(locations), processes)

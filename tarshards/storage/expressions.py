@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import islice, product
+from typing import Any
 
 from tarshards.errors import UrlError, shortened
 from tarshards.storage.beside import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
-from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, parse_manifest
+from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, Shards, parse_manifest
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
@@ -25,8 +27,12 @@ EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
 MOST_SHARDS = 3_000_000  # of an expression: as many as the largest manifest names
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
+_NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")  # of a range
+_MARKS = (*"{}*?[#~", "::", "\0@", "\0\0", ".json\0")  # of names, between NULs, that are not just URLs of shards
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression in an error
+_TOGETHER = 1 << 12  # of a list's expressions
 
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
@@ -58,22 +64,27 @@ def expand_urls(spec: Spec) -> list[str]:
 
     Raises UrlError for an expression that is malformed, names nothing, or names more than 3,000,000 shards.
     """
-    return [shard.url for shard in expand_shards(spec)]
+    return find_shards(spec).urls
 
 
 def expand_shards(spec: Spec, remote: Remote | None = None) -> list[Shard]:
+    """Return the shards of ``find_shards`` one by one."""
+    return list(find_shards(spec, remote))
+
+
+def find_shards(spec: Spec, remote: Remote | None = None) -> Shards:
     """Return the shards that *spec* names as ``expand_urls`` does, with what a manifest says of them.
 
     Remote manifests and folders are read as *remote* says.
 
-    >>> [shard.url for shard in expand_shards("a-{0..1}.tar")]
+    >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
     """
-    shards: list[Shard] = []
-    for shard in _expand(spec, (), remote):
-        if len(shards) == MOST_SHARDS:
+    shards = Shards([])
+    for found in _expand(spec, (), remote):
+        shards.extend(found)
+        if len(shards) > MOST_SHARDS:
             raise UrlError(TOO_MANY, url=spec_name(spec))
-        shards.append(shard)
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
     return shards
@@ -92,47 +103,80 @@ def spec_name(spec: Spec) -> str:
     return ", ".join(map(spec_name, spec))
 
 
-def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shard]:
-    """Yield the shards of *spec*, found inside the list files *lists*."""
+def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
+    """Yield the shards of *spec*, found inside the list files *lists*, some at a time."""
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
         given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
         if is_file:
             given = f"{type(spec).__name__}, an open file: group_members(read_members(file)) reads one"
         raise TypeError(f"a shard expression is a str, a path or an iterable of them, not {given}")
-    if isinstance(spec, Shard):
+    if isinstance(spec, Shards):
         yield spec
-        return
-    if not isinstance(spec, str | os.PathLike):
-        for each in spec:
-            yield from _expand(each, lists, remote)
-        return
-    for part in _split(os.fspath(spec)):
-        is_there = "{" in part and os.path.lexists(os.path.expanduser(part))
-        for url in [part] if is_there else _braces(part, Location(f"@{lists[-1]}") if lists else None):
-            if url.startswith("@"):
-                yield from _read_list(url[1:], lists, remote)
-            elif not url:
-                raise UrlError("an empty name in a shard expression")
-            elif (entry := _split_entry(location := Location.of(url, remote).expanduser())) is not None:
-                module, file, name = entry
-                yield from import_module(module).expand(file, name)
+    elif isinstance(spec, Shard):
+        yield Shards.of([spec])
+    elif not isinstance(spec, str | os.PathLike):
+        rest: Iterator[Any] = iter(spec)
+        while some := list(islice(rest, _TOGETHER)):
+            if all(type(each) is str for each in some) and _are_urls(some):
+                yield Shards(some)
+            elif all(isinstance(each, Shard) for each in some):
+                yield Shards.of(some)
             else:
-                yield from _shards_of(location)
+                for each in some:
+                    yield from _expand(each, lists, remote)
+    else:
+        for part in _split(os.fspath(spec)):
+            is_there = "{" in part and os.path.lexists(os.path.expanduser(part))
+            names = [part] if is_there else list(_braces(part, Location(f"@{lists[-1]}") if lists else None))
+            if _are_urls(names):
+                yield Shards(names)
+            else:
+                for name in names:
+                    yield from _named(name, lists, remote)
 
 
-def shards_in(file: Location, specs: Iterable[str]) -> list[Shard]:
+def _named(url: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
+    """Yield the shards of an expression without braces."""
+    if url.startswith("@"):
+        yield from _read_list(url[1:], lists, remote)
+    elif not url:
+        raise UrlError("an empty name in a shard expression")
+    elif (entry := _split_entry(location := Location.of(url, remote).expanduser())) is not None:
+        module, file, name = entry
+        yield import_module(module).expand(file, name)
+    else:
+        yield _shards_of(location)
+
+
+def _are_urls(names: list[str]) -> bool:
+    """Return whether *names* are, as they stand, the URLs of shards, as are most of many thousands.
+
+    >>> _are_urls(["d/a.tar", "http://host/b.tar"]), _are_urls(["d/*.tar"]), _are_urls(["a.shards.json"])
+    (True, False, False)
+    """
+    text = "\0" + "\0".join(names) + "\0"
+    if any(mark in text for mark in _MARKS) or text.count("\0") != len(names) + 1:
+        return False
+    return ":" not in text or all("://" in name or ":" not in name for name in names)
+
+
+def shards_in(file: Location, specs: Iterable[str]) -> Shards:
     """Return the shards that the expressions *specs* in the text of *file* name, relative to it.
 
     They are data, often someone else's. Raises UrlError where they name a command, stdin, a list, an entry of a file,
     or from a remote file a local one, or more than MOST_SHARDS.
     """
-    shards: list[Shard] = []
-    for name in (name for spec in specs for part in _split(spec, file) for name in _braces(part, file)):
-        location = Location.of(name, file.remote)
-        if not name or name.startswith("@") or _split_entry(location) is not None:
-            raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
-        shards += _shards_of(Location.of(resolve(file, name), file.remote))
+    shards = Shards([])
+    for names in (list(_braces(part, file)) for spec in specs for part in _split(spec, file)):
+        if _are_urls(names) and _are_urls(urls := _resolved(file, names)):
+            shards.extend(Shards(urls))
+            names = []
+        for name in names:
+            location = Location.of(name, file.remote)
+            if not name or name.startswith("@") or _split_entry(location) is not None:
+                raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
+            shards.extend(_shards_of(Location.of(resolve(file, name), file.remote)))
         if len(shards) > MOST_SHARDS:
             raise UrlError(TOO_MANY, url=file.name)
     return shards
@@ -228,8 +272,6 @@ def _braces(part: str, file: Location | None = None) -> Iterator[str]:
     # Only with braces does a backslash mean anything, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:
         return iter([part])
-    from braceexpand import braceexpand
-
     where = Location(part).name
     url = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
     said = ""
@@ -240,12 +282,36 @@ def _braces(part: str, file: Location | None = None) -> Iterator[str]:
         raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)
     if count * len(part) > MAX_BYTES:
         raise UrlError(f"{said}names of more than {MAX_BYTES:,} characters together", url=url)
+    if (names := _ranges(part)) is not None:
+        return names
+    from braceexpand import braceexpand
+
     try:
         return iter(braceexpand(part))
     except RecursionError:
         raise UrlError(f"{said}braces are nested too deeply", url=url) from None
     except ValueError as exc:
         raise UrlError(f"{said}unbalanced braces", url=url) from Location(part).safe(exc)
+
+
+def _ranges(part: str) -> Iterator[str] | None:
+    """Yield the names that *part* stands for if all its braces are ranges of numbers of one length; else return None.
+
+    >>> list(_ranges("a-{08..10}.tar")), list(_ranges("{8..9}{0..1}")), _ranges("a-{8..10}.tar")
+    (['a-08.tar', 'a-09.tar', 'a-10.tar'], ['80', '81', '90', '91'], None)
+    """
+    begin, *ranges = _NUMBERS.split(part)
+    if re.search(r"[{}\\]", begin + "".join(ranges[2::3])):
+        return None
+    names: Iterator[str] | None = None
+    for first, last, text in zip(*[iter(ranges)] * 3):
+        if len(first) != len(last) or first > last:
+            return None
+        before = begin if names is None else ""
+        form = f"{before.replace('%', '%%')}%0{len(first)}d{text.replace('%', '%%')}"
+        numbers = map(form.__mod__, range(int(first), int(last) + 1))
+        names = numbers if names is None else map("".join, product(names, numbers))
+    return names
 
 
 def _count(part: str) -> int:
@@ -274,20 +340,18 @@ def _count(part: str) -> int:
 
 def _count_range(text: str) -> int | None:
     """Return how many numbers or letters a range such as `0..9` has; None for other text."""
-    from braceexpand import alphabet
-
     match = _RANGE.fullmatch(text)
     if match is None:
         return None
     first, last, letter, end, step = match.groups()
     try:
-        width = int(first) - int(last) if first else alphabet.index(letter) - alphabet.index(end)
+        width = int(first) - int(last) if first else _LETTERS.index(letter) - _LETTERS.index(end)
         return min(abs(width) // (int(step or 1) or 1) + 1, _ENDLESS)
     except ValueError:  # numbers of thousands of digits
         return _ENDLESS
 
 
-def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shard]:
+def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
     try:
         path = os.path.expanduser(path)
         real = os.path.realpath(path)
@@ -304,37 +368,44 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         raise UrlError("a list file that contains itself", url=f"@{path}")
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
-    for line in lines:
-        if line and not line.startswith("#"):
-            yield from _expand(line, (*lists, real), remote)
+    yield from _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote)
 
 
-def _shards_of(location: Location) -> Iterator[Shard]:
-    """Yield the shards of a manifest, the files that match a pattern, or *location* as a shard."""
+def _shards_of(location: Location) -> Shards:
+    """Return the shards of a manifest, the files that match a pattern, or *location* as a shard."""
     found = location.glob()
-    if location.base.endswith(".json") and found == [location] and not location.is_stream:
-        yield from _read_manifest(location)
-        return
-    shards = [_plain(each) for each in found if each == location or not each.base.endswith(_BESIDE)]
-    if not shards:
+    if location.base.endswith(".json") and found == [location.url] and not location.is_stream:
+        shards = parse_manifest(location.read(MAX_BYTES), location.name)
+        shards.urls = _resolved(location, shards.urls)
+        return shards
+    urls = [_plain(url) for url in found if url == location.url or not _base(url).endswith(_BESIDE)]
+    if not urls:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
-    yield from map(Shard, shards)
+    return Shards(urls)
 
 
-def _plain(location: Location) -> str:
+def _base(url: str) -> str:
+    return Location(url).base if ":" in url else url
+
+
+def _plain(url: str) -> str:
     """Return the URL of a shard; that of a local file whose name begins like a scheme, as `a:b.tar`, gets `./`.
 
     What lies beside it is then named in the same way.
     """
-    is_file = location.scheme not in FAMILIES and "://" not in location.url and os.path.lexists(location.url)
-    return f"./{location.url}" if is_file else location.url
+    if ":" not in url or "://" in url or Location(url).scheme in FAMILIES or not os.path.lexists(url):
+        return url
+    return f"./{url}"
 
 
-def _read_manifest(location: Location) -> Iterator[Shard]:
-    for shard in parse_manifest(location.read(MAX_BYTES), location.name):
-        yield Shard(resolve(location, shard.url), *shard[1:])
+def _resolved(manifest: Location, names: list[str]) -> list[str]:
+    """Return ``resolve`` of all *names*."""
+    text = "\0" + "\0".join(names)
+    if ":" in text or "\0/" in text or "-" in names:
+        return [resolve(manifest, name) for name in names]
+    return manifest.all_beside(names)
 
 
 def resolve(manifest: Location, name: str) -> str:
@@ -347,7 +418,7 @@ def resolve(manifest: Location, name: str) -> str:
     if any(link.is_stream or (link.scheme in _LOCAL and manifest.is_remote) for link in links):
         # It is data, often someone else's: it may neither run commands nor read local files.
         raise UrlError(f"a {_kind(manifest)} may not name {shard.name!r}", url=manifest.name)
-    return (shard if is_whole else manifest.beside(name)).url
+    return shard.url if is_whole else manifest.beside(name).url
 
 
 def common_name(urls: list[str]) -> str:

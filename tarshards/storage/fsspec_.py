@@ -83,14 +83,13 @@ class Store(Transport):
         address = self.address(location)
         return StoreRanges(location) if address is None else RemoteRanges(address, size)
 
-    def glob(self, location: Location) -> list[Location]:
+    def glob(self, location: Location) -> list[str]:
         store, path = find_store(location)
         if Requests(location).attempt(lambda: store.exists(path)):
-            return [location]
+            return [location.url]
         found = sorted(Requests(location).attempt(lambda: store.glob(path)))
         first, stem, rest = location.url.partition(path.lstrip("/"))
-        urls = [first + match.lstrip("/") + rest for match in found]
-        return [Location(url, location.remote) for url in urls] if stem else [location]
+        return [first + match.lstrip("/") + rest for match in found] if stem else [location.url]
 
     def probe(self, location: Location) -> None:
         self.size(location)

@@ -45,7 +45,7 @@ class Http(Transport):
     def probe(self, location: Location) -> None:
         begin_transfer(Address(location), 1).close()
 
-    def glob(self, location: Location) -> list[Location]:
+    def glob(self, location: Location) -> list[str]:
         from tarshards.storage.webdav import matching
 
         return list(matching(location))

@@ -348,11 +348,16 @@ class Location:
         >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
         ('d/b 1.tar', 'http://h/d/b%201.tar?key')
         """
+        return Location(self.all_beside([name])[0], self.remote)
+
+    def all_beside(self, names: list[str]) -> list[str]:
+        """Return the URLs of the files *names*, as ``beside`` gives each."""
         if not self._is_plain and (FAMILIES.get(self._around[1].scheme) == "http" or self._file_prefix == "file://"):
             from urllib.parse import quote
 
-            name = quote(name)
-        return self.with_base(name.removeprefix("./") if self.folder else name)
+            names = list(map(quote, names))
+        folder, query = self.folder, self.query
+        return [folder + name.removeprefix("./") + query for name in names] if folder else [n + query for n in names]
 
     def relative(self, other: Location) -> str:
         """Return the name by which `beside` gives *other*; its path or URL where there is none.
@@ -390,36 +395,36 @@ class Location:
         except ValueError as error:
             raise UrlError(str(error), url=self.name) from error
 
-    def glob(self) -> list[Location]:
-        """Return the files that match a path with `*`, `[..]` or, locally, `?`, sorted; else just this location.
+    def glob(self) -> list[str]:
+        """Return the URLs of what matches a path with `*`, `[..]` or, locally, `?`, sorted; else just its own.
 
         A name that exists is not a pattern, except on a web server. Raises UrlError for a server that lists no files:
         only WebDAV does.
         """
         if not any(mark in self.url for mark in "*?["):
-            return [self]
+            return [self.url]
         if self.scheme not in ("", "file"):
             named = self._around[1]
             if self.is_stream or not any(mark in named.folder + named.base for mark in "*["):
-                return [self]
+                return [self.url]
             if FAMILIES.get(named.scheme) != "http":
                 return self._transport.glob(self)
             if "*" not in named.folder + named.base:
-                return [self]  # brackets of an IPv6 address, or written as they are
+                return [self.url]  # brackets of an IPv6 address, or written as they are
             before, _, after = self._around
-            return [Location(before + found.url + after, self.remote) for found in named._transport.glob(named)]
+            return [before + found + after for found in named._transport.glob(named)]
         path = self.path
         if path is None or os.path.lexists(path):
-            return [self]
+            return [self.url]
         from glob import glob
 
         matches = sorted(glob(path))
         if self.scheme == "":
-            return [Location(match) for match in matches]
+            return matches
         from urllib.parse import quote
 
         prefix = self.url[: len(self._file_prefix)]
-        return [Location(prefix + (quote(match) if prefix.endswith("/") else match)) for match in matches]
+        return [prefix + (quote(match) if prefix.endswith("/") else match) for match in matches]
 
     # Access to the bytes.
 
@@ -547,9 +552,9 @@ class Transport:
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         raise OpenError("a stream, which has no random access", url=location.name)
 
-    def glob(self, location: Location) -> list[Location]:
-        """Return the files that match a pattern, sorted; the location itself where there are no patterns."""
-        return [location]
+    def glob(self, location: Location) -> list[str]:
+        """Return the URLs of the files that match a pattern, sorted; that of the location where there are none."""
+        return [location.url]
 
     def exists(self, location: Location) -> bool:
         try:
@@ -570,6 +575,44 @@ class Transport:
 
     def remove(self, location: Location) -> None:
         raise OpenError("a stream, which cannot be removed", url=location.name)
+
+
+def names_of(urls: list[str]) -> list[str]:
+    """Return the names of *urls*, without credentials.
+
+    >>> names_of(["a.tar", "http://me:secret@host/a.tar"])
+    ['a.tar', 'http://host/a.tar']
+    """
+    if _have_none(urls, "@", "?"):  # which only come before and after what is hidden
+        return urls
+    return [url if "@" not in url and "?" not in url else Location(url).name for url in urls]
+
+
+def identities_of(urls: list[str]) -> list[str]:
+    """Return the identities of *urls*; see ``Location.identity``."""
+    if _have_none(urls, "@", "?", "::"):
+        return [url.rpartition("/")[2] for url in urls]
+    return [Location(url).identity for url in urls]
+
+
+def are_local(urls: list[str]) -> bool:
+    """Return whether all *urls* name files of this machine."""
+    return (_have_none(urls, ":") and "-" not in urls) or all(Location(url).is_local for url in urls)
+
+
+def are_remote(urls: list[str]) -> bool:
+    """Return whether all *urls* name files of servers or stores, as their schemes tell."""
+    return all(Location(url).is_remote for url in {url.partition(":")[0]: url for url in urls}.values())
+
+
+def paths_of(urls: list[str]) -> list[str]:
+    """Return the paths of *urls*, which are local."""
+    return urls if _have_none(urls, ":") else [str(Location(url).path) for url in urls]
+
+
+def _have_none(urls: list[str], *marks: str) -> bool:
+    text = "".join(urls)
+    return not any(mark in text for mark in marks)
 
 
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:

@@ -26,8 +26,8 @@ BLOCK = 1 << 16
 CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
 
 
-def matching(location: Location) -> Iterator[Location]:
-    """Yield the files that match *location*, an http URL with a `*` in its path, in the order of their names.
+def matching(location: Location) -> Iterator[str]:
+    """Yield the URLs of what matches *location*, an http URL with a `*` in its path, in the order of their names.
 
     Each part of the path that has a `*` is a pattern; `[..]` is one there, too. Raises UrlError for a server that lists
     nothing, OpenError for one that cannot be reached, or whose list is no list of that folder.
@@ -36,7 +36,7 @@ def matching(location: Location) -> Iterator[Location]:
     scheme, _, path = (location.folder + location.base).partition("://")
     host, *parts = path.split("/")
     for url in _expanded(f"{scheme}://{host}", parts, location):
-        yield Location(url + location.query, location.remote)
+        yield url + location.query
 
 
 def _expanded(head: str, parts: list[str], location: Location) -> Iterator[str]:

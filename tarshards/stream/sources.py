@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tarshards.epoch.options import EpochOptions
@@ -16,10 +17,11 @@ from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
 from tarshards.index.options import Opening
 from tarshards.index.sidecar import check_there, has_ranges
-from tarshards.samples.keys import Sample, split_of
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.location import Location
+from tarshards.storage.expressions import find_shards
+from tarshards.storage.location import Location, identities_of
+from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream.following import Count
 from tarshards.tar import read
 
@@ -79,7 +81,7 @@ class ShardSource:
     ops: Sequence[Any] = ()
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "resample")
 
-    def __init__(self, shards: Sequence[Shard], opening: Opening, options: EpochOptions):
+    def __init__(self, shards: Shards, opening: Opening, options: EpochOptions):
         self.shards, self.opening, self.options = shards, opening, options
         _weights(options, len(shards))
         self.seed = options.seed
@@ -88,7 +90,7 @@ class ShardSource:
     @property
     def digest(self) -> str:
         """Identifies the dataset in a state."""
-        return _digest([shard.url for shard in self.shards])
+        return _digest(self.shards.urls)
 
     @property
     def order(self) -> list[Any]:
@@ -115,10 +117,10 @@ class ShardSource:
             return
         is_alone = world.world_size * world.num_workers == 1
         if is_alone and not self.ledger.quarantined:  # what the ledger let pass is no surprise
-            raise no_samples([shard.url for shard in self.shards])
+            raise no_samples(self.shards.urls)
 
-    def share(self, epoch: int, world: World) -> list[Shard]:
-        """List the shards of one worker: all are permuted, or drawn, by (seed, epoch), then shared out.
+    def share(self, epoch: int, world: World) -> Shards:
+        """Return the shards of one worker: all are permuted, or drawn, by (seed, epoch), then shared out.
 
         Raises WorldError, on every rank, if some rank would have none.
         """
@@ -127,22 +129,22 @@ class ShardSource:
                 f"{len(self.shards)} shards for {world.world_size} ranks: every rank needs at least one shard; "
                 "write more and smaller shards, or index them with `tarindex`"
             )
-        shards = list(self.shards)
+        numbers = list(range(len(self.shards)))
         if self.options.resample:
-            shards = self._drawn(epoch)
+            numbers = self._drawn(epoch)
         elif self.options.shuffle:
-            random.Random(f"{self.options.seed}/{epoch}").shuffle(shards)
-        return list(world.share(shards))
+            random.Random(f"{self.options.seed}/{epoch}").shuffle(numbers)
+        return self.shards.take(world.share(numbers))
 
-    def _drawn(self, epoch: int) -> list[Shard]:
-        """Draw as many shards as there are, with replacement."""
+    def _drawn(self, epoch: int) -> list[int]:
+        """Draw the numbers of as many shards as there are, with replacement."""
         import numpy as np
 
         from tarshards.epoch.resampling import Draws
 
         draws = Draws(_weights(self.options, len(self.shards)), self.options.seed, epoch)
-        numbers = draws.shards(np.arange(len(self.shards))).tolist()
-        return [self.shards[number] for number in numbers]
+        numbers: list[int] = draws.shards(np.arange(len(self.shards))).tolist()
+        return numbers
 
 
 class PlannedSource:
@@ -363,6 +365,7 @@ class IterableSource:
         return iterator
 
 
+@collector_paused()
 def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSource | PlannedSource:
     """Return the source of a shard expression: planned if it is opened through indexes, else streaming.
 
@@ -370,17 +373,18 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     """
     if not read.COMPILED:
         _log_missing_kernels()
-    shards = expand_shards(urls, opening.remote)
-    if opening.uses_index(shards) and not _must_stream(Location.of(shards[0].url, opening.remote), opening, options):
+    shards = find_shards(urls, opening.remote)
+    found = opening.find_indexed(shards)
+    if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
         from tarshards.index.access import IndexedShards
 
-        shards = [shard._replace(split=shard.split or split_of(opening.rule)) for shard in shards]
-        indexed = IndexedShards(shards, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
+        import_module("tarshards.epoch.loop")  # which iterating needs: while the collector is paused
+        indexed = IndexedShards(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)
     if options.needs_index:
-        check_there(shards[0].url)
-        name = Location.of(shards[0].url).name
+        check_there(shards.urls[0])
+        name = Location.of(shards.urls[0]).name
         raise ShardIndexError("tail=, pool= and block= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)
 
@@ -466,7 +470,7 @@ def check_order(state: Mapping[str, Any], source: Source) -> None:
         raise StateError(f"the state was saved with {before}, and this dataset has {now}, which gives another order")
 
 
-def _digest(urls: Sequence[str], counts: bytes = b"") -> str:
+def _digest(urls: list[str], counts: bytes = b"") -> str:
     """Hash what a dataset consists of: the names of its shards, without their folders, and their counts."""
-    names = "\0".join(Location.of(url).identity for url in urls)
+    names = "\0".join(identities_of(urls))
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -269,6 +269,7 @@ class KeyFilter:
 
         try:
             indexed = IndexedShards([shard])
+            indexed.shards.open(0)  # a stale index lacks keys
             numbers = [number for number, key in enumerate(indexed.shards.each_key()) if key in self.keys]
         except TarshardsError as error:
             ledger(error)

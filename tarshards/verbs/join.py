@@ -62,6 +62,9 @@ def join_shards(
         if not (all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])):
             return None
         indexed = [IndexedShards(each) for each in shards[1:]]
+        for each in indexed:
+            for number in range(len(each.urls)):
+                each.shards.open(number)  # a stale index lacks keys
         if sum(map(len, indexed)) * ENTRY > memory // 2 or any(each.has_faults() for each in indexed):
             return None
         return [IndexedInput(each, taken) for each in indexed]

@@ -148,6 +148,7 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
 def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
     try:
         shards = IndexedShards([Shard(location.url, split="first")])  # as webdataset splits names
+        shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)
         return

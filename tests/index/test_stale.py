@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -355,8 +356,13 @@ def test_what_is_appended_is_noticed_when_a_shard_is_opened(appended, said):
         index.end = None
         index.save(appended)
     for read in by_access, by_stream, by_loader, numbers:
-        with pytest.raises(ShardIndexError, match=r"a\.tar\.index: stale: .*; rebuild it with `tarindex`"):
-            read(appended)
+        try:
+            found, errors = read(appended)
+        except ShardIndexError as error:  # a shard of another size is noticed at once
+            found, errors = [], [error]
+        assert errors
+        assert not found
+        assert all(re.search(r"a\.tar\.index: stale: .*; rebuild it with `tarindex`", str(error)) for error in errors)
     with pytest.raises(ShardIndexError):
         verify_index(appended)
     assert [outcome.shard.samples for outcome in refresh_indexes([appended])] == [len(list(read_samples(appended)))]
@@ -390,7 +396,7 @@ def test_members_of_no_sample_may_follow_the_last_sample(tmp_path, monkeypatch):
         with pytest.raises(ShardIndexError, match="members were appended"):
             IndexedShards(f"{site.url}/a.tar")[0]
     with pytest.raises(ShardIndexError, match="members were appended"):
-        IndexedShards("a.tar")
+        IndexedShards("a.tar")[0]
 
 
 def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path, twin):

@@ -250,6 +250,7 @@ def test_pipes_and_compressed_shards_are_refused(tmp_path, site):
 
 def test_a_sample_costs_no_request_and_its_file_few(shard, site):
     samples = IndexedShards(f"{site.url}/set-0.tar", lazy="bin", fields="bin")
+    assert samples[0]["__key__"]  # for which the index is loaded
     site.clear()
     file = samples[0]["bin"]
     assert site.requests == []

@@ -214,7 +214,7 @@ def test_a_chain_is_a_remote_file_of_the_name_that_it_reads(url):
     location = Location.of(url)
     assert (location.family, location.path, location.identity, location.base) == ("fsspec_", None, "a.tar", "a.tar")
     assert location.is_remote
-    assert location.glob() == [location]
+    assert location.glob() == [url]
     assert location.expanduser() == location
 
 
@@ -222,12 +222,12 @@ def test_globs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in "b 1.tar", "a1.tar", "a[1].tar":
         Path(name).touch()
-    assert Location.of("*1*.tar").glob() == [Location("a1.tar"), Location("a[1].tar"), Location("b 1.tar")]
-    assert Location.of(f"file://{tmp_path}/b%20*").glob() == [Location(f"file://{tmp_path}/b%201.tar")]
-    assert Location.of("file:b*").glob() == [Location("file:b 1.tar")]
+    assert Location.of("*1*.tar").glob() == ["a1.tar", "a[1].tar", "b 1.tar"]
+    assert Location.of(f"file://{tmp_path}/b%20*").glob() == [f"file://{tmp_path}/b%201.tar"]
+    assert Location.of("file:b*").glob() == ["file:b 1.tar"]
     assert Location.of("none*").glob() == []
     for url in "a[1].tar", "none.tar", "http://h/a.tar?x=*", "pipe:cat *.tar", "http://[::1]:80/[1].tar":
-        assert Location.of(url).glob() == [Location(url)]
+        assert Location.of(url).glob() == [url]
     with pytest.raises(UrlError, match="unknown scheme"):
         Location.of("unknown:*.tar").glob()
 

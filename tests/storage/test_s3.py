@@ -160,16 +160,15 @@ def test_storage_options_make_the_store(s3, monkeypatch, prefix):
         stream.write(DATA)
     assert location.read() == DATA
     assert location.size() == len(DATA)
-    assert Location.of(f"{prefix}s3://bucket/d/*.tar", remote).glob() == [location]
-    (found,) = Location.of(f"{prefix}s3://bucket/d/*.tar", remote).glob()
-    with found.ranges() as ranges:
+    assert Location.of(f"{prefix}s3://bucket/d/*.tar", remote).glob() == [location.url]
+    with location.ranges() as ranges:
         assert ranges.read(5, 10) == DATA[5:15]
     elsewhere = Remote(storage_options=s3.options | {"endpoint_url": "http://127.0.0.1:9"}, retries=0)
     with pytest.raises(OpenError, match="connect"):
         Location.of(location, elsewhere).size()
     assert location.size() == len(DATA)
     if not prefix:
-        found.remove()
+        location.remove()
         assert s3.objects() == {}
 
 

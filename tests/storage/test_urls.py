@@ -1,5 +1,6 @@
 """Shard expressions name exactly the URLs that bash, the list and the file system say."""
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import expressions
 from tarshards.storage.expressions import Shard, _count, expand_shards, expand_urls, relative_to, shards_in
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import dump_manifest, parse_manifest
+from tarshards.storage.manifest import Shards, dump_manifest, parse_manifest
 
 
 def make(folder: Path, *names: str) -> None:
@@ -451,6 +452,40 @@ def test_an_empty_manifest_is_an_empty_expression(here):
 )
 def test_what_is_dumped_is_parsed(shards):
     assert parse_manifest(dump_manifest(shards), "a.json") == shards
+
+
+@given(st.lists(st.sampled_from([*"{},.-%0189ab\\", "{0..1}", "{08..11}", "{7..9}", "..", ".tar"]), max_size=12))
+def test_ranges_are_those_of_braceexpand(parts):
+    found = expressions._ranges(pattern) if "{" in (pattern := "".join(parts)) else None
+    assert found is None or list(found) == list(braceexpand(pattern))
+
+
+WRONG = [{"nsamples": -1}, {"nsamples": True}, {"nsamples": 1.0}, {"nsamples": 1 << 32}, {"filesize": "1"}]
+WRONG += [{"indexed": 1}, {"indexed": None}, {"concatenated": "yes"}, {"digest": "0" * 31}, {"digest": "G" * 32}]
+WRONG += [{"digest": 7}, {"digest": "\ud800" * 32}, {"sha256": "0" * 32}, {"sha256": ""}, {"url": ""}, {"url": 7}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=ascii)
+def test_one_wrong_entry_of_many_is_named(wrong):
+    entries = [{"url": f"{i}.tar", "nsamples": i, "digest": "0" * 32} for i in range(9)]
+    assert parse_manifest(json.dumps({"wids_version": 1, "shardlist": entries}), "a.json")[8].samples == 8
+    entries[7] |= wrong
+    name = "entry 7" if "url" in wrong else "7.tar"
+    with pytest.raises(UrlError, match=f"a.json: {name} .*{next(iter(wrong))}"):
+        parse_manifest(json.dumps({"wids_version": 1, "shardlist": entries}), "a.json")
+
+
+def test_shards_are_columns_that_read_as_a_list():
+    one, two = Shard("a.tar", 0, 512, indexed=True), Shard("b.tar", split="last")
+    shards = Shards.of([one, two])
+    shards.extend(Shards(["c.tar"], samples=[0]))
+    assert list(shards) == shards == [one, two, Shard("c.tar", 0)]
+    assert [shards[-1], *shards[:2]] == [Shard("c.tar", 0), one, two]
+    assert shards.take([2, 0]).urls == ["c.tar", "a.tar"]
+    assert shards.column("samples") == [0, None, 0]
+    assert list(shards.uncounted) == [1, 2]
+    assert shards.replace(size=[1, 2, 3])[1] == two._replace(size=2)
+    assert Shards.of([]) == Shards([]) == []
 
 
 def test_shards_name_themselves():

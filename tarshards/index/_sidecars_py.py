@@ -1,0 +1,77 @@
+"""What many sidecars say, and which there are: the twin of _sidecars.c for where there is no compiler."""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from tarshards.storage.beside import FORMAT
+from tarshards.tar.read import BLOCK
+
+BEGINNING = 256  # bytes; what is read of them ends before 200
+
+
+class Head(NamedTuple):
+    """What the beginning of a sidecar says: the shard's size in bytes, and of the index what ``Index`` says."""
+
+    size: int
+    fingerprint: int
+    samples: int
+    digest: bytes | None
+    split: str
+
+
+def parse_head(data: bytes) -> Head:
+    """Return what *data*, the beginning of a sidecar, says; raise ValueError, TypeError or KeyError for other bytes."""
+    import msgpack
+
+    unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape")
+    unpacker.feed(data)
+    try:
+        unpacker.read_map_header()
+        names = [unpacker.unpack() for _ in range(5)]
+        if names[:3] != ["format", FORMAT, "version"] or names[3] not in (1, 2) or names[4] != "shard":
+            raise ValueError("not the beginning of an index")
+        shard: dict[str, Any] = unpacker.unpack()
+        if unpacker.unpack() != "keys":
+            raise ValueError("no keys")
+        samples = unpacker.read_array_header()
+    except msgpack.UnpackException as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    head = Head(shard["size"], shard["fingerprint"], samples, shard.get("digest"), shard.get("split", "first"))
+    if not isinstance(head.digest, bytes | None):
+        raise TypeError("a digest that is none")
+    if type(head.size) is not int or head.split not in ("first", "last"):
+        raise TypeError("a size that is not a number, or an unknown rule for names")
+    if not 0 <= samples <= head.size // BLOCK:
+        raise ValueError(f"{samples} samples in a shard of {head.size} bytes")
+    return head
+
+
+def read_heads(shards: bytes, sidecars: bytes) -> bytes:
+    """Return three int64 of each of the *sidecars*, paths with NULs between them: samples, bytes, 1 if split "last".
+
+    They are -1 where a sidecar is missing or damaged, or its shard has not as many bytes as it says.
+    """
+    if shards.count(b"\0") != sidecars.count(b"\0"):
+        raise ValueError("not as many shards as sidecars")
+    found = array("q")
+    for shard, sidecar in zip(shards.split(b"\0"), sidecars.split(b"\0")):
+        numbers = -1, -1, -1
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            with open(sidecar, "rb", buffering=0) as file:
+                head = parse_head(file.read(BEGINNING))
+            status = os.stat(shard)
+            if stat.S_ISREG(status.st_mode) and status.st_size == head.size:
+                numbers = head.samples, head.size, int(head.split == "last")
+        found.extend(numbers)
+    return found.tobytes()
+
+
+def are_listed(folder: bytes, names: bytes) -> bytes:
+    """Return for each of the *names*, with NULs between them, 1 if a listing of *folder* has it, else 0."""
+    listed = set(os.listdir(folder))
+    return bytes(name in listed for name in names.split(b"\0"))
