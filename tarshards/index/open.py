@@ -39,7 +39,7 @@ from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
-LOCKS = 64  # shared by all shards of a process
+LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
 
 
 class OpenShard:
