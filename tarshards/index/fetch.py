@@ -74,8 +74,8 @@ class BlockFetcher:
 
     The indexes of the first samples are asked for while it is computed what else will be read, and no others before the
     blocks of these are here. Of a shuffled epoch, the first samples are asked for by themselves, so that a batch comes
-    soon. Up to 16,384 blocks that a cache keeps stay mapped for the epochs that follow, which then take samples from them
-    as from local shards; their files are held open, too, as far as ``most_held`` allows.
+    soon. Up to 16,384 blocks that a cache keeps stay mapped for the epochs that follow, which then take samples from
+    them as from local shards; their files are held open, too, as far as ``most_held`` allows.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BlockFetcher:
         self._scanned = self._taken = self._bytes = self._under_way = 0
         self._is_begun = False
         self._connects = cache is None or cache.is_empty()  # what a cache has needs no connection
-        self._more, self._first = SOON, 0  # blocks that are still to be asked for as the first ones, and those under way
+        self._more, self._first = SOON, 0  # the first blocks: those that are to be asked for, and those under way
         self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:

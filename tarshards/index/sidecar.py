@@ -27,6 +27,8 @@ from tarshards.tar.read import BLOCK, padding
 if TYPE_CHECKING:
     import numpy as np
 
+    from tarshards.storage.cache import MappedBlock
+
 VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
@@ -90,7 +92,7 @@ class Index:
     """
 
     digest: bytes | None = None
-    _sidecar: bytes | Mapping | None = None  # what is read of it in place, if it was loaded
+    _sidecar: bytes | Mapping | MappedBlock | None = None  # what is read of it in place, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
 
@@ -320,6 +322,12 @@ class Index:
                 self.table.rest_on(mapping)
                 self._sidecar = mapping
 
+    def rest_on_block(self, block: MappedBlock) -> None:
+        """Use the *block* of a cache from which the index was read, as ``rest_on`` does."""
+        if IS_COMPILED and len(block) > MAPPED:
+            self.table.rest_on(memoryview(block.mapping)[block.start :])  # type: ignore[arg-type]
+            self._sidecar = block
+
     @classmethod
     def load(cls, shard_url: str | Location, *, check: bool = True) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
@@ -329,14 +337,16 @@ class Index:
         """
         location = index_location(shard_url)
         try:
-            packed = location.read(MAX_BYTES)
+            held = location.hold(MAX_BYTES)
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
-        index = cls.unpack(packed, url=location.name)
+        index = cls.unpack(held if isinstance(held, bytes) else held.read(0, len(held)), url=location.name)
         if location.path is not None:
             index.rest_on(location.path)
+        elif not isinstance(held, bytes):
+            index.rest_on_block(held)
         if check:
             with Location.of(shard_url).ranges() as ranges:
                 index.check(ranges, url=location.name)

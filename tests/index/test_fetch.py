@@ -32,7 +32,7 @@ from tarshards.index.fetch import BlockFetcher
 from tarshards.index.table import IS_COMPILED
 from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
-from tarshards.storage.cache import Block, BlockCache
+from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
@@ -343,7 +343,8 @@ def epoch(shards: IndexedShards, seed: int) -> dict[str, bytes]:
 
 
 def blocks_of(shards: IndexedShards) -> list[Path]:
-    return sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
+    paths = sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
+    return [path for path in paths if b".tar.index" not in path.read_bytes()[:200]]
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
@@ -562,3 +563,37 @@ def test_connections_are_opened_while_the_first_indexes_are_loaded(site, folder,
     for _ in range(2):
         assert len(list(Stream.from_shards(manifest, index=True, remote=cached))) == SHARDS * SAMPLES
     assert len(counts) == 2, "what is cached needs no connection"
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_with_a_cache_the_processes_of_a_host_fetch_an_index_once(site, folder, tmp_path, described):
+    path = str(folder / "s.shards.json")
+    shards = [Shard(path.name, SAMPLES, path.stat().st_size) for path in sorted(folder.glob("?.tar"))]
+    Path(path).write_text(dump_manifest(shards))
+    where = f"{site.url}/s.shards.json" if described else urls(site)
+    remote, size = Remote(cache_dir=tmp_path / "cache"), (folder / "0.tar.index").stat().st_size
+    for number in range(3):
+        before, site.bytes = traffic.so_far().cache_hits, 0
+        opened = IndexedShards(where, remote=remote)
+        assert [opened.shards.index(shard).key(0) for shard in range(SHARDS)] == [f"{n}-0" for n in range(SHARDS)]
+        assert site.bytes < SHARDS * 3000 + (SHARDS * size if number == 0 else 0)
+        assert traffic.so_far().cache_hits - before == SHARDS * (number > 0)
+        index = opened.shards.index(1)
+        assert index.keys == [f"1-{i}" for i in range(SAMPLES)]
+        assert index.pack() == (folder / "1.tar.index").read_bytes()
+    assert CacheFolder.existing(str(tmp_path / "cache")).purge("*.tar.index")[0] == SHARDS
+    assert index.key(1) == "1-1", "what was mapped stays"
+
+
+def test_an_index_in_a_cache_takes_no_memory_and_is_renewed(tmp_path):
+    """Of a file that was replaced within a second, the size and ETag may be as they were."""
+    remote, path = Remote(cache_dir=tmp_path / "cache"), str(tmp_path / "a.tar")
+    with serving(tmp_path) as site:
+        for first in 1000, 2000:
+            with TarWriter(path) as writer:
+                for i in range(500):
+                    writer.write({"__key__": str(first + i), "txt": "a"})
+            build_index(path).save(path)
+            index = IndexedShards(f"{site.url}/a.tar", remote=remote).shards.index(0)
+            assert index.key(0) == str(first)
+            assert isinstance(index._sidecar, MappedBlock) == IS_COMPILED
