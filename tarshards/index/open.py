@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -20,13 +21,14 @@ from tarshards.index.sidecar import (
     MISSING,
     OTHER,
     REBUILD,
+    Hold,
     Index,
     for_each_shard,
     index_location,
     read_head,
     refuse_compressed,
 )
-from tarshards.index.table import MappedMembers, find_undecided
+from tarshards.index.table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -34,10 +36,19 @@ from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, most_open
-from tarshards.storage.remote import Remote, default
+from tarshards.storage.remote import LEAST_AHEAD, Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
 
+if TYPE_CHECKING:
+    from tarshards.storage.shared import SharedBytes
+
+log = logging.getLogger("tarshards")
+
+DO_NOT_FIT = (
+    "%s: the indexes of the shards take more than the %.0f MB that may be held, so some are fetched again for every "
+    "use; give more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
+)
 GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
 
@@ -419,21 +430,34 @@ class OpenShards:
         self._told = [None if shard.digest is None else bytes.fromhex(shard.digest) for shard in shards]
         self._splits = [shard.split for shard in shards]
         self._reset()
+        self._share()
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
         self._indexes: dict[int, Index] = {}  # of shards that are not open
         self.in_use: dict[int, OpenShard] = {}
         self._aside: dict[int, OpenShard] = {}  # those not asked for since there were too many
+        self._own: dict[int, int] = {}  # memory of this process for the index of each remote shard, oldest first
+        self._own_bytes, self._is_told = 0, False
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
+
+    def _share(self) -> None:
+        """Have memory for the indexes of remote shards that is shared with processes forked later; a cache is, too."""
+        self._shared: SharedBytes | None = None
+        are_remote = not all(Location.of(url).is_local for url in self.urls[:1])
+        if IS_COMPILED and are_remote and self.remote.cache_dir is None:
+            from tarshards.storage.shared import SharedBytes
+
+            self._shared = SharedBytes.of(len(self.urls), self.remote)
 
     def _count(self, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
         known = [(shard.samples, shard.size) for shard in shards]
         unknown = [number for number, pair in enumerate(known) if None in pair]
         locations = [self.location(number) for number in unknown]
-        for number, shard in zip(unknown, for_each_shard(self._load_and_open, locations)):
+        numbers = dict(zip(locations, unknown))
+        for number, shard in zip(unknown, for_each_shard(lambda each: self._load_and_open(numbers[each]), locations)):
             shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
             known[number] = len(shard.index), shard.index.shard_size
             self._hold(number, shard.index)
@@ -444,8 +468,8 @@ class OpenShards:
         """Return the location of a shard, to be read as the dataset says."""
         return Location.of(self.urls[number], self.remote)
 
-    def _load_and_open(self, location: Location) -> OpenShard:
-        return OpenShard(location, load_index(location), self.fields, self.lazy)
+    def _load_and_open(self, number: int) -> OpenShard:
+        return OpenShard(self.location(number), self._read_index(number), self.fields, self.lazy)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
@@ -457,12 +481,47 @@ class OpenShards:
             return index
 
     def _load(self, number: int) -> Index:
-        location = self.location(number)
-        index = load_index(location)
-        index.check_split(self._splits[number], url=index_location(location).name)
-        if problem := self._contradiction(number, index):
-            raise ShardIndexError(problem, url=index_location(location).name)
+        index = self._read_index(number)
+        url = index_location(self.location(number)).name
+        try:
+            index.check_split(self._splits[number], url=url)
+            if problem := self._contradiction(number, index):
+                raise ShardIndexError(problem, url=url)
+        except ShardIndexError:
+            if self._shared is not None:
+                self._shared.drop(number)
+            raise
         return index
+
+    def _read_index(self, number: int) -> Index:
+        location, shared = self.location(number), self._shared
+        if location.is_local:
+            return load_index(location)
+        try:
+            index = load_index(location, None if shared is None else partial(shared.hold, number))
+        except ShardIndexError:
+            if shared is not None:
+                shared.drop(number)
+            raise
+        self._make_space_for(number, index)
+        return index
+
+    def _make_space_for(self, number: int, index: Index) -> None:
+        """Note the index of a remote shard that is about to be held; release the oldest ones if there are too many."""
+        with _locks(os.getpid())[0]:
+            self._own_bytes += index.nbytes - self._own.pop(number, 0)
+            self._own[number] = index.nbytes
+            most = LEAST_AHEAD
+            if self._own_bytes > most:
+                most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
+            while len(self._own) > 1 and (self._own_bytes > most or len(self._own) > most_open()):
+                if self._own_bytes > most and not self._is_told:
+                    self._is_told = True
+                    log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
+                oldest = next(iter(self._own))
+                self._own_bytes -= self._own.pop(oldest)
+                for held in (self.in_use, self._aside, self._indexes):
+                    held.pop(oldest, None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
         """Say what the index of a shard has other than the manifest, None if nothing."""
@@ -633,6 +692,7 @@ class OpenShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+        self._share()
 
 _all_shards: WeakSet[OpenShards] = WeakSet()  # those of this process that have local ones
 
@@ -654,10 +714,10 @@ def _locks(process: int) -> list[threading.RLock]:
     return [threading.RLock() for _ in range(LOCKS)]
 
 
-def load_index(location: Location) -> Index:
+def load_index(location: Location, hold: Hold | None = None) -> Index:
     """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False)
+        return Index.load(location, check=False, hold=hold)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

@@ -19,15 +19,13 @@ from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import Mapping, Ranges
+from tarshards.storage.ranges import Mapping, Part, Ranges
 from tarshards.storage.streams import is_missing, is_refused
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from tarshards.storage.cache import MappedBlock
 
 VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
@@ -41,6 +39,7 @@ MANY = 1 << 10  # local shards that threads read until that is asked again
 MISSING = "no index found; create one with `tarindex`"
 REBUILD = "rebuild it with `tarindex`"
 DIGEST = 16  # bytes
+Hold = Callable[[Callable[[], bytes]], "bytes | Part"]
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
@@ -92,7 +91,7 @@ class Index:
     """
 
     digest: bytes | None = None
-    _sidecar: bytes | Mapping | MappedBlock | None = None  # what is read of it in place, if it was loaded
+    _sidecar: bytes | Mapping | Part | None = None  # what is read of it in place, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
 
@@ -322,22 +321,29 @@ class Index:
                 self.table.rest_on(mapping)
                 self._sidecar = mapping
 
-    def rest_on_block(self, block: MappedBlock) -> None:
-        """Use the *block* of a cache from which the index was read, as ``rest_on`` does."""
-        if IS_COMPILED and len(block) > MAPPED:
-            self.table.rest_on(memoryview(block.mapping)[block.start :])  # type: ignore[arg-type]
-            self._sidecar = block
+    def rest_on_part(self, part: Part) -> None:
+        """Use the *part* of a mapped file from which the index was read, as ``rest_on`` does."""
+        if IS_COMPILED and len(part) > MAPPED:
+            self.table.rest_on(part.buffer)
+            self._sidecar = part
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that it takes, about; those of a mapped sidecar are not its own."""
+        return len(self._sidecar) if isinstance(self._sidecar, bytes) else 0
 
     @classmethod
-    def load(cls, shard_url: str | Location, *, check: bool = True) -> Index:
+    def load(cls, shard_url: str | Location, *, check: bool = True, hold: Hold | None = None) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
+
+        *hold* returns its bytes from where processes share them, or by what it is given.
 
         Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version.
         """
         location = index_location(shard_url)
         try:
-            held = location.hold(MAX_BYTES)
+            held = location.hold(MAX_BYTES) if hold is None else hold(lambda: location.read(MAX_BYTES))
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
@@ -346,7 +352,7 @@ class Index:
         if location.path is not None:
             index.rest_on(location.path)
         elif not isinstance(held, bytes):
-            index.rest_on_block(held)
+            index.rest_on_part(held)
         if check:
             with Location.of(shard_url).ranges() as ranges:
                 index.check(ranges, url=location.name)

@@ -53,7 +53,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
 from tarshards.storage.local import is_at
-from tarshards.storage.ranges import Mapping
+from tarshards.storage.ranges import Mapping, Part
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
@@ -101,21 +101,15 @@ class Block(NamedTuple):
         return json.dumps(list(self), separators=(",", ":")).encode()
 
 
-class MappedBlock:
+class MappedBlock(Part):
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
     What was copied out of it is right if the mapping ``is_current`` afterwards.
     """
 
     def __init__(self, path: str, start: int, stays: bool):
-        self.mapping, self.start, self.stays = Mapping(path), start, stays
-
-    def __len__(self) -> int:
-        return len(self.mapping) - self.start
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return *size* bytes at *offset* of its data."""
-        return self.mapping.read(self.start + offset, size)
+        super().__init__(Mapping(path), start)
+        self.stays = stays
 
 
 # Locks belong to open files, and a child that is forked has the same open files: it would keep the locks of its parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import random
 from base64 import b64decode, b64encode
@@ -34,6 +35,7 @@ from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
+from tarshards.storage.ranges import Part
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -597,3 +599,80 @@ def test_an_index_in_a_cache_takes_no_memory_and_is_renewed(tmp_path):
             index = IndexedShards(f"{site.url}/a.tar", remote=remote).shards.index(0)
             assert index.key(0) == str(first)
             assert isinstance(index._sidecar, MappedBlock) == IS_COMPILED
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A site of four shards with indexes of 35 KB, and its manifest."""
+    shards = []
+    for number in range(SHARDS):
+        path = str(tmp_path / f"{number}.tar")
+        with TarWriter(path) as writer:
+            for i in range(1000):
+                writer.write({"__key__": f"{number}-{i}", "txt": b"x"})
+        (index := build_index(path)).save(path)
+        shards.append(index.shard(f"{number}.tar"))
+    (tmp_path / "s.shards.json").write_text(dump_manifest(shards))
+    with serving(tmp_path) as site:
+        yield site
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_forked_processes_fetch_and_hold_an_index_once(large):
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    large.clear()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def work() -> None:
+        found = [opened.shards.index(number) for number in range(SHARDS)]
+        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, Part)) for index in found])
+
+    workers = [context.Process(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        assert results.get() == [(f"{number}-999", f"{number}-0", True) for number in range(SHARDS)]
+    for worker in workers:
+        worker.join()
+    work()
+    assert large.asked(".index") == SHARDS
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_another_process_fetches_what_a_killed_one_was_fetching(large):
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    large.clear()
+    large.hold, large._last = 5, 0
+    worker = multiprocessing.get_context("fork").Process(target=lambda: opened.shards.index(0))
+    worker.start()
+    while not large._last:  # it has asked, and waits for the answer
+        assert worker.is_alive()
+    worker.kill()
+    worker.join()
+    large.hold = 0
+    assert opened.shards.index(0).key(0) == "0-0"
+
+
+def test_indexes_that_do_not_fit_are_fetched_again_which_a_warning_says(large, monkeypatch, caplog):
+    monkeypatch.setattr("tarshards.index.open.LEAST_AHEAD", 1)
+    monkeypatch.setattr(Remote, "held", lambda remote: 80_000)
+    opened = IndexedShards(f"{large.url}/s.shards.json", remote=Remote())
+    large.clear()
+    for _ in range(3):
+        assert [opened.shards.use(number).index.key(1) for number in range(SHARDS)] == [f"{n}-1" for n in range(SHARDS)]
+    assert SHARDS < large.asked(".index") <= 3 * SHARDS
+    assert sum(index.nbytes for number in range(SHARDS) if (index := opened.shards.loaded(number))) <= 80_000
+    (record,) = caplog.records
+    assert "cache_dir=" in record.getMessage()
+
+
+def test_an_index_that_is_wrong_is_asked_for_again(large):
+    path = large.folder / "0.tar.index"
+    right = path.read_bytes()
+    path.write_bytes(right[:-1])
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    with pytest.raises(ShardIndexError, match="damaged"):
+        opened.shards.index(0)
+    path.write_bytes(right)
+    assert opened.shards.index(0).key(0) == "0-0"
