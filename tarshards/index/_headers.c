@@ -17,12 +17,13 @@
 #define LARGE (1 << 16) /* bytes from which taking a sample lets other threads run */
 #define FEW 16          /* members of a sample that need no memory of their own */
 #define SHORT 256       /* bytes of a key that needs none */
+#define TOGETHER 32     /* samples that are read at once, whose bytes the processor fetches together */
 #define AHEAD 8         /* members whose headers are fetched ahead */
 #define EVERY 64        /* keys from one that is found at once to the next; a table takes 4 bytes for each of these */
 #define DEEPEST 32      /* arrays and maps in each other */
 
 static Guarded guarded;
-static PyObject *key_name; /* "__key__" */
+static PyObject *key_name, *url_name; /* "__key__", "__url__" */
 
 typedef struct {
     const char *text;
@@ -51,6 +52,7 @@ typedef struct {
     Py_buffer shard;
     MemberTable *table;
     int64_t low, begin, end;
+    PyObject *url, *names; /* of whole samples that are read: the shard, and the names of the fields; or NULL */
     unsigned char *compared; /* a bit for each member: whether it is known to match; NULL until one is */
 } MappedMembers;
 
@@ -391,9 +393,9 @@ static void take(void *argument) {
     }
 }
 
-/* Allocate the members of a sample; return their total size, -1 with an exception set. Of a member that is not here, no
- * byte is taken: it is undecided. */
-static int64_t prepare(Taking *taking, PyObject *names) {
+/* Allocate the members of a sample; return their total size, -2 if it is more than *most*, -3 with an exception set. Of a
+ * member that is not here, no byte is taken: it is undecided. */
+static int64_t prepare(Taking *taking, PyObject *names, int64_t most) {
     const LookUp *up = taking->up;
     MappedMembers *self = taking->members;
     int64_t total = 0;
@@ -406,47 +408,43 @@ static int64_t prepare(Taking *taking, PyObject *names) {
             return total;
         }
         PyObject *data = NULL;
+        if (name && place->size > most - total) return -2;
         if (name) {
             fetch(at(self, place->offset) - BLOCK);
             if (member && !taking->count && !is_compared(self, member) && is_here(self, place - 1))
                 fetch_before(at(self, place[-1].offset) - BLOCK);
             data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)place->size);
         }
-        if (!data) return -1;
+        if (!data) return -3;
         taking->taken[taking->count++] = (struct Taken){member, place, name, data, PyBytes_AsString(data)};
         total += place->size;
     }
     return total;
 }
 
-/* Put the members that were taken into the dict; return the number of one that is undecided. */
-static PyObject *deliver(const Taking *taking, PyObject *result) {
-    if (taking->undecided >= 0) return PyLong_FromLongLong(taking->undecided);
+/* Put the members that were taken into the dict; return 0 with an exception set where that fails. */
+static int deliver(const Taking *taking, PyObject *result) {
     PyObject *key = decoded(taking->up->text, taking->up->key.length);
     int failed = !key || PyObject_SetItem(result, key_name, key) < 0;
     Py_XDECREF(key);
     for (int64_t i = 0; !failed && i < taking->count; i++)
         failed = PyDict_SetItem(result, taking->taken[i].name, taking->taken[i].data) < 0;
-    return failed ? NULL : PyLong_FromLong(-1);
+    return !failed;
 }
 
-static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    MappedMembers *self = (MappedMembers *)object;
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "fill takes a dict, names, a sample and a settled member");
-    const int64_t sample = PyLong_AsLongLong(args[2]), settled = PyLong_AsLongLong(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    if (sample < 0 || sample >= self->table->samples)
-        return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)sample);
+/* Put a sample of up to *most* bytes, which become fewer by these, into a dict, unless a member is undecided, whose number
+ * is returned; -1: none is. -2: the sample is larger. -3: an exception is set. */
+static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *names, int64_t sample, int64_t settled, int64_t *most) {
     char text[SHORT];
     Place places[FEW + 1];
     struct Taken few[FEW];
     LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
                  .text = text, .space = SHORT, .places = places, .most = FEW};
-    PyObject *result = NULL;
     Taking taking = {self, &up, 0, settled, few, -1};
+    int64_t total = -3;
     if (can_note(self) && find_sample(&up)) {
         if (up.end - up.begin > FEW && !(taking.taken = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few))) PyErr_NoMemory();
-        int64_t total = taking.taken ? prepare(&taking, args[1]) : -1;
+        if (taking.taken) total = prepare(&taking, names, *most);
         int failed = 0;
         if (taking.undecided < 0 && total >= 0 && total < LARGE) {
             failed = guarded(take, &taking);
@@ -456,13 +454,27 @@ static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_
             Py_END_ALLOW_THREADS
         }
         if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
-        if (!failed && total >= 0) result = deliver(&taking, args[0]);
+        if (failed || (total >= 0 && taking.undecided < 0 && !deliver(&taking, result))) total = -3;
         for (int64_t i = 0; i < taking.count; i++) Py_DECREF(taking.taken[i].data);
         if (taking.taken != few) PyMem_Free(taking.taken);
     }
     if (up.text != text) PyMem_Free(up.text);
     if (up.places != places) PyMem_Free(up.places);
-    return result;
+    if (total < 0) return total;
+    *most -= total;
+    return taking.undecided;
+}
+
+static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    MappedMembers *self = (MappedMembers *)object;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "fill takes a dict, names, a sample and a settled member");
+    const int64_t sample = PyLong_AsLongLong(args[2]), settled = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (sample < 0 || sample >= self->table->samples)
+        return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)sample);
+    int64_t most = INT64_MAX;
+    const int64_t undecided = fill_sample(self, args[0], args[1], sample, settled, &most);
+    return undecided == -3 ? NULL : PyLong_FromLongLong(undecided);
 }
 
 static PyObject *members_settle(PyObject *object, PyObject *member) {
@@ -662,6 +674,94 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Samples that are read soon, one by one. */
+typedef struct {
+    const MappedMembers *members[TOGETHER];
+    int64_t samples[TOGETHER], count;
+} Ahead;
+
+/* Prefetch what reading the samples will read, so that it waits for all of them together. */
+static void fetch_samples(void *argument) {
+    const Ahead *ahead = argument;
+    for (int64_t i = 0; i < ahead->count; i++) {
+        const MemberTable *table = ahead->members[i]->table;
+        __builtin_prefetch(table->marks + ahead->samples[i] / EVERY);
+        fetch_place(table, guess_first(table, ahead->samples[i]));
+    }
+    for (int64_t i = 0; i < ahead->count; i++) {
+        const MappedMembers *own = ahead->members[i];
+        const int64_t first = first_of(own->table, ahead->samples[i]);
+        const char *keys = bytes_of(own->table) + own->table->keys + own->table->marks[ahead->samples[i] / EVERY];
+        for (int line = 0; line < 4; line++) __builtin_prefetch(keys + 64 * line);
+        if (first >= own->table->members) continue;
+        const Place place = place_of(own->table, first);
+        if (!is_here(own, &place)) continue;
+        fetch(at(own, place.offset) - BLOCK);
+        for (int64_t byte = 0; byte < place.size && byte < BLOCK; byte += 64) __builtin_prefetch(at(own, place.offset + byte));
+        if (!first || is_compared(own, first)) continue;
+        const Place before = place_of(own->table, first - 1);
+        if (is_here(own, &before)) fetch_before(at(own, before.offset) - BLOCK);
+    }
+}
+
+/* Read one of several samples, of at most *most* bytes; None where it needs a second look. NULL where it is larger, or with
+ * an exception set where that fails. */
+static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *most) {
+    if (!own || !own->names || sample < 0 || sample >= own->table->samples) return Py_NewRef(Py_None);
+    PyObject *result = PyDict_New();
+    if (!result || PyObject_SetItem(result, key_name, own->url) < 0 || PyObject_SetItem(result, url_name, own->url) < 0) {
+        Py_XDECREF(result);
+        return NULL;
+    }
+    const int64_t undecided = fill_sample(own, result, own->names, sample, 0, most);
+    if (undecided == -1) return result;
+    Py_DECREF(result);
+    if (undecided == -2) return NULL;
+    if (undecided == -3 && !PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
+    PyErr_Clear(); /* it is found again, with its name */
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *read_samples(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tables, *result = NULL;
+    Py_buffer shards, samples;
+    Py_ssize_t begin;
+    if (!PyArg_ParseTuple(args, "O!y*y*n:read_samples", &PyList_Type, &tables, &shards, &samples, &begin)) return NULL;
+    MappedMembers *own[TOGETHER];
+    int64_t numbers[TOGETHER], count = 0;
+    Ahead ahead = {.count = 0};
+    if (shards.len != samples.len || begin < 0) PyErr_SetString(PyExc_ValueError, "shards and samples differ in length");
+    else result = PyList_New(0);
+    for (; result && count < TOGETHER && begin + count < shards.len / 8; count++) {
+        own[count] = members_at(tables, ((int64_t *)shards.buf)[begin + count]);
+        numbers[count] = ((int64_t *)samples.buf)[begin + count];
+        if (!own[count] && PyErr_Occurred()) {
+            Py_CLEAR(result);
+            break;
+        }
+        Py_XINCREF((PyObject *)own[count]);
+        if (!own[count] || numbers[count] < 0 || numbers[count] >= own[count]->table->samples) continue;
+        ahead.members[ahead.count] = own[count];
+        ahead.samples[ahead.count++] = numbers[count];
+    }
+    guarded(fetch_samples, &ahead); /* who reads what has gone finds out */
+    int64_t most = LARGE, done = 0;
+    for (; result && done < count; done++) {
+        PyObject *sample = read_sample(own[done], numbers[done], &most);
+        if (!sample && !PyErr_Occurred()) {
+            if (done) break;
+            sample = Py_NewRef(Py_None); /* it is read by itself, while other threads run */
+        }
+        if (!sample || PyList_Append(result, sample) < 0) Py_CLEAR(result);
+        Py_XDECREF(sample);
+    }
+    for (int64_t i = 0; i < count; i++) Py_XDECREF((PyObject *)own[i]);
+    PyBuffer_Release(&shards);
+    PyBuffer_Release(&samples);
+    return result;
+}
+
 static PyObject *find_keys(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tables;
@@ -784,7 +884,9 @@ static const char *mark_keys(MemberTable *self, int64_t end) {
     int64_t place = item.end;
     for (int64_t i = 0; i < self->samples; i++, place = item.end) {
         if (i % EVERY == 0) self->marks[i / EVERY] = (uint32_t)(place - self->keys);
-        if (!read_item(data, place, end, &item) || !item.is_text) return "a key or a field that is not a string";
+        const int length = place < end && data[place] >= 0xa0 && data[place] < 0xc0 ? data[place] & 31 : -1;
+        if (length >= 0 && end - place > length) item.end = place + 1 + length; /* of up to 31 bytes */
+        else if (!read_item(data, place, end, &item) || !item.is_text) return "a key or a field that is not a string";
     }
     return NULL;
 }
@@ -804,6 +906,9 @@ static const char *inconsistency(const MemberTable *self, int64_t archive_end) {
         if (place.field >= self->field_count) return "a field without a name";
         if (place.offset < 0 || place.offset > self->shard_size || place.size < 0 || place.size > self->shard_size)
             return "a member beyond the shard's end";
+    }
+    for (int64_t i = 0; i < self->members; i++) {
+        const Place place = place_of(self, i);
         if (place.offset < begin || place.offset + place.size > self->shard_size)
             return "members that overlap or lie beyond the shard's end";
         begin = place.offset + place.size;
@@ -873,16 +978,17 @@ static void table_dealloc(PyObject *object) {
 }
 
 static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    static char *names[] = {"shard", "table", "low", "begin", "end", NULL};
+    static char *names[] = {"shard", "table", "low", "begin", "end", "url", "names", NULL};
     MappedMembers *self = (MappedMembers *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    PyObject *table;
+    PyObject *table, *url = NULL, *fields = NULL;
     long long low = 0, begin = 0, end = -1;
     if (!self) return NULL;
-    if (PyArg_ParseTupleAndKeywords(args, options, "y*O!|LLL:MappedMembers", names, &self->shard, table_type, &table, &low,
-                                    &begin, &end)) {
+    if (PyArg_ParseTupleAndKeywords(args, options, "y*O!|LLLO!O!:MappedMembers", names, &self->shard, table_type, &table,
+                                    &low, &begin, &end, &PyUnicode_Type, &url, &PyList_Type, &fields)) {
         self->table = (MemberTable *)Py_NewRef(table);
         if (end < 0) end = self->table->members;
         self->low = low, self->begin = begin, self->end = end;
+        self->url = Py_XNewRef(url), self->names = Py_XNewRef(fields);
         if (low >= 0 && begin >= 0 && begin <= end && end <= self->table->members) return (PyObject *)self;
         PyErr_SetString(PyExc_ValueError, "not members of the table");
     }
@@ -895,6 +1001,8 @@ static void members_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     if (self->shard.obj) PyBuffer_Release(&self->shard);
     Py_XDECREF((PyObject *)self->table);
+    Py_XDECREF(self->url);
+    Py_XDECREF(self->names);
     PyMem_Free(self->compared);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -957,6 +1065,8 @@ static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
      "locate(tables, ranks, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
+    {"read_samples", read_samples, METH_VARARGS,
+     "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
      "find_undecided(tables, shards, members) -> places; see tarshards.index._headers_py"},
@@ -970,9 +1080,10 @@ PyMODINIT_FUNC PyInit__headers(void) {
     if (!(guarded = import_guard())) return NULL;
     PyObject *result = PyModule_Create(&module);
     key_name = PyUnicode_InternFromString("__key__");
+    url_name = PyUnicode_InternFromString("__url__");
     table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
     members_type = (PyTypeObject *)PyType_FromSpec(&members_spec);
-    if (!result || !key_name || !table_type || !members_type ||
+    if (!result || !key_name || !url_name || !table_type || !members_type ||
         PyModule_AddObjectRef(result, "MemberTable", (PyObject *)table_type) < 0 ||
         PyModule_AddObjectRef(result, "MappedMembers", (PyObject *)members_type) < 0)
         Py_CLEAR(result);

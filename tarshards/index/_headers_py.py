@@ -18,6 +18,7 @@ import numpy as np
 from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
+TOGETHER = 32  # samples that are read at once
 WINDOW = 1 << 16  # bytes of headers that are read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
@@ -70,7 +71,7 @@ class MemberTable:
 
     def _inconsistency(self, shard_size: int, end: int) -> str | None:
         """Return what is impossible in the arrays, None if nothing is."""
-        if not isinstance(self.keys, list):
+        if type(self.keys) is not list:
             return "a size that is not a number, or names that are not lists"
         if not all(isinstance(key, str) for key in self.keys):
             return "a key or a field that is not a string"
@@ -92,7 +93,8 @@ class MemberTable:
     def keys(self) -> list[str]:
         import msgpack
 
-        found: list[str] = msgpack.unpackb(self._sidecar[slice(*self._layout["keys"])], unicode_errors="surrogateescape")
+        packed = self._sidecar[slice(*self._layout["keys"])]
+        found: list[str] = msgpack.unpackb(packed, unicode_errors="surrogateescape")
         return found
 
     @cached_property
@@ -132,7 +134,8 @@ class MemberTable:
         """Write the sample, field, offset and size of each of *members* into the rows of *out*; both are int64."""
         if len(members) and not 0 <= members.min() <= members.max() < self.members:
             raise IndexError("a number out of range")
-        out[:] = np.stack([array[members].astype(np.int64) for array in (self.sample, self.field, self.offset, self.size)], 1)
+        arrays = (self.sample, self.field, self.offset, self.size)
+        out[:] = np.stack([array[members].astype(np.int64) for array in arrays], 1)
 
     @staticmethod
     def _checked(number: int, limit: int) -> int:
@@ -142,13 +145,26 @@ class MemberTable:
 
 
 class MappedMembers:
-    """The members of *table* from *begin* to *end* in *shard*, a mapping or bytes that begin at the offset *low* of it."""
+    """The members of *table* from *begin* to *end* in *shard*, a mapping or bytes that begin at the offset *low* of it.
 
-    def __init__(self, shard: Any, table: MemberTable, low: int = 0, begin: int = 0, end: int = -1):
+    ``read_samples`` reads samples of those that have *names* for their fields, of the shard *url*.
+    """
+
+    def __init__(
+        self,
+        shard: Any,
+        table: MemberTable,
+        low: int = 0,
+        begin: int = 0,
+        end: int = -1,
+        url: str = "",
+        names: list[str | None] | None = None,
+    ):
         end = table.members if end < 0 else end
         if not (low >= 0 and 0 <= begin <= end <= table.members):
             raise ValueError("not members of the table")
         self.shard, self.table, self.low, self.begin, self.end = shard, table, low, begin, end
+        self.url, self.names = url, names
         self.compared = bytearray(end - begin)
 
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
@@ -170,7 +186,7 @@ class MappedMembers:
         data = [self._read(int(table.offset[member]), int(table.size[member])) for member in taken]
         result["__key__"] = table.key(sample)
         for member, value in zip(taken, data):
-            result[names[table.field[member]]] = value  # type: ignore[index]
+            result[names[table.field[member]]] = value
         return -1
 
     def settle(self, member: int) -> None:
@@ -221,6 +237,27 @@ class MappedMembers:
         return self._is_here(member) and has_size(
             self._read(int(self.table.offset[member]) - BLOCK, BLOCK), int(self.table.size[member])
         )
+
+
+def read_samples(
+    tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray, begin: int
+) -> list[dict[str, Any] | None]:
+    """Return some samples from the one at *begin* on; None for each that needs a second look.
+
+    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that are large or do
+    not match, and those of shards without a table or names.
+    """
+    result: list[dict[str, Any] | None] = []
+    for shard, sample in zip(shards[begin : begin + TOGETHER].tolist(), samples[begin : begin + TOGETHER].tolist()):
+        own, found = tables[shard], None
+        if own is not None and own.names is not None and 0 <= sample < len(own.table):
+            found = {"__key__": "", "__url__": own.url}
+            try:
+                found = found if own.fill(found, own.names, sample, 0) < 0 else None
+            except OSError:
+                found = None
+        result.append(found)
+    return result
 
 
 def find_keys(tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray) -> list[str]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from tarshards.index.headers import NEAR, check_fetched, check_header, first_byt
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import (
+    MAPPED,
     MISSING,
     OTHER,
     REBUILD,
     Hold,
     Index,
     for_each_shard,
-    index_location,
     read_head,
     refuse_compressed,
 )
@@ -35,7 +35,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, most_open
+from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
@@ -43,14 +43,21 @@ from tarshards.tar.read import BLOCK
 if TYPE_CHECKING:
     from tarshards.storage.shared import SharedBytes
 
-log = logging.getLogger("tarshards")
-
+SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
+HELD = 1 << 27  # bytes of indexes of such shards that are held
+GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
+TOO_MANY = (
+    "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
+    "make fewer and larger ones with `tarreshard`"
+)
 DO_NOT_FIT = (
     "%s: the indexes of the shards take more than the %.0f MB that may be held, so some are fetched again for every "
     "use; give more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
 )
-GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
+
+
+log = logging.getLogger("tarshards")
 
 
 class OpenShard:
@@ -71,21 +78,26 @@ class OpenShard:
         lazy: FieldNames | None = None,
         *,
         scattered: bool = False,
+        ranges: Ranges | None = None,
     ):
         self.location = location = Location.of(url)
         self.name, self.index = location.name, index
-        self.ranges = location.ranges(index.shard_size)
+        self.ranges = location.ranges(index.shard_size) if ranges is None else ranges
         self._scattered = False
         self.scatter(scattered)
-        self.members: MappedMembers | None = None  # of a local shard
-        if isinstance(self.ranges, LocalRanges):
-            index.check(self.ranges, url=index_location(location).name)
-            self.members = MappedMembers(self.ranges.mapping, index.table)
+        local = self.ranges if isinstance(self.ranges, LocalRanges) else None
+        if local is not None:
+            index.check(local)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] | None = None
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
+        self.members: MappedMembers | None = None  # of a local shard
+        if local is not None and (index.faults or index.elsewhere or lazy is not None):
+            self.members = MappedMembers(local.mapping, index.table)
+        elif local is not None:
+            self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
         self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
@@ -136,7 +148,7 @@ class OpenShard:
         try:
             key, header = self.index.key(sample), self.index.place(self.index.table.span(sample)[0])[0]
         except OSError as broken:
-            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=index_location(self.location).name)
+            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=self.index.url)
         offset = getattr(error, "offset", None) or header
         return OpenError(error.strerror or str(error), url=self.name, offset=offset, key=key, errno=error.errno)
 
@@ -327,7 +339,7 @@ class OpenShard:
     def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
         """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
         if end == self.index.members and (last := self.index.archive_end) is not None:
-            self.index.check_end(read(last, BLOCK), url=index_location(self.location).name)
+            self.index.check_end(read(last, BLOCK))
 
     def _stop(self, end: int) -> int:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
@@ -394,7 +406,7 @@ class OpenShard:
     def _check_size(self) -> None:
         """Raise ShardIndexError where the first answer says that a remote shard is not as long as it was."""
         if self.ranges.size != self.index.shard_size:
-            self.index.check_size(self.ranges.size, url=index_location(self.location).name)
+            self.index.check_size(self.ranges.size)
 
 
 def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]:
@@ -408,8 +420,10 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
-    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for one
-    more, one is released that was not asked for since others had to be. What refers to a released one may still read it.
+    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for
+    one more, one is released that was not asked for lately. What refers to a released one may still read it. Small
+    shards of a dataset that has more are not held, but their indexes are, up to 128 MiB.
+
     Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
     pickled copy opens anew.
 
@@ -435,10 +449,16 @@ class OpenShards:
 
     def _reset(self) -> None:
         self._indexes: dict[int, Index] = {}  # of shards that are not open
+        self._are_many = IS_COMPILED and len(self.urls) > most_open()
+        self._small: dict[int, Index] = {}  # of shards that are read for each use, and not held
+        self._bytes = 0  # of these indexes
         self.in_use: dict[int, OpenShard] = {}
-        self._aside: dict[int, OpenShard] = {}  # those not asked for since there were too many
+        self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
+        self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
+        self._opened = 0  # how often one was since the last ``verify``
+        self._is_told = False  # that this is often
         self._own: dict[int, int] = {}  # memory of this process for the index of each remote shard, oldest first
-        self._own_bytes, self._is_told = 0, False
+        self._own_bytes, self._is_short = 0, False
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
@@ -457,10 +477,12 @@ class OpenShards:
         unknown = [number for number, pair in enumerate(known) if None in pair]
         locations = [self.location(number) for number in unknown]
         numbers = dict(zip(locations, unknown))
-        for number, shard in zip(unknown, for_each_shard(lambda each: self._load_and_open(numbers[each]), locations)):
-            shard.index.check_split(self._splits[number], url=index_location(shard.location).name)
-            known[number] = len(shard.index), shard.index.shard_size
-            self._hold(number, shard.index)
+        indexes = for_each_shard(lambda location: self._read_index(numbers[location], location), locations)
+        for number, index in zip(unknown, indexes):
+            index.check_split(self._splits[number])
+            known[number] = len(index), index.shard_size
+            if number in self._own:  # fetching it again would take long
+                self._indexes[number] = index
         counts, sizes = np.array(known, np.int64).T
         return counts, sizes
 
@@ -468,37 +490,36 @@ class OpenShards:
         """Return the location of a shard, to be read as the dataset says."""
         return Location.of(self.urls[number], self.remote)
 
-    def _load_and_open(self, number: int) -> OpenShard:
-        return OpenShard(self.location(number), self._read_index(number), self.fields, self.lazy)
-
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
         with self._lock(number):
             index = self.loaded(number)
             if index is None:
-                index = self._load(number)
-                self._hold(number, index)
+                location = self.location(number)
+                index = self._load(number, location)
+                self._hold(number, location, index)
             return index
 
-    def _load(self, number: int) -> Index:
-        index = self._read_index(number)
-        url = index_location(self.location(number)).name
+    def _load(self, number: int, location: Location) -> Index:
+        copied = SMALL if self._is_small(number, location) else MAPPED
+        index = self._read_index(number, location, copied)
         try:
-            index.check_split(self._splits[number], url=url)
+            index.check_split(self._splits[number])
             if problem := self._contradiction(number, index):
-                raise ShardIndexError(problem, url=url)
+                raise ShardIndexError(problem, url=index.url)
         except ShardIndexError:
             if self._shared is not None:
                 self._shared.drop(number)
             raise
         return index
 
-    def _read_index(self, number: int) -> Index:
-        location, shared = self.location(number), self._shared
+    def _read_index(self, number: int, location: Location, copied: int = MAPPED) -> Index:
+        """Return the index of a shard as its sidecar is; a local one of more than *copied* bytes is mapped."""
         if location.is_local:
-            return load_index(location)
+            return load_index(location, copied)
+        shared = self._shared
         try:
-            index = load_index(location, None if shared is None else partial(shared.hold, number))
+            index = load_index(location, hold=None if shared is None else partial(shared.hold, number))
         except ShardIndexError:
             if shared is not None:
                 shared.drop(number)
@@ -515,8 +536,8 @@ class OpenShards:
             if self._own_bytes > most:
                 most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
             while len(self._own) > 1 and (self._own_bytes > most or len(self._own) > most_open()):
-                if self._own_bytes > most and not self._is_told:
-                    self._is_told = True
+                if self._own_bytes > most and not self._is_short:
+                    self._is_short = True
                     log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
                 oldest = next(iter(self._own))
                 self._own_bytes -= self._own.pop(oldest)
@@ -534,14 +555,14 @@ class OpenShards:
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
         shard = self.in_use.get(number) or self._aside.get(number)
-        return self._indexes.get(number) if shard is None else shard.index
+        return shard.index if shard is not None else self._indexes.get(number) or self._small.get(number)
 
     def _held(self) -> int:
         return len(self._indexes) + len(self.in_use) + len(self._aside)
 
     def are_loaded(self) -> bool:
         """Return whether the indexes of all shards are held."""
-        return self._held() >= len(self.urls)
+        return self._held() + len(self._small) >= len(self.urls)
 
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
@@ -551,13 +572,32 @@ class OpenShards:
         with self._lock(number):
             shard = self.in_use.get(number) or self._aside.get(number)
             if shard is None:
-                return self._enter(number, self._open(number, self.index(number)))
+                return self._open(number)
             if shard.ranges.remote or shard.ranges.is_current():
                 return shard
-            return self._open(number, self._load(number))
+            location = self.location(number)
+            return self._with(location, self._load(number, location))
 
-    def _open(self, number: int, index: Index) -> OpenShard:
-        return OpenShard(self.location(number), index, self.fields, self.lazy, scattered=self.scattered)
+    def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
+        return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
+
+    def _open(self, number: int) -> OpenShard:
+        """Open a shard, and hold it unless it is small, and others are, too many to hold all."""
+        location = self.location(number)
+        self._opened += 1
+        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._is_told:
+            self._is_told = True
+            log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
+        if not self._is_small(number, location):
+            index = self._indexes.get(number) or self._load(number, location)
+            return self._enter(number, self._with(location, index))
+        small = self._small.get(number)
+        if small is None:
+            self._hold(number, location, small := self._load(number, location))
+        return self._with(location, small, LocalRanges(str(location.path), location.name, SMALL))
+
+    def _is_small(self, number: int, location: Location) -> bool:
+        return self._are_many and self.sizes[number] <= SMALL and location.is_local
 
     def use(self, number: int) -> OpenShard:
         """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
@@ -570,10 +610,9 @@ class OpenShards:
             if number in self._failed:
                 raise self._failed[number].with_traceback(None)
             if (shard := self._aside.pop(number, None)) is not None:
-                self.in_use[number] = shard
-                return shard
+                return self._enter(number, shard)
             try:
-                return self._enter(number, self._open(number, self.index(number)))
+                return self._open(number)
             except TarshardsError as error:
                 self._failed[number] = error
                 raise
@@ -588,6 +627,7 @@ class OpenShards:
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""
         self._failed.clear()
+        self._opened = 0
         if self._changed is not None:
             error, self._changed = self._changed, None
             raise error
@@ -649,9 +689,15 @@ class OpenShards:
         locks = _locks(os.getpid())
         return locks[1 + number % (LOCKS - 1)]
 
-    def _hold(self, number: int, index: Index) -> None:
+    def _hold(self, number: int, location: Location, index: Index) -> None:
         with _locks(os.getpid())[0]:
-            if self.location(number).is_local:
+            if self._is_small(number, location):
+                self._small[number] = index
+                self._bytes += index.nbytes
+                while self._bytes > HELD:
+                    self._bytes -= self._small.pop(next(iter(self._small))).nbytes
+                return
+            if location.is_local:
                 _make_space(self)
             self._indexes[number] = index
 
@@ -662,6 +708,7 @@ class OpenShards:
             if isinstance(shard.ranges, LocalRanges):
                 _make_space(self)
             self.in_use[number] = shard
+            self.tables[number] = shard.members
         return shard
 
     def _release(self) -> bool:
@@ -676,6 +723,7 @@ class OpenShards:
         """Find out from now on which shards are asked for."""
         for number in list(self.in_use):  # in place: a loop over samples has the dict
             self._aside[number] = self.in_use.pop(number)
+            self.tables[number] = None
 
     def _let_go(self, used: OpenShard | Index) -> None:
         """Find out of a shard that is released whether it was written to while it was in use."""
@@ -694,18 +742,23 @@ class OpenShards:
         self._reset()
         self._share()
 
-_all_shards: WeakSet[OpenShards] = WeakSet()  # those of this process that have local ones
+
+_all_shards: list[ref[OpenShards]] = []  # those of this process that have local ones
 
 
 def _make_space(shards: OpenShards) -> None:
-    """Release a shard if this process has as many local ones as it may, before *shards* get one more."""
-    _all_shards.add(shards)
-    if sum(each._held() for each in _all_shards) < most_open():
-        return
-    if not any(each._release() for each in _all_shards):
-        for each in _all_shards:
-            each._set_aside()
-        any(each._release() for each in _all_shards)
+    """Release what was not asked for lately if this process has as many local shards as it may, for one more."""
+    every = [each for reference in _all_shards if (each := reference()) is not None]
+    if shards not in every:
+        every.append(shards)
+        _all_shards[:] = map(ref, every)
+    most = max(1, most_open())
+    if len(shards.in_use) >= most // 2:
+        shards._set_aside()
+    while sum(each._held() for each in every) >= most:
+        if not any(each._release() for each in [shards, *every]):
+            for each in every:
+                each._set_aside()
 
 
 @cache
@@ -714,10 +767,10 @@ def _locks(process: int) -> list[threading.RLock]:
     return [threading.RLock() for _ in range(LOCKS)]
 
 
-def load_index(location: Location, hold: Hold | None = None) -> Index:
+def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:
     """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False, hold=hold)
+        return Index.load(location, check=False, copied=copied, hold=hold)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

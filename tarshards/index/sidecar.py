@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import ENOENT
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
@@ -19,7 +20,7 @@ from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import Mapping, Part, Ranges
+from tarshards.storage.ranges import LocalRanges, Part, Ranges
 from tarshards.storage.streams import is_missing, is_refused
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
@@ -33,6 +34,8 @@ NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "of
 UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # what is not read when an index is loaded
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
+EACH = 1 << 10  # bytes that an index takes besides its sidecar, about
+TOO_LONG = f"more than {MAX_BYTES:,} bytes, the limit for such a file"
 MAPPED = 1 << 12  # bytes of a sidecar that is mapped rather than copied: a page
 FEW = 64  # local shards after which it is asked whether threads would read them sooner
 MANY = 1 << 10  # local shards that threads read until that is asked again
@@ -91,9 +94,12 @@ class Index:
     """
 
     digest: bytes | None = None
-    _sidecar: bytes | Mapping | Part | None = None  # what is read of it in place, if it was loaded
+    faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
+    elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
+    _sidecar: bytes | Any = None  # what is read of it in place, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
+    url: str | None = None  # the sidecar's, if it was read, for messages
 
     def __init__(
         self,
@@ -149,6 +155,11 @@ class Index:
         return found
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of memory that it takes, about; those of a mapped sidecar are not its own."""
+        return EACH + (len(self._sidecar) if isinstance(self._sidecar, bytes) else 0)
+
+    @property
     def members(self) -> int:
         """The number of members."""
         return self.table.members
@@ -168,7 +179,7 @@ class Index:
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
-        """Return the number of the first member of each sample; of the one after the last, how many members there are."""
+        """Return the number of the first member of each sample, and of that after the last: how many there are."""
         import numpy as np
 
         samples = np.ascontiguousarray(samples, np.int64)
@@ -296,8 +307,11 @@ class Index:
             index.shard_size, index.fingerprint, index.fields = shard["size"], shard["fingerprint"], fields
             index.archives, index.end = shard.get("archives", 1), shard.get("end")
             index.digest, index.split = shard.get("digest"), shard.get("split", "first")
-            index.faults = {sample: Fault(*fault) for sample, *fault in small.get("faults", ())}
-            index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small.get("elsewhere", ())}
+            index.url = url
+            if "faults" in small:
+                index.faults = {sample: Fault(*fault) for sample, *fault in small["faults"]}
+            if "elsewhere" in small:
+                index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small["elsewhere"]}
             index._sidecar = packed
             problem = _inconsistency(index, places)
             if problem is None:
@@ -312,50 +326,43 @@ class Index:
             raise ShardIndexError(f"damaged: {problem}", url=url)
         return index
 
-    def rest_on(self, path: str) -> None:
-        """Use the file *path*, from which the index was read, mapped: processes share it, and it takes no memory."""
-        packed = self._sidecar
-        if IS_COMPILED and isinstance(packed, bytes) and len(packed) > MAPPED:
-            mapping = Mapping(path)
-            if len(mapping) == len(packed) and mapping.read(len(packed) - 4, 4) == packed[-4:]:
-                self.table.rest_on(mapping)
-                self._sidecar = mapping
-
-    def rest_on_part(self, part: Part) -> None:
-        """Use the *part* of a mapped file from which the index was read, as ``rest_on`` does."""
-        if IS_COMPILED and len(part) > MAPPED:
-            self.table.rest_on(part.buffer)
-            self._sidecar = part
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of memory that it takes, about; those of a mapped sidecar are not its own."""
-        return len(self._sidecar) if isinstance(self._sidecar, bytes) else 0
+    def rest_on(self, mapping: Any) -> None:
+        """Use a *mapping* of the sidecar, which processes share, in place of the bytes that were read."""
+        self.table.rest_on(mapping.buffer if isinstance(mapping, Part) else mapping)
+        self._sidecar = mapping
 
     @classmethod
-    def load(cls, shard_url: str | Location, *, check: bool = True, hold: Hold | None = None) -> Index:
+    def load(
+        cls, shard_url: str | Location, *, check: bool = True, copied: int = MAPPED, hold: Hold | None = None
+    ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
         *hold* returns its bytes from where processes share them, or by what it is given.
 
         Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
-        damaged, stale, or of an unknown version.
+        damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
         location = index_location(shard_url)
+        mapping: Any = None
         try:
-            held = location.hold(MAX_BYTES) if hold is None else hold(lambda: location.read(MAX_BYTES))
+            if IS_COMPILED and location.path is not None:
+                own = LocalRanges(location.path, location.name, copied)
+                packed, mapping = own.read(0, own.size), own.mapping
+                if len(packed) > MAX_BYTES:
+                    raise OpenError(TOO_LONG, url=location.name)
+            else:
+                held = location.hold(MAX_BYTES) if hold is None else hold(lambda: location.read(MAX_BYTES))
+                packed, mapping = (held, None) if isinstance(held, bytes) else (held.read(0, len(held)), held)
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
-        index = cls.unpack(held if isinstance(held, bytes) else held.read(0, len(held)), url=location.name)
-        if location.path is not None:
-            index.rest_on(location.path)
-        elif not isinstance(held, bytes):
-            index.rest_on_part(held)
+        index = cls.unpack(packed, url=location.name)
+        if IS_COMPILED and mapping is not None and len(packed) > copied:
+            index.rest_on(mapping)
         if check:
             with Location.of(shard_url).ranges() as ranges:
-                index.check(ranges, url=location.name)
+                index.check(ranges)
         return index
 
     def difference(self, other: Index) -> str | None:
@@ -383,7 +390,7 @@ class Index:
         faults = sorted(self.faults.items() ^ other.faults.items())
         steps = [
             member
-            for member in self.elsewhere | other.elsewhere
+            for member in {*self.elsewhere, *other.elsewhere}
             if self.elsewhere.get(member) != other.elsewhere.get(member)
         ]
         samples = [sample for sample, _ in faults] + [int(self.sample[member]) for member in steps]
@@ -404,23 +411,24 @@ class Index:
         with location.open("wb", sync=sync) as stream:
             stream.write(self.pack())
 
-    def check_split(self, split: str | None, *, url: str | None = None) -> None:
-        """Raise ShardIndexError, which names *url*, unless names were split as *split* says; None says nothing."""
+    def check_split(self, split: str | None) -> None:
+        """Raise ShardIndexError unless names were split as *split* says; None says nothing."""
         if split not in (None, self.split):
             own = f'read the shard with `--split {self.split}` (split="{self.split}")'
             reason = f"made with `tarindex --split {self.split}`; {own}, or index it with `tarindex --split {split}`"
-            raise ShardIndexError(reason, url=url)
+            raise ShardIndexError(reason, url=self.url)
 
-    def check(self, ranges: Ranges, *, url: str | None = None) -> None:
-        """Raise ShardIndexError, which names *url*, unless *ranges* reads the shard that was indexed."""
-        self.check_size(ranges.size, url=url)
+    def check(self, ranges: Ranges) -> None:
+        """Raise ShardIndexError unless *ranges* reads the shard that was indexed."""
+        self.check_size(ranges.size)
         ends = [self.place(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)] if self.members else []
         if fingerprint(ranges, b"".join(ends)) != self.fingerprint:
-            raise ShardIndexError(f"stale: the shard's headers have changed since it was indexed; {REBUILD}", url=url)
-        if self.archive_end is not None:
-            self.check_end(ranges.read(self.archive_end, min(BLOCK, ranges.size - self.archive_end)), url=url)
+            reason = f"stale: the shard's headers have changed since it was indexed; {REBUILD}"
+            raise ShardIndexError(reason, url=self.url)
+        if (end := self.archive_end) is not None:
+            self.check_end(ranges.read(end, min(BLOCK, ranges.size - end)))
 
-    @cached_property
+    @property
     def archive_end(self) -> int | None:
         """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
         if self.end is not None or not self.members:
@@ -428,16 +436,16 @@ class Index:
         end = sum(self.place(self.members - 1))
         return end + padding(end)
 
-    def check_end(self, block: bytes, *, url: str | None = None) -> None:
-        """Raise ShardIndexError, which names *url*, unless *block*, the one at ``archive_end``, is zeros."""
-        if any(block):
-            raise ShardIndexError(f"stale: members were appended since the shard was indexed; {REBUILD}", url=url)
+    def check_end(self, block: bytes) -> None:
+        """Raise ShardIndexError unless *block*, the one at ``archive_end``, is zeros."""
+        if block.count(0) < len(block):
+            raise ShardIndexError(f"stale: members were appended since the shard was indexed; {REBUILD}", url=self.url)
 
-    def check_size(self, size: int, *, url: str | None = None) -> None:
-        """Raise ShardIndexError, which names *url*, unless the shard that was indexed had *size* bytes."""
+    def check_size(self, size: int) -> None:
+        """Raise ShardIndexError unless the shard that was indexed had *size* bytes."""
         if size != self.shard_size:
             reason = f"stale: the shard has {size} bytes, but had {self.shard_size} when it was indexed"
-            raise ShardIndexError(f"{reason}; {REBUILD}", url=url)
+            raise ShardIndexError(f"{reason}; {REBUILD}", url=self.url)
 
 
 def _pack(entries: dict[str, Any]) -> bytes:
@@ -663,8 +671,7 @@ def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | No
         return "a number of archives that is none"
     if type(index.shard_size) is not int or not 0 <= index.shard_size < 1 << 60:
         return "a size that is not a number of bytes"
-    lengths = {name: end - begin for name, (begin, end) in places.items()}
-    if "crc32" in lengths and lengths["crc32"] != lengths.get("sample"):
+    if "crc32" in places and int.__sub__(*places["crc32"]) != int.__sub__(*places["sample"]):
         return "arrays of different lengths"
     if index.end is not None and not (isinstance(index.end, int) and 0 <= index.end <= index.shard_size):
         return "an end of the archive that is beyond the shard's end"

@@ -1,18 +1,36 @@
 """The members of shards in their sidecars, used in place; the kernel is C, or its twin in Python."""
 
 try:
-    from tarshards.index._headers import MappedMembers, MemberTable, find_keys, find_undecided, layout, locate
-
-    IS_COMPILED = True
-except ImportError:
-    from tarshards.index._headers_py import (  # type: ignore[assignment]
+    from tarshards.index._headers import (
         MappedMembers,
         MemberTable,
         find_keys,
         find_undecided,
         layout,
+        locate,
+        read_samples,
     )
 
-    locate, IS_COMPILED = None, False
+    IS_COMPILED = True
+except ImportError:
+    from tarshards.index._headers_py import (
+        MappedMembers,
+        MemberTable,
+        find_keys,
+        find_undecided,
+        layout,
+        read_samples,
+    )
 
-__all__ = ["IS_COMPILED", "MappedMembers", "MemberTable", "find_keys", "find_undecided", "layout", "locate"]
+    locate, IS_COMPILED = None, False  # type: ignore[assignment]
+
+__all__ = [
+    "IS_COMPILED",
+    "MappedMembers",
+    "MemberTable",
+    "find_keys",
+    "find_undecided",
+    "layout",
+    "locate",
+    "read_samples",
+]

@@ -23,6 +23,7 @@
 typedef struct {
     PyObject_HEAD
     char *address; /* NULL where the file is empty */
+    int is_copy;   /* whether it was read rather than mapped */
     Py_ssize_t size;
     char *path;
     struct stat status; /* of the file that is mapped, when it was */
@@ -76,10 +77,27 @@ static void copy(void *argument) {
     memcpy(this->target, this->source, this->size);
 }
 
+/* Read a file into memory; NULL, with errno set, where that fails, or it is shorter. */
+static void *read_whole(int file, Py_ssize_t size) {
+    char *data = malloc((size_t)size);
+    Py_ssize_t done = 0, more = 1;
+    while (data && done < size && more > 0) {
+        more = pread(file, data + done, (size_t)(size - done), done);
+        done += more > 0 ? more : 0;
+    }
+    if (data && done < size) {
+        if (more == 0) errno = EIO;
+        free(data);
+        data = NULL;
+    }
+    return data;
+}
+
 static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    static char *names[] = {"path", NULL};
+    static char *names[] = {"path", "copied", NULL};
     PyObject *path;
-    if (!PyArg_ParseTupleAndKeywords(args, options, "O&:Mapping", names, PyUnicode_FSConverter, &path)) return NULL;
+    Py_ssize_t copied = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, options, "O&|n:Mapping", names, PyUnicode_FSConverter, &path, &copied)) return NULL;
     Mapping *self = NULL;
     struct stat status;
     void *address = NULL;
@@ -90,7 +108,10 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
         errno = S_ISDIR(status.st_mode) ? EISDIR : ENODEV;
         goto failed;
     }
-    if (status.st_size) {
+    const int is_copy = status.st_size <= copied;
+    if (status.st_size && is_copy) {
+        if (!(address = read_whole(file, (Py_ssize_t)status.st_size))) goto failed;
+    } else if (status.st_size) {
         address = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0);
         if (address == MAP_FAILED) goto failed;
     }
@@ -98,10 +119,12 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
     Py_DECREF(path);
     self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) {
-        if (address) munmap(address, (size_t)status.st_size);
+        if (address && is_copy) free(address);
+        else if (address) munmap(address, (size_t)status.st_size);
         free(name);
         return NULL;
     }
+    self->is_copy = is_copy;
     self->address = address;
     self->size = (Py_ssize_t)status.st_size;
     self->path = name;
@@ -119,7 +142,8 @@ failed:
 static void mapping_dealloc(PyObject *object) {
     Mapping *self = (Mapping *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->address) munmap(self->address, (size_t)self->size);
+    if (self->address && self->is_copy) free(self->address);
+    else if (self->address) munmap(self->address, (size_t)self->size);
     if (self->held >= 0) close(self->held);
     free(self->path);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -162,7 +186,7 @@ static PyObject *mapping_drop(PyObject *object, PyObject *const *args, Py_ssize_
     if (offset < 0 || size < 0 || offset > self->size || size > self->size - offset)
         return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
     Py_ssize_t extra = offset % (Py_ssize_t)sysconf(_SC_PAGESIZE);
-    if (size) madvise(self->address + offset - extra, (size_t)(size + extra), MADV_DONTNEED); /* only advice */
+    if (size && !self->is_copy) madvise(self->address + offset - extra, (size_t)(size + extra), MADV_DONTNEED); /* only advice */
     Py_RETURN_NONE;
 }
 
@@ -170,7 +194,7 @@ static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
     const Mapping *self = (Mapping *)object;
     int is_set = PyObject_IsTrue(flag);
     if (is_set < 0) return NULL;
-    if (self->address) madvise(self->address, (size_t)self->size, is_set ? MADV_RANDOM : MADV_NORMAL); /* only advice */
+    if (self->address && !self->is_copy) madvise(self->address, (size_t)self->size, is_set ? MADV_RANDOM : MADV_NORMAL); /* only advice */
     Py_RETURN_NONE;
 }
 
@@ -246,7 +270,7 @@ static PyType_Slot mapping_slots[] = {
     {Py_tp_dealloc, mapping_dealloc},
     {Py_tp_methods, mapping_methods},
     {Py_tp_getset, mapping_attributes},
-    {Py_tp_doc, "A file mapped for reading; also a buffer, which only guarded kernels may touch."},
+    {Py_tp_doc, "A file mapped for reading, or read if it has at most *copied* bytes; also a buffer, which only guarded kernels may touch."},
     {Py_sq_length, mapping_length},
     {Py_bf_getbuffer, mapping_buffer},
     {0, NULL},

@@ -9,9 +9,9 @@ import os
 
 
 class Mapping:
-    """A file kept open for reading in any order."""
+    """A file kept open for reading in any order; *copied* is for the kernel, which maps longer files."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], copied: int = 0):
         with open(path, "rb", buffering=0) as file:
             self._file = os.dup(file.fileno())
         self._path, self._opened = path, os.fstat(self._file)

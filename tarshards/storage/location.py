@@ -336,6 +336,8 @@ class Location:
         >>> Location("data/a.tar").sibling(".index").url, Location("https://host/a.tar?token=x").sibling(".index").url
         ('data/a.tar.index', 'https://host/a.tar.index?token=x')
         """
+        if self._is_plain:
+            return Location(self.url + suffix, self.remote)
         if self.is_stream:
             raise OpenError(f"a stream has no {suffix} file beside it", url=self.name)
         return self.with_base(self.base + suffix)

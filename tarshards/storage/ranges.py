@@ -20,7 +20,8 @@ MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a p
 def most_open() -> int:
     """Return how many shards a process should hold open at most, each of which may be mapped with its index.
 
-    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being released.
+    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being
+    released.
     """
     if not Mapping.__module__.endswith("_py"):
         return MOST_MAPPED
@@ -111,14 +112,17 @@ class Ranges:
 
 
 class LocalRanges(Ranges):
-    """A local file, mapped into memory; the mapping stays when the file is removed or replaced."""
+    """A local file, mapped into memory, or read if it has at most *copied* bytes.
+
+    It stays as it is when the file is removed or replaced.
+    """
 
     remote = False
 
-    def __init__(self, path: str, name: str):
+    def __init__(self, path: str, name: str, copied: int = 0):
         self.name = name
         try:
-            self.mapping = Mapping(path)
+            self.mapping = Mapping(path, copied)
         except (OSError, ValueError) as exc:
             raise failure(exc, name) from exc
         self.size = len(self.mapping)

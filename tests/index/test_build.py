@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load_kernel, need
 from range_server import serving
+from twins import use_twin
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
-from tarshards.index import open as open_
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.refresh import verify_indexes
@@ -407,9 +407,7 @@ def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatc
     (tmp_path / "all.tar").write_bytes(data)
     build_index(str(tmp_path / "all.tar"), concatenated=True).save(str(tmp_path / "all.tar"))
     if kernel != "remote":
-        twin = load_kernel(f"tarshards.index.{kernel}")
-        monkeypatch.setattr(open_, "MappedMembers", twin.MappedMembers)
-        monkeypatch.setattr(open_, "find_undecided", twin.find_undecided)
+        use_twin(monkeypatch, load_kernel(f"tarshards.index.{kernel}"))
     wanted = [sample | {"__url__": ""} for sample in read_samples(tmp_path / "all.tar", concatenated=True)]
     with serving(tmp_path) as site:
         shards = IndexedShards(f"{site.url}/all.tar" if kernel == "remote" else str(tmp_path / "all.tar"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from programs import load_kernel
@@ -16,7 +19,7 @@ from tarshards.errors import ShardIndexError
 from tarshards.index import _headers_py
 from tarshards.index.build import build_index
 from tarshards.index.headers import check_header
-from tarshards.index.sidecar import Index
+from tarshards.index.sidecar import FORMATS, Index
 from tarshards.storage.ranges import LocalRanges
 
 
@@ -25,10 +28,23 @@ def kernel(request):
     return _headers_py if request.param == "python" else load_kernel("tarshards.index._headers")
 
 
+def map_file(kernel: Any, path: Any) -> Any:
+    return load_kernel(f"tarshards.storage.{'_mapped_py' if kernel is _headers_py else '_mapped'}").Mapping(path)
+
+
+def rows(kernel: Any, index: Index, **changes: Any) -> Any:
+    """The members in the sidecar of an index, some of whose arrays are others."""
+    names = ("sample", "field", "offset", "size")
+    packed = msgpack.packb(
+        {"keys": index.keys, **{name: index.arrays[name] for name in names}} | changes,
+        unicode_errors="surrogateescape",
+    )
+    fields = tuple(field.encode("utf-8", "surrogateescape") for field in index.fields)
+    return kernel.MemberTable(packed, kernel.layout(packed), fields, index.shard_size, -1)
+
+
 def table(kernel: Any, path: Any, index: Index, **changes: Any) -> Any:
-    mapping = load_kernel(f"tarshards.storage.{'_mapped_py' if kernel is _headers_py else '_mapped'}").Mapping(path)
-    arrays = {"first": index.first, **{name: index.arrays[name] for name in ("sample", "field", "offset", "size")}}
-    return kernel.MappedMembers(mapping, index.keys, index.fields, *(arrays | changes).values())
+    return kernel.MappedMembers(map_file(kernel, path), rows(kernel, index, **changes))
 
 
 @pytest.fixture
@@ -42,14 +58,14 @@ def shard(tmp_path) -> tuple[Path, Index]:
 
 def test_fills_a_sample(kernel, shard):
     members = table(kernel, *shard)
-    found: dict[str, Any] = {"__key__": "1"}
+    found: dict[str, Any] = {"__key__": ""}
     assert members.fill(found, ["x", None, "Z", *[None] * 20], 1, 0) == -1
     assert found == {"__key__": "1", "x": b"1x" * 300, "Z": b"1z" * 300}
     found = {}
     assert members.fill(found, [None] * 3 + [str(i) for i in range(20)], 3, 0) == -1
-    assert found == {str(i): b"%d" % i for i in range(20)}
+    assert found == {"__key__": "many", **{str(i): b"%d" % i for i in range(20)}}
     assert members.fill(found := {}, [None] * 23, 3, 0) == -1
-    assert found == {}
+    assert found == {"__key__": "many"}
     for wrong in -1, 4, 2**40:
         with pytest.raises(IndexError):
             members.fill({}, ["x"] * 23, wrong, 0)
@@ -80,23 +96,160 @@ def test_nothing_is_filled_in_where_a_member_differs(kernel, shard):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("changes", "problem"),
     [
-        ("first", np.array([0, 3, 6, 9], np.int64)),
-        ("first", np.array([0, 3, 2, 9, 29], np.int64)),
-        ("first", np.array([1, 3, 6, 9, 29], np.int64)),
-        ("sample", b"\4\0\0\0" * 29),
-        ("sample", b"\0\0\0\0" * 28),
-        ("field", b"\x17\0" * 29),
-        ("offset", b"\xff\1\0\0\0\0\0\0" * 29),
-        ("offset", b"\xff" * 8 * 29),
-        ("size", b"\xff\xff\0\0\0\0\0\0" * 29),
-        ("size", b"\xff" * 8 * 29),
+        ({"keys": ["a", "b"]}, "samples out of order"),
+        ({"keys": ["a", "b", 7, "d"]}, "not a string"),
+        ({"keys": {"a": "b"}}, "not lists"),
+        ({"sample": b"\4\0\0\0" * 29}, "samples out of order"),
+        ({"sample": b"\0\0\0\0" * 28}, "different lengths"),
+        ({"field": b"\x17\0" * 29}, "field without a name"),
+        ({"offset": b"\xff\1\0\0\0\0\0\0" * 29}, "overlap"),
+        ({"offset": b"\xff" * 8 * 29}, "beyond the shard's end"),
+        ({"size": b"\xff\xff\0\0\0\0\0\0" * 29}, "shard's end"),
+        ({"size": b"\xff" * 8 * 29}, "beyond the shard's end"),
+        ({"sample": b"", "field": b"", "offset": b"", "size": b""}, "keys without members"),
     ],
 )
-def test_refuses_members_that_are_none(kernel, shard, name, value):
-    with pytest.raises(ValueError, match=r"order|lengths|shard|field|key"):
-        table(kernel, *shard, **{name: value})
+def test_refuses_members_that_are_none(kernel, shard, changes, problem):
+    with pytest.raises(ValueError, match=problem):
+        rows(kernel, shard[1], **changes)
+
+
+def test_where_the_entries_of_a_sidecar_are(kernel):
+    entries = {"a": b"x" * 300, "b": [1, -1, 2.5, None, True, {"c": ["d"]}], "e" * 300: "text", "f": b"", "g": 1 << 63}
+    packed = msgpack.packb(entries)
+    found = {name: packed[begin:end] for name, (begin, end) in kernel.layout(packed).items()}
+    assert found.keys() == entries.keys()
+    assert [found["a"], found["f"]] == [entries["a"], b""]
+    for name in "b", "e" * 300, "g":
+        assert msgpack.unpackb(found[name]) == entries[name]
+    for cut in range(len(packed)):
+        with pytest.raises(ValueError, match="no whole msgpack map"):
+            kernel.layout(packed[:cut])
+    for wrong in packed + b"\0", b"\xc1", b"\x93\1\2\3", msgpack.packb({1: 2}), b"\x81\xa1a\xc1":
+        with pytest.raises(ValueError, match="no whole msgpack map"):
+            kernel.layout(wrong)
+
+
+def uneven(rng: random.Random) -> Index:
+    """The index of samples with 1 to 40 members, some with thousands, whose keys have up to 70,000 bytes."""
+    counts = [rng.choice([1, 1, 1, 3, rng.randrange(1, 41)]) for _ in range(rng.randrange(1, 400))]
+    if rng.random() < 0.3:
+        counts[rng.randrange(len(counts))] = 3000
+    if rng.random() < 0.2:
+        counts = [1] * len(counts)
+    keys = [f"{i}" + rng.choice(["", "é", "k" * 31, "\udcff", "k" * 40, "l" * 300]) for i in range(len(counts))]
+    if rng.random() < 0.3:
+        keys[-1] += "m" * 70_000
+    sample = np.repeat(np.arange(len(counts)), counts)
+    size = np.array([rng.randrange(5000) for _ in sample])
+    offset = np.cumsum((size + 511) // 512 * 512 + 512) - (size + 511) // 512 * 512
+    field = np.array([rng.randrange(9) for _ in sample])
+    pairs = (("sample", sample), ("field", field), ("offset", offset), ("size", size))
+    arrays = {name: array.astype(FORMATS[name]).tobytes() for name, array in pairs}
+    return Index(int(offset[-1] + size[-1] + 512), 0, keys, [f"f{i}" for i in range(9)], arrays)
+
+
+def test_members_of_any_sample_are_found(kernel):
+    for seed in range(30):
+        rng = random.Random(seed)
+        index = uneven(rng)
+        found = rows(kernel, index)
+        assert (len(found), found.members) == (len(index), len(index.sample))
+        numbers = rng.sample(range(len(index)), min(len(index), 60))
+        assert [found.key(number) for number in numbers] == [index.keys[number] for number in numbers]
+        spans = [(int(index.first[number]), int(index.first[number + 1])) for number in numbers]
+        assert [found.span(number) for number in numbers] == spans
+        asked, firsts = np.array([*numbers, len(index)]), np.zeros(len(numbers) + 1, np.int64)
+        found.read_firsts(asked, firsts)
+        assert firsts.tolist() == index.first[asked].tolist()
+        members = np.array(rng.choices(range(len(index.sample)), k=50))
+        places = np.zeros((50, 4), np.int64)
+        found.read_places(members, places)
+        for column, name in enumerate(("sample", "field", "offset", "size")):
+            assert places[:, column].tolist() == getattr(index, name)[members].tolist()
+        assert found.place(int(members[0])) == tuple(places[0].tolist())
+        for wrong in (-1, len(index.sample)):
+            with pytest.raises(IndexError):
+                found.place(wrong)
+            with pytest.raises(IndexError):
+                found.read_places(np.array([wrong]), np.zeros((1, 4), np.int64))
+        for wrong in (-1, len(index)):
+            with pytest.raises(IndexError):
+                found.key(wrong)
+            with pytest.raises(IndexError):
+                found.span(wrong)
+
+
+def test_a_part_of_a_shard_has_some_of_its_members(kernel, shard):
+    path, index = shard
+    data, whole = path.read_bytes(), rows(kernel, index)
+    low = int(index.offset[3]) - 512  # the second sample's first header
+    part = memoryview(data)[low : int(index.offset[5]) + int(index.size[5])]
+
+    class Part(bytes):  # what the twin reads
+        def read(self, offset: int, size: int) -> bytes:
+            return self[offset : offset + size]
+
+    held = Part(part) if kernel is _headers_py else part
+    members, names = kernel.MappedMembers(held, whole, low, 3, 6), [*"xyz", *[None] * 20]
+    assert members.fill({}, names, 1, 0) == 3, "the header before it is not here"
+    members.settle(3)
+    assert members.fill(found := {}, names, 1, 0) == -1
+    assert found == {"__key__": "1", **{name: f"1{name}".encode() * 300 for name in "xyz"}}
+    assert members.fill(found := {}, names, 2, 0) == -1
+    assert found == {"__key__": "2"}
+    with pytest.raises(ValueError, match="not a member"):
+        kernel.find_undecided([members], np.zeros(1, np.int64), np.array([6]))
+    for wrong in ((low, 4, 3), (low, 0, 30), (-1, 0, 3)):
+        with pytest.raises(ValueError, match="not members"):
+            kernel.MappedMembers(held, whole, *wrong)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "ones", "noise"])
+def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage):
+    """What is read of it then is an error, or differs from the shard."""
+    kernel = load_kernel("tarshards.index._headers")
+    path, index = shard
+    packed = index.pack()
+    sidecar = tmp_path / "a.tar.index"
+    names = ["x", "y", "z", *map(str, range(20))]
+    for seed in range(40):
+        sidecar.write_bytes(packed)
+        fields = tuple(field.encode() for field in index.fields)
+        found = kernel.MemberTable(packed, kernel.layout(packed), fields, index.shard_size, -1)
+        found.rest_on(map_file(kernel, sidecar))
+        members = kernel.MappedMembers(map_file(kernel, path), found)
+        assert [members.fill({}, names, sample, 0) for sample in range(4)] == [-1] * 4
+        if damage == "cut":
+            os.truncate(sidecar, 0)
+        else:
+            byte = {"zeros": b"\0", "ones": b"\xff"}.get(damage)
+            other = byte * len(packed) if byte else random.Random(seed).randbytes(len(packed))
+            with open(sidecar, "r+b") as file:
+                file.write(other)
+        for sample in range(4):
+            result: dict[str, Any] = {}
+            with suppress(OSError, IndexError):
+                if members.fill(result, names, sample, 0) >= 0:
+                    assert result == {}
+            for value in result.values():
+                assert value == result["__key__"] or bytes(value) in path.read_bytes()
+        for call, number in ((found.key, 1), (found.span, 2), (found.place, 5)):
+            with suppress(OSError):
+                call(number)
+        shards, numbers = np.zeros(29, np.int64), np.arange(29)
+        assert set(kernel.find_undecided([members], shards, numbers)) <= set(range(29))
+        addresses, sizes, at = np.zeros((1, 4), np.uint64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
+        kernel.locate([members], [np.zeros(23, np.int16).tobytes()], shards[:4], numbers[:4], addresses, sizes, at)
+        assert sizes.max() <= index.shard_size
+        if damage == "cut":
+            assert at.tolist() == [[-2] * 4]
+            with pytest.raises(OSError, match="shrunk"):
+                members.fill({}, names, 0, 0)
+    with pytest.raises(ValueError, match="another size"):
+        found.rest_on(b"")
 
 
 def test_refuses_places_that_are_none(kernel, shard):
@@ -173,7 +326,7 @@ def test_the_twins_agree_on_rewritten_shards(tmp_path):
         tables = [table(kernel, path, index) for kernel in (native, _headers_py)]
         undecided = native.find_undecided(tables[:1], *places)
         assert undecided == _headers_py.find_undecided(tables[1:], *places), seed
-        names = [None if field == "cls" and seed % 2 else field for field in index.fields]
+        names: list[str | None] = [None if field == "cls" and seed % 2 else field for field in index.fields]
         for sample in range(len(index)):
             for settled in 0, int(index.first[sample]) + 1, 10**6:
                 results: list[dict[str, bytes]] = [{}, {}]

@@ -210,14 +210,12 @@ def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven
 
 def test_many_threads(make_uneven, monkeypatch):
     """Few shards are held, so they are opened and released all the time."""
-    monkeypatch.setattr(opening, "HELD", 20)
-    monkeypatch.setattr(opening, "EACH", 0)
+    monkeypatch.setattr(opening, "most_open", lambda: 3)
     found = IndexedShards(make_uneven([4, 7, 1, 9, 5, 6, 3]))
     places = random.Random(0).choices(range(35), k=2000)
     with ThreadPoolExecutor(8) as threads:
         assert [sample["cls"] for sample in threads.map(found.__getitem__, places)] == [b"%d" % i for i in places]
-    held = found.shards
-    assert held._held == sum(len(index.sample) for index in held._indexes.values()) <= 20
+    assert found.shards._held() <= 3
 
 
 def test_over_http_only_what_is_asked_for(write, site):

@@ -96,9 +96,9 @@ def manifest(tmp_path):
 def test_samples_are_found_without_indexes(manifest):
     samples = IndexedShards(manifest)
     assert samples.find("3/007") == 157
-    assert samples.shards._indexes == {}
+    assert samples.shards._held() == 0
     assert samples["3/007"]["txt"] == b"3/007"
-    assert [*samples.shards._indexes] == [3]
+    assert [*samples.shards.in_use] == [3]
     with pytest.raises(KeyError, match="'none'"):
         samples["none"]
     with pytest.raises(TypeError, match="a key is a str, not 7"):

@@ -136,10 +136,10 @@ def u8(*numbers: int) -> bytes:
         ({"faults": [[0, "odd"]]}, "damaged: TypeError"),
         ({"faults": 7}, "damaged: TypeError"),
         ({"format": "squirrel"}, "not an index of tarshards"),
-        ({"keys": None}, "damaged: KeyError"),
+        ({"keys": None}, "damaged: no keys"),
         ({"shard": 7}, "damaged: TypeError"),
-        ({"sample": None}, "damaged: "),
-        ({"field": b"\0"}, "damaged: ValueError"),
+        ({"sample": None}, "damaged: no sample"),
+        ({"field": b"\0"}, "damaged: arrays of different lengths"),
         ({"field": b"\0\0"}, "damaged: arrays of different lengths"),
         ({"crc32": u4(1)}, "damaged: arrays of different lengths"),
         ({"keys": ["a", 7]}, "damaged: a key or a field that is not a string"),
@@ -212,10 +212,10 @@ def test_a_copied_shard_keeps_its_index(shard, tmp_path):
 def test_an_open_shard_is_checked(shard):
     index = Index.load(shard, check=False)
     with Location.of(shard).ranges() as ranges:
-        index.check(ranges, url="x.index")
+        index.check(ranges)
         index.shard_size += 512
-        with pytest.raises(ShardIndexError, match=r"x\.index: stale"):
-            index.check(ranges, url="x.index")
+        with pytest.raises(ShardIndexError, match=r"a\.tar\.index: stale"):
+            index.check(ranges)
 
 
 def test_many_come_in_order(tmp_path):

@@ -16,12 +16,11 @@ from programs import load_kernel, need
 from range_server import serving
 from rewritten import NAMES, Entry, contents, keep_index, npy, samples, stale, write
 from soak import SOAK
+from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, Stream, read_samples, readers, write_samples
 from tarshards.errors import ShardIndexError, TarshardsError
-from tarshards.index import _headers_py, places
-from tarshards.index import open as opening
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.join import JoinedShards
@@ -34,15 +33,12 @@ from tarshards.verbs.join import join_shards
 Found = list[tuple[str, str, bytes]]  # key, field, data
 
 
-@pytest.fixture(params=["native", "python", "mixed"])
+@pytest.fixture(params=["native", "python"])
 def twin(request, monkeypatch):
     """The kernels, or one of their twins."""
     if request.param == "python":
         monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-    elif request.param == "mixed":
-        monkeypatch.setattr(opening, "MappedMembers", _headers_py.MappedMembers)
-        for module in opening, places:
-            monkeypatch.setattr(module, "find_undecided", _headers_py.find_undecided)
+        use_twin(monkeypatch)
     else:
         load_kernel("tarshards.index._headers")
     return request.param

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from programs import load_kernel
+from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, ShardIndexError
+from tarshards.index import open as opening
 from tarshards.index import places
 from tarshards.storage import ranges
 
@@ -32,10 +34,12 @@ def folder(tmp_path) -> Path:
 @pytest.fixture(params=["_mapped", "_mapped_py"])
 def few(request, monkeypatch) -> None:
     """Let a process have few shards open: as mappings, or with the twin in Python as descriptors."""
+    monkeypatch.setattr(opening, "SMALL", 0)
     monkeypatch.setattr(ranges, "Mapping", load_kernel(f"tarshards.storage.{request.param}").Mapping)
     if request.param == "_mapped":
         monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
     else:
+        use_twin(monkeypatch)
         monkeypatch.setattr(ranges.resource, "getrlimit", lambda _: (2 * MOST, 4096))
 
 
@@ -108,9 +112,10 @@ def test_shards_that_are_used_stay_open(folder, few, monkeypatch):
     opened = []
     monkeypatch.setattr(ranges.LocalRanges, "verify", lambda self: None)
     kind = ranges.Mapping
-    monkeypatch.setattr(ranges, "Mapping", lambda path: opened.append(Path(path).name) or kind(path))
+    monkeypatch.setattr(ranges, "Mapping", lambda path, *copied: opened.append(Path(path).name) or kind(path))
     for shard in range(SHARDS):
         assert [int(shards[i]["cls"]) for i in (0, 2 * shard, 1)] == [0, 2 * shard, 1]
+    opened = [name for name in opened if name.endswith(".tar")]
     assert opened.count("set-00.tar") == 1
     assert len(opened) == SHARDS
 
@@ -124,6 +129,38 @@ def test_a_shard_that_was_written_to_is_told_of_when_it_has_been_released(folder
     assert [(type(error), "set-00.tar: was written to" in str(error)) for error in errors] == [(OpenError, True)]
     assert len(list(stream)) == 2 * SHARDS
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("most", [MOST, SHARDS])
+def test_shards_that_are_opened_again_and_again_are_told_of_once(folder, monkeypatch, caplog, most):
+    monkeypatch.setattr(opening, "most_open", lambda: most)
+    shards = IndexedShards(f"{folder}/set.shards.json")
+    for _ in range(4):
+        assert len([shards[i] for i in (*range(0, 2 * SHARDS, 2), *range(1, 2 * SHARDS, 2))]) == 2 * SHARDS
+    said = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    wanted = f"of {SHARDS} shards a process keeps {MOST} open, so these are opened again and again; make fewer"
+    assert [text.partition("others: ")[2].partition(" and larger")[0] for text in said] == [wanted] * (most == MOST)
+    for _ in range(4):  # an epoch opens each a few times
+        list(Stream.from_shards(f"{folder}/set.shards.json", shuffle=True))
+    assert len([record for record in caplog.records if "again and again" in record.getMessage()]) == len(said)
+
+
+def test_of_more_small_shards_than_may_be_open_none_is_held(folder, monkeypatch):
+    load_kernel("tarshards.storage._mapped")
+    monkeypatch.setattr(opening, "most_open", lambda: MOST)
+    shards = IndexedShards(f"{folder}/set.shards.json")
+    assert [int(sample["cls"]) for sample in shards] == list(range(2 * SHARDS))
+    assert count_open(folder) == 0
+    assert (len(shards.shards._small), shards.shards.are_loaded()) == (SHARDS, True)
+    data = (folder / "set-07.tar").read_bytes()
+    (folder / "set-07.tar").write_bytes(data.replace(b"015.cls", b"515.cls"))
+    with pytest.raises(ShardIndexError, match=r"set-07\.tar.*(stale|differs)"):
+        shards[15]
+    assert int(shards[14]["cls"]) == 14
+    monkeypatch.setattr(opening, "HELD", 5000)
+    again = IndexedShards(f"{folder}/set.shards.json")
+    assert [int(again[i]["cls"]) for i in range(16, 2 * SHARDS)] == list(range(16, 2 * SHARDS))
+    assert 0 < len(again.shards._small) < 5
 
 
 def test_what_is_held_of_a_released_shard_can_be_read(folder, few):

@@ -1,0 +1,23 @@
+"""The twins in Python in place of compiled kernels, for a test."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tarshards.index import _headers_py, access, open, sidecar, window
+
+
+def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) -> None:
+    """Let indexes and the members of shards be those of *twin*."""
+    for module, names in (
+        (sidecar, ("MemberTable", "layout")),
+        (open, ("MappedMembers", "find_undecided")),
+        (window, ("MappedMembers",)),
+        (access, ("read_samples",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(twin, name))
+    for module in sidecar, window:
+        monkeypatch.setattr(module, "IS_COMPILED", twin is not _headers_py)
