@@ -427,8 +427,8 @@ class OpenShards:
     Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
     pickled copy opens anew.
 
-    Indexes of remote shards are mapped from the cache, or lie in memory shared with processes that are forked later; those
-    for which there is no memory are released, the oldest first, and a warning says so.
+    Indexes of remote shards are mapped from the cache, or lie in memory shared with processes that are forked later;
+    those for which there is no memory are released, the oldest first, and a warning says so.
 
     *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else its index, which is then
     loaded and compared with the shard at once. Raises ShardIndexError where there is none, or it is stale.
