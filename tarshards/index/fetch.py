@@ -52,6 +52,7 @@ class _Block:
         self.samples: list[np.ndarray] = []
         self.left = 0
         self.size = 0  # bytes, about
+        self.is_first = False  # one of those that the first batch waits for
         self.wanted: set[int] | range = set()
         self.future: Future[list[Window]] | None = None
         self.found: tuple[OpenShard, list[Window]] | None = None  # when it is here
@@ -71,9 +72,10 @@ class BlockFetcher:
     without one, or where it is too small, each sample is asked for by itself, which a warning says. If the reader
     *is_alone* on this host, the cache drops what was kept for it after its use.
 
-    The first samples of a shuffled epoch are asked for by themselves, so that a batch comes soon. Up to 16,384 blocks
-    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards;
-    their files are held open, too, as far as ``most_held`` allows.
+    The indexes of the first samples are asked for while it is computed what else will be read, and no others before the
+    blocks of these are here. Of a shuffled epoch, the first samples are asked for by themselves, so that a batch comes
+    soon. Up to 16,384 blocks that a cache keeps stay mapped for the epochs that follow, which then take samples from
+    them as from local shards; their files are held open, too, as far as ``most_held`` allows.
     """
 
     def __init__(
@@ -121,8 +123,9 @@ class BlockFetcher:
         self._blocks: dict[int, list[_Block]] = {}
         self._queue: deque[_Block] = deque()
         self._scanned = self._taken = self._bytes = self._under_way = 0
-        # What a cache has needs no connection.
-        self._is_connected = shards.are_loaded() or not (cache is None or cache.is_empty())
+        self._is_begun = False
+        self._connects = cache is None or cache.is_empty()  # what a cache has needs no connection
+        self._more, self._first = SOON, 0  # the first blocks: those that are to be asked for, and those under way
         self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
@@ -143,8 +146,6 @@ class BlockFetcher:
             self._taken += 1
             if self._scanned - self._taken < self._reach:
                 self._look_ahead()
-            if not self._is_connected:
-                self._connect()
             block = self._find(shard, sample)
             if block is not None and block.future is None:
                 if self._is_whole and self._bytes and self._bytes + self._size(block) > self._budget:
@@ -172,15 +173,25 @@ class BlockFetcher:
             with self._lock:
                 self._leave(block)
 
-    def _connect(self) -> None:
-        """Open the connections for the first blocks, which wait for their indexes."""
-        self._is_connected = True
+    def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
+        """Load the indexes of the first samples; more connections are opened meanwhile than these need."""
+        self._is_begun = True
+        first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
         remote = self._shards.remote
+        if self._connects and 0 < len(first) < remote.connections:
+            blocks = len(np.unique(shards << 32 | samples // self._unit[shards]))
+            with suppress(TarshardsError):  # raised again when it is read
+                address = self._shards.location(first[0]).address()
+                if address is not None:
+                    count = min(blocks, remote.connections)
+                    connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
+        for shard in first:
+            self._threads.submit(self._load, shard)
+
+    def _load(self, shard: int) -> None:
         with suppress(TarshardsError):  # raised again when it is read
-            address = self._shards.location(self._queue[0].shard).address() if self._queue else None
-            if address is not None:
-                count = min(len(self._queue), remote.connections)
-                connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
+            if not self._is_closed:
+                self._shards.use(shard)
 
     def _find_all_kept(self) -> bool:
         """Return whether all blocks of all shards are mapped since an earlier epoch."""
@@ -232,17 +243,23 @@ class BlockFetcher:
         return shard << 32 | sample // self._units[shard]
 
     def _look_ahead(self) -> None:
-        """Note the blocks of what will be read next."""
+        """Note the blocks of what will be read next, all at once: each has several samples of them."""
+        parts: list[Places] = []
         while self._scanned - self._taken < self._reach:
             places = next(self._upcoming, None)
             if places is None:
                 self._reach = 0
-                return
+                break
             self._scanned += len(places[0])
+            if not self._is_begun:
+                self._begin(*places)
+            parts.append(places)
+        if parts:
+            shards, samples = map(np.concatenate, zip(*parts))
             if self._soon:
-                places = self._note_alone(*places)
-            if len(places[0]):
-                self._note(*places)
+                shards, samples = self._note_alone(shards, samples)
+            if len(shards):
+                self._note(shards, samples)
 
     def _note_alone(self, shards: np.ndarray, samples: np.ndarray) -> Places:
         """Note the first samples, each as a block of its own, and return the others."""
@@ -285,6 +302,8 @@ class BlockFetcher:
         """Ask for the next blocks, as far as the budget allows."""
         while self._queue and self._under_way < self._most and not self._is_closed:
             block = self._queue[0]
+            if self._first and not self._more and self._shards.loaded(block.shard) is None:
+                return
             if block.future is None and block.left:  # another thread may have needed it sooner, and read all of it
                 size = self._size(block)
                 if self._bytes and self._bytes + size > self._budget:
@@ -307,6 +326,9 @@ class BlockFetcher:
         else:
             block.wanted = set(samples.tolist())
         block.samples.clear()
+        if self._more:
+            block.is_first = True
+            self._more, self._first = self._more - 1, self._first + 1
         self._bytes += block.size
         self._under_way += 1
         # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
@@ -329,6 +351,7 @@ class BlockFetcher:
         finally:
             with self._lock:
                 self._under_way -= 1
+                self._first -= block.is_first
                 block.found = found
                 if windows and all(window.is_mapped for window in windows):
                     self._bytes -= block.size

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
@@ -23,6 +23,7 @@ from tarshards.index.sidecar import (
     MISSING,
     OTHER,
     REBUILD,
+    Hold,
     Index,
     for_each_shard,
     index_location,
@@ -38,9 +39,12 @@ from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
-from tarshards.storage.remote import Remote, default
+from tarshards.storage.remote import LEAST_AHEAD, Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK
+
+if TYPE_CHECKING:
+    from tarshards.storage.shared import SharedBytes
 
 SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
 HELD = 1 << 27  # bytes of indexes of such shards that are held
@@ -49,7 +53,11 @@ TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
     "make fewer and larger ones with `tarreshard`"
 )
-LOCKS = 64  # shared by all shards of a process
+DO_NOT_FIT = (
+    "%s: the indexes of the shards take more than the %.0f MB that may be held, so some are fetched again for every "
+    "use; give more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
+)
+LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
 
 
 log = logging.getLogger("tarshards")
@@ -422,6 +430,9 @@ class OpenShards:
     Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
     pickled copy opens anew.
 
+    Indexes of remote shards are mapped from the cache, or lie in memory shared with processes that are forked later;
+    those for which there is no memory are released, the oldest first, and a warning says so.
+
     *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else the beginning of its
     index. Raises ShardIndexError where there is no index; whether it is stale is seen when its shard is opened.
     """
@@ -438,6 +449,7 @@ class OpenShards:
         self._told: list[str | None] = shards.column("digest")
         self._splits: list[str | None] = shards.column("split")
         self._reset()
+        self._share()
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
@@ -450,9 +462,20 @@ class OpenShards:
         self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
         self._opened = 0  # how often one was since the last ``verify``
         self._is_told = False  # that this is often
+        self._own: dict[int, int] = {}  # memory of this process for the index of each remote shard, oldest first
+        self._own_bytes, self._is_short = 0, False
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
+
+    def _share(self) -> None:
+        """Have memory for the indexes of remote shards that is shared with processes forked later; a cache is, too."""
+        self._shared: SharedBytes | None = None
+        are_remote = not all(Location.of(url).is_local for url in self.urls[:1])
+        if IS_COMPILED and are_remote and self.remote.cache_dir is None:
+            from tarshards.storage.shared import SharedBytes
+
+            self._shared = SharedBytes.of(len(self.urls), self.remote)
 
     def _count(self, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
         counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
@@ -478,11 +501,48 @@ class OpenShards:
             return index
 
     def _load(self, number: int, location: Location) -> Index:
-        index = load_index(location, copied=SMALL if self._is_small(number, location) else MAPPED)
-        index.check_split(self._splits[number])
-        if problem := self._contradiction(number, index):
-            raise ShardIndexError(problem, url=index.url)
+        copied = SMALL if self._is_small(number, location) else MAPPED
+        index = self._read_index(number, location, copied)
+        try:
+            index.check_split(self._splits[number])
+            if problem := self._contradiction(number, index):
+                raise ShardIndexError(problem, url=index.url)
+        except ShardIndexError:
+            if self._shared is not None:
+                self._shared.drop(number)
+            raise
         return index
+
+    def _read_index(self, number: int, location: Location, copied: int = MAPPED) -> Index:
+        """Return the index of a shard as its sidecar is; a local one of more than *copied* bytes is mapped."""
+        if location.is_local:
+            return load_index(location, copied)
+        shared = self._shared
+        try:
+            index = load_index(location, hold=None if shared is None else partial(shared.hold, number))
+        except ShardIndexError:
+            if shared is not None:
+                shared.drop(number)
+            raise
+        self._make_space_for(number, index)
+        return index
+
+    def _make_space_for(self, number: int, index: Index) -> None:
+        """Note the index of a remote shard that is about to be held; release the oldest ones if there are too many."""
+        with _locks(os.getpid())[0]:
+            self._own_bytes += index.nbytes - self._own.pop(number, 0)
+            self._own[number] = index.nbytes
+            most = LEAST_AHEAD
+            if self._own_bytes > most:
+                most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
+            while len(self._own) > 1 and (self._own_bytes > most or len(self._own) > most_open()):
+                if self._own_bytes > most and not self._is_short:
+                    self._is_short = True
+                    log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
+                oldest = next(iter(self._own))
+                self._own_bytes -= self._own.pop(oldest)
+                for held in (self.in_use, self._aside, self._indexes):
+                    held.pop(oldest, None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
         """Say what the index of a shard has other than the manifest, None if nothing."""
@@ -683,6 +743,7 @@ class OpenShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+        self._share()
 
 
 _all_shards: list[ref[OpenShards]] = []  # those of this process that have local ones
@@ -709,10 +770,10 @@ def _locks(process: int) -> list[threading.RLock]:
     return [threading.RLock() for _ in range(LOCKS)]
 
 
-def load_index(location: Location, copied: int = MAPPED) -> Index:
+def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:
     """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False, copied=copied)
+        return Index.load(location, check=False, copied=copied, hold=hold)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

@@ -24,7 +24,7 @@ from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location, are_local, paths_of
 from tarshards.storage.manifest import Shard, Shards
-from tarshards.storage.ranges import LocalRanges, Ranges
+from tarshards.storage.ranges import LocalRanges, Part, Ranges
 from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
 from tarshards.tar.elsewhere import Step
@@ -56,6 +56,7 @@ MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
 DIGEST = 16  # bytes
+Hold = Callable[[Callable[[], bytes]], "bytes | Part"]
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
@@ -341,17 +342,22 @@ class Index:
 
     def rest_on(self, mapping: Any) -> None:
         """Use a *mapping* of the sidecar, which processes share, in place of the bytes that were read."""
-        self.table.rest_on(mapping)
+        self.table.rest_on(mapping.buffer if isinstance(mapping, Part) else mapping)
         self._sidecar = mapping
 
     @classmethod
-    def load(cls, shard_url: str | Location, *, check: bool = True, copied: int = MAPPED) -> Index:
+    def load(
+        cls, shard_url: str | Location, *, check: bool = True, copied: int = MAPPED, hold: Hold | None = None
+    ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
+
+        *hold* returns its bytes from where processes share them, or by what it is given.
 
         Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
-        location, mapping = index_location(shard_url), None
+        location = index_location(shard_url)
+        mapping: Any = None
         try:
             if IS_COMPILED and location.path is not None:
                 own = LocalRanges(location.path, location.name, copied)
@@ -359,13 +365,14 @@ class Index:
                 if len(packed) > MAX_BYTES:
                     raise OpenError(TOO_LONG, url=location.name)
             else:
-                packed = location.read(MAX_BYTES)
+                held = location.hold(MAX_BYTES) if hold is None else hold(lambda: location.read(MAX_BYTES))
+                packed, mapping = (held, None) if isinstance(held, bytes) else (held.read(0, len(held)), held)
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
         index = cls.unpack(packed, url=location.name)
-        if mapping is not None and len(packed) > copied:
+        if IS_COMPILED and mapping is not None and len(packed) > copied:
             index.rest_on(mapping)
         if check:
             with Location.of(shard_url).ranges() as ranges:

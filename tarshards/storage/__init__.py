@@ -15,7 +15,8 @@ Read in this order:
 - ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
-- ``cache``: blocks of remote files on a local disk, shared by the processes of the host
+- ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
+  shared with the processes that are forked later
 - ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced
 - ``markers``: records of what was made; ``claims``: names that one writer at a time may write
 """

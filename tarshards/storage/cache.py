@@ -13,8 +13,9 @@ the timeout of requests fetches it too: a process can be stopped. What the folde
 A file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC, the
 CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner if it
 is spooled (28, padded with zeros), and the key: a JSON list of URL, validator, size of the file, offset, length, and a
-digest of what else tells files apart: the query without its signature, the endpoint of a store, and a login. The URL
-has no query and no userinfo, so that neither names nor files hold credentials.
+digest of what else tells files apart: the query without its signature, the endpoint of a store, and a login; of an
+index, which is one block, its beginning, too. The URL has no query and no userinfo, so that neither names nor files
+hold credentials.
 
 **What stays.** Blocks stay until the budget is full: the first to come are never replaced. An epoch reads every block
 once in an order of its own, so the least recently used block is the one needed next: with a cache of a quarter of the
@@ -52,7 +53,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
 from tarshards.storage.local import is_at
-from tarshards.storage.ranges import Mapping
+from tarshards.storage.ranges import Mapping, Part
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
@@ -100,14 +101,15 @@ class Block(NamedTuple):
         return json.dumps(list(self), separators=(",", ":")).encode()
 
 
-class MappedBlock:
+class MappedBlock(Part):
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
     What was copied out of it is right if the mapping ``is_current`` afterwards.
     """
 
     def __init__(self, path: str, start: int, stays: bool):
-        self.mapping, self.start, self.stays = Mapping(path), start, stays
+        super().__init__(Mapping(path), start)
+        self.stays = stays
 
 
 # Locks belong to open files, and a child that is forked has the same open files: it would keep the locks of its parent

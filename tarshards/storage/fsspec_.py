@@ -23,7 +23,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience, read_whole
+from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience, hold_whole, read_whole
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -78,6 +78,10 @@ class Store(Transport):
     def read(self, location: Location, most: int, **options: Any) -> bytes:
         address = self.address(location)
         return super().read(location, most, **options) if address is None else read_whole(address, most)
+
+    def hold(self, location: Location, most: int) -> Any:
+        address = self.address(location)
+        return super().hold(location, most) if address is None else hold_whole(address, most)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         address = self.address(location)

@@ -13,17 +13,17 @@ from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
 from tarshards.storage.transfer import (
     CHANGED,
+    HEAD,
     Address,
     Patience,
     Version,
     begin_transfer,
     cached_block,
+    hold_whole,
     read_range,
     read_whole,
     through_cache,
 )
-
-HEAD = 1024  # bytes of the beginning that come with the size
 
 
 class Http(Transport):
@@ -38,6 +38,9 @@ class Http(Transport):
 
     def read(self, location: Location, most: int, **_: Any) -> bytes:
         return read_whole(Address(location), most)
+
+    def hold(self, location: Location, most: int) -> Any:
+        return hold_whole(Address(location), most)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)

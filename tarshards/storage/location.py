@@ -472,6 +472,13 @@ class Location:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
 
+    def hold(self, limit: int) -> Any:
+        """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
+        data = self._transport.hold(self, limit + 1)
+        if len(data) > limit:
+            raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
+        return data
+
     def sha256(self) -> str:
         """Return the SHA-256 of its bytes as they are stored, in hexadecimal digits."""
         from hashlib import sha256
@@ -545,6 +552,10 @@ class Transport:
         """Return the bytes of a file, no more than *most*."""
         with self.open(location, "rb", allow_pipe=allow_pipe, sync=True) as stream:
             return read_at_most(stream, most, 1 << 24)
+
+    def hold(self, location: Location, most: int) -> Any:
+        """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
+        return self.read(location, most, allow_pipe=False)
 
     def address(self, location: Location) -> Address | None:
         return None

@@ -20,8 +20,8 @@ class Remote:
     """How files of web servers and object stores are read.
 
     - *connections*: requests under way at once in a process, each on a connection of its own that is kept alive
-    - *ahead*: bytes that are fetched before they are needed; None is a quarter of the memory that is available, shared
-      by the ranks and workers of the host
+    - *ahead*: bytes that are fetched before they are needed, and as many of indexes; None is a quarter of the memory
+      that is available, shared by the ranks and workers of the host
     - *timeout*: seconds without a byte of the body, or for all that comes before it, after which a request has failed
     - *retries*: failures in a row without progress before a file is given up
     - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
@@ -69,6 +69,10 @@ class Remote:
         if self.ahead is not None:
             return self.ahead
         return max(LEAST_AHEAD, available_memory() // PART // processes)
+
+    def held(self) -> int:
+        """Return the bytes of indexes that may be held: by default less, the more of the memory is in use by then."""
+        return max(LEAST_AHEAD, self.budget())
 
 
 def with_index_dir(remote: Remote | None, index_dir: str | os.PathLike[str] | None) -> Remote | None:

@@ -41,6 +41,7 @@ MOVES = 3  # times that the rest of a range is asked for over another connection
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
 JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
 LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
+HEAD = 1024  # bytes of the beginning that come with what else is told of a file
 BEGINNING = 3 << 15  # bytes for which a new connection takes four round trips
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
@@ -626,6 +627,39 @@ def _read_spread(address: Address, most: int) -> bytes:
         finally:
             parts.drop()
     return bytes(buffer)
+
+
+def hold_whole(address: Address, most: int) -> Any:
+    """Return what ``read_whole`` does, or as a ``MappedBlock`` where the cache has it on its disk.
+
+    In the cache it stands for its version and its first KiB, which a server is always asked for: of a file that was
+    replaced, these differ where its validator, a time in seconds, may not.
+    """
+    if address.location.remote.cache_dir is None:
+        return read_whole(address, most)
+    with closing(begin_transfer(address, HEAD)) as beginning:
+        refuse_encoded(beginning)
+        if isinstance(beginning, WholeTransfer):
+            return read_at_most(beginning, most, AT_ONCE)
+        version = beginning.version
+        assert version is not None
+        head = bytearray(min(beginning.end, most))
+        beginning.fill(memoryview(head))
+    size = min(version.size, most)
+    cached = cached_block(address, 0, size, version)
+    if size == len(head):
+        return bytes(head)
+    try:
+        if cached is None:
+            return bytes(head + read_range(address, len(head), size, version)[0])
+        cache, block = cached
+        named = blake2b(block.digest.encode() + head, digest_size=16).hexdigest()
+        held = cache.hold(block._replace(digest=named), lambda: head + read_range(address, len(head), size, version)[0])
+        return bytes(held) if isinstance(held, memoryview) else held
+    except OpenError as error:
+        if error.reason != CHANGED:
+            raise
+        return read_whole(address, most)
 
 
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import random
 from base64 import b64decode, b64encode
@@ -32,8 +33,9 @@ from tarshards.index.fetch import BlockFetcher
 from tarshards.index.table import IS_COMPILED
 from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
-from tarshards.storage.cache import Block, BlockCache
+from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
+from tarshards.storage.ranges import Part
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -345,7 +347,8 @@ def epoch(shards: IndexedShards, seed: int) -> dict[str, bytes]:
 
 
 def blocks_of(shards: IndexedShards) -> list[Path]:
-    return sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
+    paths = sorted(Path(shards.shards.remote.cache_dir).glob("??/*.block"))
+    return [path for path in paths if b".tar.index" not in path.read_bytes()[:200]]
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
@@ -471,6 +474,25 @@ def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatc
     assert site.rounds == 3
 
 
+def test_the_first_batch_waits_for_no_indexes_but_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "SOON", 4)
+    for shard in range(70):
+        path = str(tmp_path / f"{shard:02d}.tar")
+        with TarWriter(path) as writer:
+            for i in range(16):
+                writer.write({"__key__": f"{shard}-{i}", "txt": b"x"})
+        build_index(path).save(path)
+    shards = [Shard(path.name, 16, path.stat().st_size, indexed=True) for path in sorted(tmp_path.glob("*.tar"))]
+    (tmp_path / "s.shards.json").write_text(dump_manifest(shards))
+    with serving(tmp_path) as site:
+        site.hold = 0.3
+        samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True))
+        found = keys([next(samples)])
+        assert (site.rounds, site.asked(".index")) == (3, 4), site.requests
+        site.hold = 0
+        assert len({*found, *keys(samples)}) == 70 * 16
+
+
 def span(request: tuple[str, str | None]) -> int:
     """Return how many bytes a request asks for, 0 for a whole file."""
     begin, _, end = (request[1] or "=0-0").partition("=")[2].partition("-")
@@ -536,12 +558,123 @@ def test_connections_are_opened_while_the_first_indexes_are_loaded(site, folder,
     manifest = str(tmp_path / "x.shards.json")
     shards = [Shard(f"{site.url}/{shard}.tar", SAMPLES, (folder / f"{shard}.tar").stat().st_size) for shard in range(4)]
     Path(manifest).write_text(dump_manifest(shards))
-    stream = Stream.from_shards(manifest, index=True, shuffle=True, remote=Remote(connections=3))
+    stream = Stream.from_shards(manifest, index=True, shuffle=True, remote=Remote(connections=5))
     assert len(list(stream)) == len(list(stream)) == SHARDS * SAMPLES
     ((url, count),) = counts
     assert url.startswith(site.url)
-    assert count == 3
+    assert count == SHARDS, "a block each"
     cached = Remote(cache_dir=tmp_path / "cache")
     for _ in range(2):
         assert len(list(Stream.from_shards(manifest, index=True, remote=cached))) == SHARDS * SAMPLES
     assert len(counts) == 2, "what is cached needs no connection"
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_with_a_cache_the_processes_of_a_host_fetch_an_index_once(site, folder, tmp_path, described):
+    path = str(folder / "s.shards.json")
+    shards = [Shard(path.name, SAMPLES, path.stat().st_size) for path in sorted(folder.glob("?.tar"))]
+    Path(path).write_text(dump_manifest(shards))
+    where = f"{site.url}/s.shards.json" if described else urls(site)
+    remote, size = Remote(cache_dir=tmp_path / "cache"), (folder / "0.tar.index").stat().st_size
+    for number in range(3):
+        before, site.bytes = traffic.so_far().cache_hits, 0
+        opened = IndexedShards(where, remote=remote)
+        assert [opened.shards.index(shard).key(0) for shard in range(SHARDS)] == [f"{n}-0" for n in range(SHARDS)]
+        assert site.bytes < SHARDS * 3000 + (SHARDS * size if number == 0 else 0)
+        assert traffic.so_far().cache_hits - before == SHARDS * (number > 0)
+        index = opened.shards.index(1)
+        assert index.keys == [f"1-{i}" for i in range(SAMPLES)]
+        assert index.pack() == (folder / "1.tar.index").read_bytes()
+    assert CacheFolder.existing(str(tmp_path / "cache")).purge("*.tar.index")[0] == SHARDS
+    assert index.key(1) == "1-1", "what was mapped stays"
+
+
+def test_an_index_in_a_cache_takes_no_memory_and_is_renewed(tmp_path):
+    """Of a file that was replaced within a second, the size and ETag may be as they were."""
+    remote, path = Remote(cache_dir=tmp_path / "cache"), str(tmp_path / "a.tar")
+    with serving(tmp_path) as site:
+        for first in 1000, 2000:
+            with TarWriter(path) as writer:
+                for i in range(500):
+                    writer.write({"__key__": str(first + i), "txt": "a"})
+            build_index(path).save(path)
+            index = IndexedShards(f"{site.url}/a.tar", remote=remote).shards.index(0)
+            assert index.key(0) == str(first)
+            assert isinstance(index._sidecar, MappedBlock) == IS_COMPILED
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A site of four shards with indexes of 35 KB, and its manifest."""
+    shards = []
+    for number in range(SHARDS):
+        path = str(tmp_path / f"{number}.tar")
+        with TarWriter(path) as writer:
+            for i in range(1000):
+                writer.write({"__key__": f"{number}-{i}", "txt": b"x"})
+        (index := build_index(path)).save(path)
+        shards.append(index.shard(f"{number}.tar"))
+    (tmp_path / "s.shards.json").write_text(dump_manifest(shards))
+    with serving(tmp_path) as site:
+        yield site
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_forked_processes_fetch_and_hold_an_index_once(large):
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    large.clear()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def work() -> None:
+        found = [opened.shards.index(number) for number in range(SHARDS)]
+        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, Part)) for index in found])
+
+    workers = [context.Process(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        assert results.get() == [(f"{number}-999", f"{number}-0", True) for number in range(SHARDS)]
+    for worker in workers:
+        worker.join()
+    work()
+    assert large.asked(".index") == SHARDS
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_another_process_fetches_what_a_killed_one_was_fetching(large):
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    large.clear()
+    large.hold, large._last = 5, 0
+    worker = multiprocessing.get_context("fork").Process(target=lambda: opened.shards.index(0))
+    worker.start()
+    while not large._last:  # it has asked, and waits for the answer
+        assert worker.is_alive()
+    worker.kill()
+    worker.join()
+    large.hold = 0
+    assert opened.shards.index(0).key(0) == "0-0"
+
+
+def test_indexes_that_do_not_fit_are_fetched_again_which_a_warning_says(large, monkeypatch, caplog):
+    monkeypatch.setattr("tarshards.index.open.LEAST_AHEAD", 1)
+    monkeypatch.setattr(Remote, "held", lambda remote: 80_000)
+    opened = IndexedShards(f"{large.url}/s.shards.json", remote=Remote())
+    large.clear()
+    for _ in range(3):
+        assert [opened.shards.use(number).index.key(1) for number in range(SHARDS)] == [f"{n}-1" for n in range(SHARDS)]
+    assert SHARDS < large.asked(".index") <= 3 * SHARDS
+    assert sum(index.nbytes for number in range(SHARDS) if (index := opened.shards.loaded(number))) <= 80_000
+    (record,) = caplog.records
+    assert "cache_dir=" in record.getMessage()
+
+
+def test_an_index_that_is_wrong_is_asked_for_again(large):
+    path = large.folder / "0.tar.index"
+    right = path.read_bytes()
+    path.write_bytes(right[:-1])
+    opened = IndexedShards(f"{large.url}/s.shards.json")
+    with pytest.raises(ShardIndexError, match="damaged"):
+        opened.shards.index(0)
+    path.write_bytes(right)
+    assert opened.shards.index(0).key(0) == "0-0"
