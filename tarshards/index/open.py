@@ -471,8 +471,7 @@ class OpenShards:
     def _share(self) -> None:
         """Have memory for the indexes of remote shards that is shared with processes forked later; a cache is, too."""
         self._shared: SharedBytes | None = None
-        are_remote = not all(Location.of(url).is_local for url in self.urls[:1])
-        if IS_COMPILED and are_remote and self.remote.cache_dir is None:
+        if IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
             from tarshards.storage.shared import SharedBytes
 
             self._shared = SharedBytes.of(len(self.urls), self.remote)

@@ -14,9 +14,7 @@ from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
 from tarshards.storage.ranges import Mapping, Part
 from tarshards.storage.remote import Remote
 
-ROW = Struct(
-    "<QQ"
-)  # where a piece begins and its length, 0 while it is not there; the first row: where the last one ends
+ROW = Struct("<QQ")  # where a piece begins, and its length, 0 while it is not there; the first: where the last one ends
 
 
 class SharedBytes:
