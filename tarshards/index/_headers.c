@@ -586,6 +586,7 @@ typedef struct {
     } *rows;
     int64_t count, terms;
     volatile int64_t at;
+    int16_t *best; /* what was found of each term in a sample */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
@@ -600,8 +601,8 @@ static void locate_rows(void *argument) {
             fetch_place(row[AHEAD].members->table, guess_first(row[AHEAD].members->table, row[AHEAD].sample));
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
-        int16_t best[locating->terms];
-        memset(best, 127, sizeof best);
+        int16_t *const best = locating->best;
+        memset(best, 127, (size_t)locating->terms * sizeof *best);
         int64_t member = first_of(table, row->sample);
         for (; member < table->members && sample_of(table, member) == row->sample; member++) {
             const Place place = place_of(table, member);
@@ -618,44 +619,67 @@ static void locate_rows(void *argument) {
     }
 }
 
+/* Return the ranks of the fields of each table, a list of bytes, as *rank* gives them for the fields' names. */
+static PyObject *rank_fields(PyObject *tables, PyObject *rank, int64_t terms) {
+    const MemberTable *before = NULL;
+    PyObject *bytes = NULL, *result = PyList_New(0);
+    for (Py_ssize_t i = 0; result && i < PyList_Size(tables); i++) {
+        const MappedMembers *own = members_at(tables, i);
+        if (!own && PyErr_Occurred()) Py_CLEAR(result);
+        else if (own && (!before || before->names != own->table->names)) {
+            Py_XDECREF(bytes);
+            bytes = PyObject_CallFunctionObjArgs(rank, own->table->names, NULL);
+            before = own->table;
+            if (!bytes || !PyBytes_Check(bytes) || PyBytes_Size(bytes) != 2 * terms * before->field_count) {
+                if (bytes) PyErr_SetString(PyExc_ValueError, "not a rank for each field and term");
+                Py_CLEAR(result);
+            }
+        }
+        if (result && PyList_Append(result, own ? bytes : Py_None) < 0) Py_CLEAR(result);
+    }
+    Py_XDECREF(bytes);
+    return result;
+}
+
 static PyObject *locate(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *tables, *ranks;
+    PyObject *tables, *rank, *ranks = NULL;
     Py_buffer shards, samples, addresses, sizes, numbers;
-    if (!PyArg_ParseTuple(args, "O!O!y*y*w*w*w*:locate", &PyList_Type, &tables, &PyList_Type, &ranks, &shards, &samples,
-                          &addresses, &sizes, &numbers))
+    if (!PyArg_ParseTuple(args, "O!Oy*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &addresses, &sizes,
+                          &numbers))
         return NULL;
-    const int64_t count = shards.len / 8;
-    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, count ? addresses.len / 8 / count : 0, 0,
-                         addresses.buf, sizes.buf, numbers.buf};
-    int failed = !locating.rows;
-    if (failed) PyErr_NoMemory();
-    if (!failed && (samples.len != 8 * count || addresses.len != 8 * count * locating.terms || sizes.len != addresses.len ||
-                    numbers.len != addresses.len || locating.terms > SHORT))
-        failed = 1, PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
+    const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0;
+    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, terms, 0,
+                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), addresses.buf, sizes.buf, numbers.buf};
+    int failed = 1;
+    if (!locating.rows || !locating.best) PyErr_NoMemory();
+    else if (samples.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
+             numbers.len != addresses.len)
+        PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
+    else failed = !(ranks = rank_fields(tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
         const int64_t shard = ((int64_t *)shards.buf)[i], sample = ((int64_t *)samples.buf)[i];
-        MappedMembers *own = members_at(tables, shard);
+        const MappedMembers *own = members_at(tables, shard);
         failed = !own && PyErr_Occurred();
         locating.rows[i] = (struct Sought){own, NULL, sample};
-        for (int64_t term = 0; term < locating.terms; term++) {
+        for (int64_t term = 0; term < terms; term++) {
             locating.addresses[term * count + i] = 0;
             locating.sizes[term * count + i] = locating.numbers[term * count + i] = -1;
         }
         if (!own || failed) continue;
-        PyObject *bytes = PyList_GetItem(ranks, (Py_ssize_t)shard);
-        failed = !bytes || !PyBytes_Check(bytes) || PyBytes_Size(bytes) != 2 * locating.terms * own->table->field_count ||
-                 sample < 0 || sample >= own->table->samples;
-        if (failed) PyErr_Clear(), PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
-        else locating.rows[i].ranks = (const int16_t *)PyBytes_AsString(bytes);
+        failed = sample < 0 || sample >= own->table->samples;
+        if (failed) PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
+        else locating.rows[i].ranks = (const int16_t *)PyBytes_AsString(PyList_GetItem(ranks, (Py_ssize_t)shard));
     }
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
         for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
-            for (int64_t term = 0; term < locating.terms; term++) locating.numbers[term * count + locating.at] = -2;
+            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.at] = -2;
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(locating.rows);
+    PyMem_Free(locating.best);
+    Py_XDECREF(ranks);
     Py_buffer *const held[] = {&shards, &samples, &addresses, &sizes, &numbers};
     for (int i = 0; i < 5; i++) PyBuffer_Release(held[i]);
     if (failed) return NULL;
@@ -956,7 +980,7 @@ static PyType_Spec members_spec = {
 static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, ranks, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
+     "locate(tables, rank, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
      "find_undecided(tables, shards, members) -> places; see tarshards.index._headers_py"},
