@@ -193,7 +193,7 @@ static Place place_of(const MemberTable *table, int64_t member) {
 
 /* Return about where the first member of a sample is. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
-    return (int64_t)((unsigned __int128)sample * (uint64_t)table->members / (uint64_t)table->samples);
+    return (int64_t)((double)sample * (double)table->members / (double)table->samples);
 }
 
 /* Return the number of the first member of a sample; of *samples*, how many members there are. Samples have consecutive
@@ -201,7 +201,6 @@ static int64_t guess_first(const MemberTable *table, int64_t sample) {
 static int64_t first_of(const MemberTable *table, int64_t sample) {
     if (sample >= table->samples) return table->members;
     if (table->members == table->samples) return sample;
-    const int64_t each = table->members / table->samples;
     int64_t low = sample, high = table->members - (table->samples - sample), guess = guess_first(table, sample);
     for (int tries = 0; low < high; tries++) {
         if (tries > 4) guess = low + (high - low) / 2;
@@ -209,10 +208,10 @@ static int64_t first_of(const MemberTable *table, int64_t sample) {
         const int64_t found = sample_of(table, guess);
         if (found < sample) {
             low = guess + (sample - found);
-            guess += (sample - found) * each;
+            guess += (sample - found) * (table->members / table->samples);
         } else {
             high = guess - (found - sample);
-            guess = found == sample ? guess - 1 : guess - (found - sample) * each;
+            guess = found == sample ? guess - 1 : guess - (found - sample) * (table->members / table->samples);
         }
     }
     return low < 0 ? 0 : low > table->members ? table->members : low;
@@ -586,90 +585,98 @@ typedef struct {
     } *rows;
     int64_t count, terms;
     volatile int64_t at;
-    int16_t *best; /* what was found of each term in a sample */
+    int16_t *best; /* the rank of what was found of each term in a sample */
+    int is_new;    /* whether a member was found that is not known to match */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
 
+/* Return whether a member is of a sample. */
+static int is_of(const MemberTable *table, int64_t member, int64_t sample) {
+    if (table->members == table->samples) return member == sample;
+    return member < table->members && sample_of(table, member) == sample;
+}
+
 static void locate_rows(void *argument) {
     Locating *locating = argument;
-    const int64_t count = locating->count;
+    const int64_t count = locating->count, terms = locating->terms;
     for (; locating->at < count; locating->at++) {
         const int64_t i = locating->at;
         const struct Sought *row = locating->rows + i;
-        if (i + AHEAD < count && row[AHEAD].members)
-            fetch_place(row[AHEAD].members->table, guess_first(row[AHEAD].members->table, row[AHEAD].sample));
+        if (i + 2 * AHEAD < count && row[2 * AHEAD].members)
+            fetch_place(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
-        int16_t *const best = locating->best;
-        memset(best, 127, (size_t)locating->terms * sizeof *best);
-        int64_t member = first_of(table, row->sample);
-        for (; member < table->members && sample_of(table, member) == row->sample; member++) {
+        for (int64_t term = 0; term < terms; term++) locating->best[term] = INT16_MAX;
+        for (int64_t member = first_of(table, row->sample); is_of(table, member, row->sample); member++) {
             const Place place = place_of(table, member);
             if (!is_here(row->members, &place)) continue; /* the index was written to */
-            for (int64_t term = 0; term < locating->terms; term++) {
+            for (int64_t term = 0; term < terms; term++) {
                 const int16_t rank = row->ranks[term * table->field_count + place.field];
-                if (rank < 0 || rank >= best[term]) continue;
-                best[term] = rank;
+                if (rank < 0 || rank >= locating->best[term]) continue;
+                locating->best[term] = rank;
                 locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, place.offset);
                 locating->sizes[term * count + i] = place.size;
                 locating->numbers[term * count + i] = member;
             }
         }
+        for (int64_t term = 0; term < terms; term++) {
+            const int64_t member = locating->numbers[term * count + i];
+            locating->is_new |= member >= 0 && !is_compared(row->members, member);
+        }
     }
 }
 
-/* Return the ranks of the fields of each table, a list of bytes, as *rank* gives them for the fields' names. */
-static PyObject *rank_fields(PyObject *tables, PyObject *rank, int64_t terms) {
+/* Note the members of each table and the ranks of their fields, as *rank* gives them for the fields' names. Return what
+ * holds these, NULL with an exception set where something is not as it should be. */
+static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObject *rank, int64_t terms) {
     const MemberTable *before = NULL;
-    PyObject *bytes = NULL, *result = PyList_New(0);
-    for (Py_ssize_t i = 0; result && i < PyList_Size(tables); i++) {
+    const int16_t *ranks = NULL;
+    PyObject *held = PyList_New(0);
+    for (Py_ssize_t i = 0; held && i < PyList_Size(tables); i++) {
         const MappedMembers *own = members_at(tables, i);
-        if (!own && PyErr_Occurred()) Py_CLEAR(result);
-        else if (own && (!before || before->names != own->table->names)) {
-            Py_XDECREF(bytes);
-            bytes = PyObject_CallFunctionObjArgs(rank, own->table->names, NULL);
+        if (own && (!before || before->names != own->table->names)) {
             before = own->table;
-            if (!bytes || !PyBytes_Check(bytes) || PyBytes_Size(bytes) != 2 * terms * before->field_count) {
-                if (bytes) PyErr_SetString(PyExc_ValueError, "not a rank for each field and term");
-                Py_CLEAR(result);
-            }
+            PyObject *bytes = PyObject_CallFunctionObjArgs(rank, before->names, NULL);
+            const int fits = bytes && PyBytes_Check(bytes) && PyBytes_Size(bytes) == 2 * terms * before->field_count;
+            if (bytes && !fits) PyErr_SetString(PyExc_ValueError, "not a rank for each field and term");
+            if (fits) ranks = (const int16_t *)PyBytes_AsString(bytes);
+            if (fits) PyList_Append(held, bytes);
+            Py_XDECREF(bytes);
         }
-        if (result && PyList_Append(result, own ? bytes : Py_None) < 0) Py_CLEAR(result);
+        if (PyErr_Occurred()) Py_CLEAR(held);
+        sources[i] = (struct Sought){own, ranks, 0};
     }
-    Py_XDECREF(bytes);
-    return result;
+    return held;
 }
 
 static PyObject *locate(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *tables, *rank, *ranks = NULL;
+    PyObject *tables, *rank, *held = NULL;
     Py_buffer shards, samples, addresses, sizes, numbers;
     if (!PyArg_ParseTuple(args, "O!Oy*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &addresses, &sizes,
                           &numbers))
         return NULL;
-    const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0;
+    const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
     Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, terms, 0,
-                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), addresses.buf, sizes.buf, numbers.buf};
+                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), 0, addresses.buf, sizes.buf, numbers.buf};
+    struct Sought *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
     int failed = 1;
-    if (!locating.rows || !locating.best) PyErr_NoMemory();
+    if (!locating.rows || !locating.best || !sources) PyErr_NoMemory();
     else if (samples.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
              numbers.len != addresses.len)
         PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
-    else failed = !(ranks = rank_fields(tables, rank, terms));
+    else failed = !(held = collect_sources(sources, tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
         const int64_t shard = ((int64_t *)shards.buf)[i], sample = ((int64_t *)samples.buf)[i];
-        const MappedMembers *own = members_at(tables, shard);
-        failed = !own && PyErr_Occurred();
-        locating.rows[i] = (struct Sought){own, NULL, sample};
-        for (int64_t term = 0; term < terms; term++) {
-            locating.addresses[term * count + i] = 0;
-            locating.sizes[term * count + i] = locating.numbers[term * count + i] = -1;
-        }
-        if (!own || failed) continue;
-        failed = sample < 0 || sample >= own->table->samples;
+        failed = shard < 0 || shard >= shard_count ||
+                 (sources[shard].members && (sample < 0 || sample >= sources[shard].members->table->samples));
         if (failed) PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
-        else locating.rows[i].ranks = (const int16_t *)PyBytes_AsString(PyList_GetItem(ranks, (Py_ssize_t)shard));
+        else locating.rows[i] = (struct Sought){sources[shard].members, sources[shard].ranks, sample};
+    }
+    for (int64_t i = 0; i < terms * count && !failed; i++) {
+        locating.addresses[i] = 0;
+        locating.sizes[i] = locating.numbers[i] = -1;
     }
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
@@ -679,11 +686,11 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     }
     PyMem_Free(locating.rows);
     PyMem_Free(locating.best);
-    Py_XDECREF(ranks);
-    Py_buffer *const held[] = {&shards, &samples, &addresses, &sizes, &numbers};
-    for (int i = 0; i < 5; i++) PyBuffer_Release(held[i]);
-    if (failed) return NULL;
-    Py_RETURN_NONE;
+    PyMem_Free(sources);
+    Py_XDECREF(held);
+    Py_buffer *const buffers[] = {&shards, &samples, &addresses, &sizes, &numbers};
+    for (int i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
+    return failed ? NULL : PyBool_FromLong(locating.is_new);
 }
 
 static PyObject *find_keys(PyObject *self, PyObject *args) {
@@ -980,7 +987,7 @@ static PyType_Spec members_spec = {
 static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, rank, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
+     "locate(tables, rank, shards, samples, addresses, sizes, members) -> whether headers are to be compared; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
      "find_undecided(tables, shards, members) -> places; see tarshards.index._headers_py"},

@@ -83,7 +83,7 @@ class Payloads:
 
     @classmethod
     def known(cls, buffers: Any, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Return payloads known to lie in what *buffers* refers to, without a check; addresses are uint64, sizes int64."""
+        """Return payloads known to lie in what *buffers* holds, without a check; addresses are uint64, sizes int64."""
         payloads = object.__new__(cls)
         payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
         return payloads

@@ -83,7 +83,8 @@ class Headers(NamedTuple):
     """The members of mapped shards that are the fields of samples, whose headers are compared with the index.
 
     Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
-    numbers of those of each field, negative where there is none to be read in place.
+    numbers of those of each field, negative where there is none to be read in place. They *are_new* if some have not
+    been compared.
     """
 
     shards: list[OpenShard | None]
@@ -91,6 +92,7 @@ class Headers(NamedTuple):
     which: np.ndarray
     samples: np.ndarray
     members: np.ndarray
+    are_new: bool
 
     def part(self, begin: int, end: int) -> Headers:
         """Return those of the samples from *begin* to *end*."""
@@ -148,7 +150,9 @@ class Places(NamedTuple):
 
     def check(self) -> Failures:
         """Return the failures, with those of samples whose headers differ from the index."""
-        return self.failures if self.headers is None else self.headers.find_stale() | self.failures
+        if self.headers is None or not self.headers.are_new:
+            return self.failures
+        return self.headers.find_stale() | self.failures
 
     def ask(self, begin: int, end: int) -> None:
         """Let the system read the samples from *begin* to *end* into memory, with what their check needs."""
@@ -175,7 +179,7 @@ class Places(NamedTuple):
     def part(self, begin: int, end: int) -> Places:
         """Return the places of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
-        headers = self.headers and self.headers.part(begin, end)
+        headers = self.headers.part(begin, end) if self.headers is not None and self.headers.are_new else None
         return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers)
 
     def keep(self, kept: np.ndarray) -> Places:
@@ -275,8 +279,8 @@ class MappedPlaces:
         samples = np.ascontiguousarray(samples, np.int64)
         members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
         addresses = np.empty(members.shape, np.uint64)
-        locate(tables, self._ranks, which, samples, addresses, sizes, members)
-        headers = Headers(used, tables, which, samples, members)
+        are_new = locate(tables, self._ranks, which, samples, addresses, sizes, members)
+        headers = Headers(used, tables, which, samples, members, are_new)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():
             for i in np.flatnonzero(row < 0).tolist():
@@ -312,14 +316,12 @@ class MappedPlaces:
         return list(np.flatnonzero(self._sound[numbers] < time.monotonic() - 1).tolist())
 
     @staticmethod
-    def _special(
-        headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures
-    ) -> list[list[bytes]]:
+    def _special(headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures) -> list[Payloads]:
         """Read the links and sparse members, whose bytes are not after their headers, and return their contents.
 
         Samples at fault fail.
         """
-        contents: list[list[bytes]] = []
+        contents: list[Payloads] = []
         for number, shard in enumerate(headers.shards):
             if shard is None or not (shard.index.faults or shard.index.elsewhere):
                 continue
@@ -361,7 +363,7 @@ def _change(shard: OpenShard) -> TarshardsError | None:
 
 
 def _rank_fields(terms: Sequence[Term], allowed: FieldNames | None, names: tuple[bytes, ...]) -> bytes:
-    """Return for each of *terms* the rank of each field among its alternatives, 0 for the first, as ``locate`` takes it."""
+    """Return the rank of each field in each of *terms*, int16: 0 for the first alternative, -1 for none."""
     known = [name.decode("utf-8", "surrogateescape") for name in names]
     ranks = np.full((len(terms), len(known)), -1, np.int16)
     for row, term in zip(ranks, terms):
