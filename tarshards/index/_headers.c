@@ -39,6 +39,7 @@ typedef struct {
     PyObject_HEAD
     Py_buffer sidecar;
     int64_t samples, members, shard_size, field_count;
+    int64_t each; /* how many members every sample has; 0: they differ */
     int64_t keys, sample, field, offset, size;
     uint32_t *marks; /* where each EVERY-th key begins, from *keys* on */
     PyObject *names; /* the bytes that *fields* points to */
@@ -193,6 +194,7 @@ static Place place_of(const MemberTable *table, int64_t member) {
 
 /* Return about where the first member of a sample is. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
+    if (table->each) return sample * table->each;
     return (int64_t)((double)sample * (double)table->members / (double)table->samples);
 }
 
@@ -200,7 +202,7 @@ static int64_t guess_first(const MemberTable *table, int64_t sample) {
  * members, at least one, so the distance to another sample bounds that between their members. */
 static int64_t first_of(const MemberTable *table, int64_t sample) {
     if (sample >= table->samples) return table->members;
-    if (table->members == table->samples) return sample;
+    if (table->each) return sample * table->each;
     int64_t low = sample, high = table->members - (table->samples - sample), guess = guess_first(table, sample);
     for (int tries = 0; low < high; tries++) {
         if (tries > 4) guess = low + (high - low) / 2;
@@ -591,10 +593,11 @@ typedef struct {
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
 
-/* Return whether a member is of a sample. */
-static int is_of(const MemberTable *table, int64_t member, int64_t sample) {
-    if (table->members == table->samples) return member == sample;
-    return member < table->members && sample_of(table, member) == sample;
+/* Return the number of the member after the last of a sample, whose *first* one is known. */
+static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
+    if (table->each) return first + table->each;
+    while (first < table->members && sample_of(table, first) == sample) first++;
+    return first;
 }
 
 static void locate_rows(void *argument) {
@@ -608,7 +611,8 @@ static void locate_rows(void *argument) {
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
         for (int64_t term = 0; term < terms; term++) locating->best[term] = INT16_MAX;
-        for (int64_t member = first_of(table, row->sample); is_of(table, member, row->sample); member++) {
+        const int64_t first = first_of(table, row->sample), end = end_of(table, row->sample, first);
+        for (int64_t member = first; member < end; member++) {
             const Place place = place_of(table, member);
             if (!is_here(row->members, &place)) continue; /* the index was written to */
             for (int64_t term = 0; term < terms; term++) {
@@ -821,15 +825,18 @@ static const char *mark_keys(MemberTable *self, int64_t end) {
 }
 
 /* Return what is wrong with the arrays of an index, NULL if nothing is. */
-static const char *inconsistency(const MemberTable *self, int64_t archive_end) {
+static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     if (!self->members) return self->samples ? "keys without members" : NULL;
-    int64_t sample = -1, begin = BLOCK;
-    for (int64_t i = 0; i < self->members; i++) {
+    int64_t sample = -1, begin = BLOCK, each = self->samples ? self->members / self->samples : 0, own = each;
+    for (int64_t i = 0; i < self->members; i++, own++) {
         const int64_t next = sample_of(self, i);
         if (next < sample || next > sample + 1) return "samples out of order";
+        if (next > sample && own != each) each = 0;
+        if (next > sample) own = 0;
         sample = next;
     }
     if (sample_of(self, 0) != 0 || sample != self->samples - 1) return "samples out of order";
+    self->each = own == each ? each : 0;
     for (int64_t i = 0; i < self->members; i++) {
         const Place place = place_of(self, i);
         if (place.field >= self->field_count) return "a field without a name";
