@@ -40,6 +40,7 @@ typedef struct {
     PyObject_HEAD
     Py_buffer sidecar;
     int64_t samples, members, shard_size, field_count;
+    int64_t each; /* how many members every sample has; 0: they differ */
     int64_t keys, sample, field, offset, size;
     uint32_t *marks; /* where each EVERY-th key begins, from *keys* on */
     PyObject *names; /* the bytes that *fields* points to */
@@ -195,15 +196,15 @@ static Place place_of(const MemberTable *table, int64_t member) {
 
 /* Return about where the first member of a sample is. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
-    return (int64_t)((unsigned __int128)sample * (uint64_t)table->members / (uint64_t)table->samples);
+    if (table->each) return sample * table->each;
+    return (int64_t)((double)sample * (double)table->members / (double)table->samples);
 }
 
 /* Return the number of the first member of a sample; of *samples*, how many members there are. Samples have consecutive
  * members, at least one, so the distance to another sample bounds that between their members. */
 static int64_t first_of(const MemberTable *table, int64_t sample) {
     if (sample >= table->samples) return table->members;
-    if (table->members == table->samples) return sample;
-    const int64_t each = table->members / table->samples;
+    if (table->each) return sample * table->each;
     int64_t low = sample, high = table->members - (table->samples - sample), guess = guess_first(table, sample);
     for (int tries = 0; low < high; tries++) {
         if (tries > 4) guess = low + (high - low) / 2;
@@ -211,10 +212,10 @@ static int64_t first_of(const MemberTable *table, int64_t sample) {
         const int64_t found = sample_of(table, guess);
         if (found < sample) {
             low = guess + (sample - found);
-            guess += (sample - found) * each;
+            guess += (sample - found) * (table->members / table->samples);
         } else {
             high = guess - (found - sample);
-            guess = found == sample ? guess - 1 : guess - (found - sample) * each;
+            guess = found == sample ? guess - 1 : guess - (found - sample) * (table->members / table->samples);
         }
     }
     return low < 0 ? 0 : low > table->members ? table->members : low;
@@ -598,80 +599,114 @@ typedef struct {
     } *rows;
     int64_t count, terms;
     volatile int64_t at;
+    int16_t *best; /* the rank of what was found of each term in a sample */
+    int is_new;    /* whether a member was found that is not known to match */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
 
+/* Return the number of the member after the last of a sample, whose *first* one is known. */
+static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
+    if (table->each) return first + table->each;
+    while (first < table->members && sample_of(table, first) == sample) first++;
+    return first;
+}
+
 static void locate_rows(void *argument) {
     Locating *locating = argument;
-    const int64_t count = locating->count;
+    const int64_t count = locating->count, terms = locating->terms;
     for (; locating->at < count; locating->at++) {
         const int64_t i = locating->at;
         const struct Sought *row = locating->rows + i;
-        if (i + AHEAD < count && row[AHEAD].members)
-            fetch_place(row[AHEAD].members->table, guess_first(row[AHEAD].members->table, row[AHEAD].sample));
+        if (i + 2 * AHEAD < count && row[2 * AHEAD].members)
+            fetch_place(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
-        int16_t best[locating->terms];
-        memset(best, 127, sizeof best);
-        int64_t member = first_of(table, row->sample);
-        for (; member < table->members && sample_of(table, member) == row->sample; member++) {
+        for (int64_t term = 0; term < terms; term++) locating->best[term] = INT16_MAX;
+        const int64_t first = first_of(table, row->sample), end = end_of(table, row->sample, first);
+        for (int64_t member = first; member < end; member++) {
             const Place place = place_of(table, member);
             if (!is_here(row->members, &place)) continue; /* the index was written to */
-            for (int64_t term = 0; term < locating->terms; term++) {
+            for (int64_t term = 0; term < terms; term++) {
                 const int16_t rank = row->ranks[term * table->field_count + place.field];
-                if (rank < 0 || rank >= best[term]) continue;
-                best[term] = rank;
+                if (rank < 0 || rank >= locating->best[term]) continue;
+                locating->best[term] = rank;
                 locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, place.offset);
                 locating->sizes[term * count + i] = place.size;
                 locating->numbers[term * count + i] = member;
             }
         }
+        for (int64_t term = 0; term < terms; term++) {
+            const int64_t member = locating->numbers[term * count + i];
+            locating->is_new |= member >= 0 && !is_compared(row->members, member);
+        }
     }
+}
+
+/* Note the members of each table and the ranks of their fields, as *rank* gives them for the fields' names. Return what
+ * holds these, NULL with an exception set where something is not as it should be. */
+static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObject *rank, int64_t terms) {
+    const MemberTable *before = NULL;
+    const int16_t *ranks = NULL;
+    PyObject *held = PyList_New(0);
+    for (Py_ssize_t i = 0; held && i < PyList_Size(tables); i++) {
+        const MappedMembers *own = members_at(tables, i);
+        if (own && (!before || before->names != own->table->names)) {
+            before = own->table;
+            PyObject *bytes = PyObject_CallFunctionObjArgs(rank, before->names, NULL);
+            const int fits = bytes && PyBytes_Check(bytes) && PyBytes_Size(bytes) == 2 * terms * before->field_count;
+            if (bytes && !fits) PyErr_SetString(PyExc_ValueError, "not a rank for each field and term");
+            if (fits) ranks = (const int16_t *)PyBytes_AsString(bytes);
+            if (fits) PyList_Append(held, bytes);
+            Py_XDECREF(bytes);
+        }
+        if (PyErr_Occurred()) Py_CLEAR(held);
+        sources[i] = (struct Sought){own, ranks, 0};
+    }
+    return held;
 }
 
 static PyObject *locate(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *tables, *ranks;
+    PyObject *tables, *rank, *held = NULL;
     Py_buffer shards, samples, addresses, sizes, numbers;
-    if (!PyArg_ParseTuple(args, "O!O!y*y*w*w*w*:locate", &PyList_Type, &tables, &PyList_Type, &ranks, &shards, &samples,
-                          &addresses, &sizes, &numbers))
+    if (!PyArg_ParseTuple(args, "O!Oy*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &addresses, &sizes,
+                          &numbers))
         return NULL;
-    const int64_t count = shards.len / 8;
-    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, count ? addresses.len / 8 / count : 0, 0,
-                         addresses.buf, sizes.buf, numbers.buf};
-    int failed = !locating.rows;
-    if (failed) PyErr_NoMemory();
-    if (!failed && (samples.len != 8 * count || addresses.len != 8 * count * locating.terms || sizes.len != addresses.len ||
-                    numbers.len != addresses.len || locating.terms > SHORT))
-        failed = 1, PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
+    const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
+    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, terms, 0,
+                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), 0, addresses.buf, sizes.buf, numbers.buf};
+    struct Sought *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
+    int failed = 1;
+    if (!locating.rows || !locating.best || !sources) PyErr_NoMemory();
+    else if (samples.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
+             numbers.len != addresses.len)
+        PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
+    else failed = !(held = collect_sources(sources, tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
         const int64_t shard = ((int64_t *)shards.buf)[i], sample = ((int64_t *)samples.buf)[i];
-        MappedMembers *own = members_at(tables, shard);
-        failed = !own && PyErr_Occurred();
-        locating.rows[i] = (struct Sought){own, NULL, sample};
-        for (int64_t term = 0; term < locating.terms; term++) {
-            locating.addresses[term * count + i] = 0;
-            locating.sizes[term * count + i] = locating.numbers[term * count + i] = -1;
-        }
-        if (!own || failed) continue;
-        PyObject *bytes = PyList_GetItem(ranks, (Py_ssize_t)shard);
-        failed = !bytes || !PyBytes_Check(bytes) || PyBytes_Size(bytes) != 2 * locating.terms * own->table->field_count ||
-                 sample < 0 || sample >= own->table->samples;
-        if (failed) PyErr_Clear(), PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
-        else locating.rows[i].ranks = (const int16_t *)PyBytes_AsString(bytes);
+        failed = shard < 0 || shard >= shard_count ||
+                 (sources[shard].members && (sample < 0 || sample >= sources[shard].members->table->samples));
+        if (failed) PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
+        else locating.rows[i] = (struct Sought){sources[shard].members, sources[shard].ranks, sample};
+    }
+    for (int64_t i = 0; i < terms * count && !failed; i++) {
+        locating.addresses[i] = 0;
+        locating.sizes[i] = locating.numbers[i] = -1;
     }
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
         for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
-            for (int64_t term = 0; term < locating.terms; term++) locating.numbers[term * count + locating.at] = -2;
+            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.at] = -2;
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(locating.rows);
-    Py_buffer *const held[] = {&shards, &samples, &addresses, &sizes, &numbers};
-    for (int i = 0; i < 5; i++) PyBuffer_Release(held[i]);
-    if (failed) return NULL;
-    Py_RETURN_NONE;
+    PyMem_Free(locating.best);
+    PyMem_Free(sources);
+    Py_XDECREF(held);
+    Py_buffer *const buffers[] = {&shards, &samples, &addresses, &sizes, &numbers};
+    for (int i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
+    return failed ? NULL : PyBool_FromLong(locating.is_new);
 }
 
 /* Samples that are read soon, one by one. */
@@ -892,15 +927,18 @@ static const char *mark_keys(MemberTable *self, int64_t end) {
 }
 
 /* Return what is wrong with the arrays of an index, NULL if nothing is. */
-static const char *inconsistency(const MemberTable *self, int64_t archive_end) {
+static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     if (!self->members) return self->samples ? "keys without members" : NULL;
-    int64_t sample = -1, begin = BLOCK;
-    for (int64_t i = 0; i < self->members; i++) {
+    int64_t sample = -1, begin = BLOCK, each = self->samples ? self->members / self->samples : 0, own = each;
+    for (int64_t i = 0; i < self->members; i++, own++) {
         const int64_t next = sample_of(self, i);
         if (next < sample || next > sample + 1) return "samples out of order";
+        if (next > sample && own != each) each = 0;
+        if (next > sample) own = 0;
         sample = next;
     }
     if (sample_of(self, 0) != 0 || sample != self->samples - 1) return "samples out of order";
+    self->each = own == each ? each : 0;
     for (int64_t i = 0; i < self->members; i++) {
         const Place place = place_of(self, i);
         if (place.field >= self->field_count) return "a field without a name";
@@ -1064,7 +1102,7 @@ static PyType_Spec members_spec = {
 static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, ranks, shards, samples, addresses, sizes, members); see tarshards.index._headers_py"},
+     "locate(tables, rank, shards, samples, addresses, sizes, members) -> whether any header is to be compared"},
     {"read_samples", read_samples, METH_VARARGS,
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},

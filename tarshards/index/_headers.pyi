@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from tarshards.index._headers_py import MappedMembers as MappedMembers
@@ -9,17 +10,18 @@ from tarshards.index._headers_py import read_samples as read_samples
 
 def locate(
     tables: list[MappedMembers | None],
-    ranks: list[bytes | None],
+    rank: Callable[[tuple[bytes, ...]], bytes],
     shards: Any,
     samples: Any,
     addresses: Any,
     sizes: Any,
     members: Any,
     /,
-) -> None:
-    """Write address, size and member of the best field of each term of many samples; -1 for none, -2 for no index.
+) -> bool:
+    """Write address, size and member of the best field of each term of many samples.
 
-    *ranks* has for each shard an int16 for each term and field: 0 for the best, -1 for those that are not of the term.
     Sample ``samples[i]`` is one of ``tables[shards[i]]``. All arrays are of 8 bytes an item, those that are written
-    have a row for each term.
+    have a row for each term. *rank* returns for the names of a shard's fields an int16 for each term and field: 0 for
+    the best, -1 for those that are not of the term. In place of a member -1 says that the sample has none, and lower
+    numbers what else there is (see ``tarshards.index.places``). Returns whether any header is yet to be compared.
     """

@@ -64,7 +64,8 @@ class Payloads:
 
     def __init__(self, buffers: Buffers, number: Any, starts: Any, sizes: Any):
         number, starts = np.asarray(number, np.int64), np.asarray(starts, np.int64)
-        self.buffers, self.number, self.sizes = buffers, number, np.ascontiguousarray(sizes, np.int64)
+        self.buffers: Any = buffers
+        self.number, self.sizes = number, np.ascontiguousarray(sizes, np.int64)
         if not (len(number) == len(starts) == len(self.sizes)):
             raise ValueError("number, starts and sizes differ in length")
         if len(self) and not (number.min() >= 0 and number.max() < len(buffers)):
@@ -81,8 +82,8 @@ class Payloads:
         return cls(buffers, np.arange(len(buffers)), np.zeros(len(buffers), np.int64), buffers.lengths)
 
     @classmethod
-    def known(cls, buffers: Buffers, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Return payloads known to lie in their buffers, without a check; addresses are uint64, sizes int64."""
+    def known(cls, buffers: Any, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
+        """Return payloads known to lie in what *buffers* holds, without a check; addresses are uint64, sizes int64."""
         payloads = object.__new__(cls)
         payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
         return payloads

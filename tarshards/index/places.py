@@ -5,48 +5,53 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from mmap import PAGESIZE
 from typing import Any, ClassVar, NamedTuple, overload
 from weakref import WeakSet
 
 import numpy as np
 
-from tarshards.errors import SampleError, TarshardsError
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import IndexedShards, SampleReader
-from tarshards.index.headers import MappedMembers, find_undecided
-from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.memory import Payloads, address_of
 from tarshards.index.open import OpenShard
-from tarshards.index.sidecar import Index
-from tarshards.samples.fields import Term, find_field, no_field, pick_field
+from tarshards.index.sidecar import REBUILD, index_location
+from tarshards.index.table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
+from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.member_file import MemberFile
-from tarshards.storage.ranges import most_open
+from tarshards.storage.ranges import are_buffers, most_open
 from tarshards.tar.read import BLOCK
 
-SOON = 1 << 12  # shards that are opened before the first batch is made
 ASKED = 1 << 8  # shards of a look-up, up to which each is checked for changes every time
-MOST_SAMPLES = 1 << 25  # whose places are held
 MOST_TOUCHED = 1 << 30  # bytes of shards that are read into memory ahead of their use
 SMALL = 1 << 14  # bytes of a sample for which a disk needs about as long as for a place further on
-NEAR = np.uint64(1 << 11)  # bytes before a member that have its headers, and those of a small one before it
+NEAR = 1 << 11  # bytes before a member that have its headers, and those of a small one before it
 TOUCHED = 1 << 10  # pages of these that are touched by one call
+GONE, ELSEWHERE = -2, -3  # for the number of a member: its index has shrunk; its content was read
 
 Failures = dict[int, TarshardsError]  # by position among the samples that were asked for
 
 
 class BatchKeys(Sequence[str]):
-    """The keys of a batch, equal to a list of them; each is looked up when it is needed.
+    """The keys of a batch, equal to a list of them; *find* returns those of some *numbers* when they are needed.
 
     ``type(keys)(items)``, by which programs rebuild a sequence, gives a list.
     """
 
-    def __new__(cls, table: Any, numbers: np.ndarray | None = None) -> Any:
-        return list(table) if numbers is None else super().__new__(cls)
+    def __new__(cls, find: Any, numbers: np.ndarray | None = None) -> Any:
+        return list(find) if numbers is None else super().__new__(cls)
 
-    def __init__(self, table: np.ndarray, numbers: np.ndarray):
-        self._table, self._numbers = table, numbers
+    def __init__(self, find: Callable[[np.ndarray], list[str]], numbers: np.ndarray):
+        self._find, self._numbers = find, numbers
+
+    @classmethod
+    def of(cls, keys: Sequence[str]) -> BatchKeys:
+        """Return *keys* that are known."""
+        return cls(lambda numbers: [keys[number] for number in numbers.tolist()], np.arange(len(keys)))
 
     @overload
     def __getitem__(self, place: int) -> str: ...
@@ -54,13 +59,13 @@ class BatchKeys(Sequence[str]):
     def __getitem__(self, place: slice | np.ndarray) -> BatchKeys: ...
     def __getitem__(self, place: Any) -> Any:
         numbers = self._numbers[place]
-        return BatchKeys(self._table, numbers) if isinstance(numbers, np.ndarray) else self._table[numbers]
+        return BatchKeys(self._find, numbers) if isinstance(numbers, np.ndarray) else self._find(numbers[None])[0]
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table[self._numbers].tolist())
+        return iter(self._find(self._numbers))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (list, BatchKeys)) and list(self) == list(other)
@@ -75,15 +80,61 @@ class BatchKeys(Sequence[str]):
 
 
 class Headers(NamedTuple):
-    """The headers of the fields of samples in mapped shards; *numbers* are those of the samples over all shards."""
+    """The members of mapped shards that are the fields of samples, whose headers are compared with the index.
 
-    mapped: MappedPlaces
-    shards: np.ndarray
-    numbers: np.ndarray
+    Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
+    numbers of those of each field, negative where there is none to be read in place. They *are_new* if some have not
+    been compared.
+    """
+
+    shards: list[OpenShard | None]
+    tables: list[MappedMembers | None]
+    which: np.ndarray
+    samples: np.ndarray
+    members: np.ndarray
+    are_new: bool
 
     def part(self, begin: int, end: int) -> Headers:
         """Return those of the samples from *begin* to *end*."""
-        return Headers(self.mapped, self.shards[begin:end], self.numbers[begin:end])
+        part = slice(begin, end)
+        return self._replace(which=self.which[part], samples=self.samples[part], members=self.members[:, part])
+
+    def find_keys(self, places: np.ndarray) -> list[str]:
+        """Return the keys of the samples at *places*."""
+        which, samples = self.which[places], self.samples[places]
+        try:
+            return find_keys(self.tables, which, samples)
+        except OSError as error:
+            for shard, sample in zip(map(self._shard, which.tolist()), samples.tolist()):
+                try:
+                    shard.index.key(sample)
+                except OSError as own:
+                    raise unreadable(shard, own) from error
+            raise  # the index is as it was again
+
+    def find_stale(self) -> Failures:
+        """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
+        failures: Failures = {}
+        for members in self.members:
+            for i in find_undecided(self.tables, self.which, members):
+                shard = self._shard(int(self.which[i]))
+                try:
+                    error = shard.decide(int(members[i]))
+                except OSError as broken:  # what is mapped of the index is gone
+                    error = unreadable(shard, broken)
+                if error is not None:
+                    failures.setdefault(i, error)
+        return failures
+
+    def by_shard(self, members: np.ndarray) -> Iterator[tuple[OpenShard, np.ndarray]]:
+        """Yield each shard that has some of *members*, one a sample, with their places among these."""
+        for number in np.unique(self.which[members >= 0]).tolist():
+            yield self._shard(number), np.flatnonzero((self.which == number) & (members >= 0))
+
+    def _shard(self, number: int) -> OpenShard:
+        shard = self.shards[number]
+        assert shard is not None
+        return shard
 
 
 class Places(NamedTuple):
@@ -99,18 +150,28 @@ class Places(NamedTuple):
 
     def check(self) -> Failures:
         """Return the failures, with those of samples whose headers differ from the index."""
-        return self.failures if self.headers is None else self.headers.mapped.find_stale(self.headers) | self.failures
+        if self.headers is None or not self.headers.are_new:
+            return self.failures
+        return self.headers.find_stale() | self.failures
 
     def ask(self, begin: int, end: int) -> None:
         """Let the system read the samples from *begin* to *end* into memory, with what their check needs."""
+        if self.headers is None:
+            return
         lows, ends = [], []
-        for payloads in self.payloads:
-            address = payloads.addresses[begin:end]
-            lows.append(np.maximum(address - NEAR, payloads.buffers.addresses[payloads.number[begin:end]]))
-            ends.append(address + payloads.sizes[begin:end].astype(np.uint64))
-        if self.headers is not None:
-            lows += self.headers.mapped.headers_before(self.headers.part(begin, end))
-            ends += [low + np.uint64(BLOCK) for low in lows[len(ends) :]]
+        headers = self.headers.part(begin, end)
+        for payloads, members in zip(self.payloads, headers.members):
+            payloads = payloads[begin:end]
+            for shard, here in headers.by_shard(members):
+                offsets, address = shard.index.places(members[here])[:, 2], payloads.addresses[here]
+                lows.append(address - np.minimum(offsets, NEAR).astype(np.uint64))
+                ends.append(address + payloads.sizes[here].astype(np.uint64))
+                follow = members[here] > 0  # another member, whose header is compared, too
+                before = shard.index.places(members[here][follow] - 1)[:, 2] - BLOCK
+                lows.append(address[follow] - (offsets[follow] - before).astype(np.uint64))
+                ends.append(lows[-1] + np.uint64(BLOCK))
+        if not lows:
+            return
         low, stop = np.concatenate(lows), np.concatenate(ends)
         order = np.argsort(low)
         memory.ask(low[order], (stop - low)[order].astype(np.int64))
@@ -118,7 +179,7 @@ class Places(NamedTuple):
     def part(self, begin: int, end: int) -> Places:
         """Return the places of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
-        headers = self.headers and self.headers.part(begin, end)
+        headers = self.headers.part(begin, end) if self.headers is not None and self.headers.are_new else None
         return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers)
 
     def keep(self, kept: np.ndarray) -> Places:
@@ -127,7 +188,7 @@ class Places(NamedTuple):
 
 
 class MappedPlaces:
-    """The places of some fields of all samples of local shards, which stay mapped.
+    """Finds some fields of samples in local shards, which are mapped with their indexes when they are first needed.
 
     A shard that cannot be opened is *broken*: its samples fail when they are looked for. Where a shard is truncated
     while places are in use, reading what is gone raises OSError (see ``Payloads``).
@@ -136,70 +197,26 @@ class MappedPlaces:
     _all: ClassVar[WeakSet[MappedPlaces]] = WeakSet()  # of this process
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
-        self.names, self.terms, self._fields = shards.names, terms, shards.fields
-        self._shards: dict[int, OpenShard] = {}
-        self.broken: dict[int, TarshardsError] = {}
-        self._first = np.concatenate(([0], np.cumsum(shards.counts)))
-        self._faults: dict[int, SampleError] = {}  # by the number of the sample
-        total = int(self._first[-1])
-        self._keys = np.full(total, "", object)
-        starts, sizes = np.zeros((len(terms), total), np.int64), np.full((len(terms), total), -1)
-        self._members = np.full((len(terms), total), -1, np.int64)  # their numbers in their shards
-        self._compared = np.zeros(total, bool)  # whether all headers of a sample have matched
+        self.names, self.terms, self._fields, self._shards = shards.names, terms, shards.fields, shards.shards
+        self.broken: set[int] = set()
+        self._counts, self._size = shards.counts, int(shards.sizes.sum())
+        self._ranks = cache(partial(_rank_fields, terms, shards.fields))
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
-        self._mapped: list[MappedMembers | None] = [None] * len(shards.urls)
-        buffers: list[Any] = [b""] * len(shards.urls)
-        for number in range(len(shards.urls)):
-            try:
-                shard = shards.shards.open(number)
-                self._add(number, shard.index, shards.fields, starts, sizes)
-                self._shards[number], buffers[number], self._mapped[number] = shard, shard.buffer, shard.members
-            except TarshardsError as error:
-                self.broken[number] = error
-        self._buffers = Buffers(buffers)
-        self._missing = [missing if missing.any() else None for missing in sizes < 0]
-        shard_of = np.repeat(np.arange(len(shards.urls)), shards.counts)
-        self._table = np.empty((total, len(terms), 2), np.int64)  # a row is all that is looked up of a sample
-        for i, rows in enumerate(zip(starts, np.maximum(sizes, 0))):
-            payloads = Payloads(self._buffers, shard_of, *rows)
-            self._table[:, i] = np.stack([payloads.addresses.view(np.int64), payloads.sizes], axis=1)
         self._all.add(self)
-
-    def _add(self, number: int, index: Index, fields: Any, starts: np.ndarray, sizes: np.ndarray) -> None:
-        begin, end = self._first[number], self._first[number + 1]
-        self._keys[begin:end] = index.keys
-        self._faults |= {int(begin) + sample: index.fault(sample, self.names[number]) for sample in index.faults}
-        for start, size, member, term in zip(starts, sizes, self._members, self.terms):
-            for field in reversed(term.alternatives):
-                if fields is None or find_field(fields, [field]) is not None:
-                    members = index.members_of(field)
-                    samples = begin + index.sample[members].astype(np.int64)
-                    start[samples], size[samples] = index.offset[members], index.size[members]
-                    member[samples] = members
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
-        """Return the places in *shards*, None where they cannot be mapped or are too many.
-
-        Thousands of shards are mapped when they have been read once: until then a batch would wait for all of them.
-        """
-        if not isinstance(shards, IndexedShards) or shards.is_remote():
+        """Return what finds places in *shards*, None where they cannot be mapped or are too many to be all open."""
+        if not (isinstance(shards, IndexedShards) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
             return None
         held = sum(len(places.names) for places in cls._all)
-        if held + len(shards.urls) > most_open() // 2 or int(shards.counts.sum()) > MOST_SAMPLES:
+        if shards.is_remote() or held + len(shards.urls) > most_open():
             return None
-        if len(shards.urls) > SOON and not shards.shards.are_loaded():
-            return None
-        try:
-            places = cls(shards, terms)
-        except TypeError:  # without the compiled kernels, shards have no buffer
-            return None
-        return None if any(shard.index.elsewhere for shard in places._shards.values()) else places
+        return cls(shards, terms)
 
     def are_small(self) -> bool:
         """Return whether the shards are read into memory as a whole sooner than the samples, one here and one there."""
-        size = int(self._buffers.lengths.sum())
-        return size <= min(MOST_TOUCHED, SMALL * max(1, len(self._keys)))
+        return self._size <= min(MOST_TOUCHED, SMALL * max(1, int(self._counts.sum())))
 
     @contextmanager
     def touching(self) -> Iterator[None]:
@@ -220,8 +237,12 @@ class MappedPlaces:
                 thread.join()
 
     def _touch(self, over: threading.Event) -> None:
-        for shard, (address, length) in enumerate(zip(self._buffers.addresses, self._buffers.lengths)):
-            pages = address + np.arange(0, length, PAGESIZE, dtype=np.uint64)
+        for number, count in enumerate(self._counts.tolist()):
+            shard = self._open(number)
+            if isinstance(shard, TarshardsError) or shard.buffer is None:
+                continue
+            address = np.uint64(address_of(shard.buffer))
+            pages = address + np.arange(0, len(shard.buffer), PAGESIZE, dtype=np.uint64)
             for i in range(0, len(pages), TOUCHED):
                 if over.is_set():
                     return
@@ -230,80 +251,133 @@ class MappedPlaces:
                     memory.ask(after[:1], np.array([after[-1] - after[0]], np.int64))
                 with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
                     memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
-            for members in self._members[:, self._first[shard] : self._first[shard + 1]]:
-                find_undecided(self._mapped, np.full(len(members), shard, np.int64), members)
+            self.find(np.full(count, number), np.arange(count)).check()
 
     def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
-        number = self._first[shards] + samples
+        counts = np.bincount(shards)
+        numbers = np.flatnonzero(counts)
+        which = (np.cumsum(counts > 0) - 1)[shards]  # of these each sample's shard is
+        used: list[Any] = list(map(self._shards.in_use.get, numbers.tolist()))
         failures: Failures = {}
-        for shard in self._doubtful(np.flatnonzero(np.bincount(shards))):
-            error = self.broken.get(shard) or self._change(shard)
-            if error is None:
-                self._sound[shard] = time.monotonic()
+
+        def fail(number: int, error: TarshardsError) -> None:
+            failures.update(dict.fromkeys(np.flatnonzero(which == number).tolist(), error))
+
+        for i in [i for i, shard in enumerate(used) if shard is None] if None in used else ():
+            shard = self._open(int(numbers[i]))
+            if isinstance(shard, TarshardsError):
+                fail(i, shard)
             else:
-                failures |= dict.fromkeys(np.flatnonzero(shards == shard).tolist(), error)
-        keys = BatchKeys(self._keys, number)
-        for term, missing in zip(self.terms, self._missing):
-            for i in () if missing is None else np.flatnonzero(missing[number]).tolist():
-                if i not in failures:
-                    fault = self._faults.get(int(number[i]))
-                    failures[i] = fault or self._missing_field(int(shards[i]), int(samples[i]), term)
-        rows = self._table.take(number, axis=0).transpose(1, 2, 0).copy()
-        known = (Payloads.known(self._buffers, shards, start.view(np.uint64), size) for start, size in rows)
-        headers = None if self._compared[number].all() else Headers(self, shards, number)
-        return Places(keys, list(known), failures, headers)
+                used[i] = shard
+        for i in self._doubtful(numbers):
+            if used[i] is not None and (error := _change(used[i])) is not None:
+                fail(i, error)
+            else:
+                self._sound[numbers[i]] = time.monotonic()
+        tables = [shard and shard.members for shard in used]
+        samples = np.ascontiguousarray(samples, np.int64)
+        members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
+        addresses = np.empty(members.shape, np.uint64)
+        are_new = locate(tables, self._ranks, which, samples, addresses, sizes, members)
+        headers = Headers(used, tables, which, samples, members, are_new)
+        contents = self._special(headers, addresses, sizes, failures)
+        for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():
+            for i in np.flatnonzero(row < 0).tolist():
+                if i not in failures and row[i] != ELSEWHERE:
+                    shard, sample = used[which[i]], int(samples[i])
+                    failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
+        np.maximum(sizes, 0, out=sizes)
+        held = used, contents  # what the bytes lie in
+        payloads = [Payloads.known(held, which, *row) for row in zip(addresses, sizes)]
+        return Places(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
 
-    def _doubtful(self, shards: np.ndarray) -> list[int]:
-        """Return those of *shards* that may have been written to; many are asked for at most once a second."""
-        if len(shards) > ASKED:
-            shards = shards[self._sound[shards] < time.monotonic() - 1]
-        return list(shards.tolist())
+    def _open(self, number: int) -> OpenShard | TarshardsError:
+        try:
+            return self._shards.use(number)
+        except TarshardsError as error:
+            self.broken.add(number)
+            return error
 
-    def _missing_field(self, shard: int, sample: int, term: Term) -> SampleError:
-        index = self._shards[shard].index
+    def retry(self) -> bool:
+        """Try to open again what is broken; return whether something was opened."""
+        opened = []
+        for number in sorted(self.broken):
+            with suppress(TarshardsError):  # which its samples get
+                self._shards.open(number)
+                opened.append(number)
+        self.broken.difference_update(opened)
+        return bool(opened)
+
+    def _doubtful(self, numbers: np.ndarray) -> list[int]:
+        """Return which shards may have been written to; many are asked for at most once a second."""
+        if len(numbers) <= ASKED:
+            return list(range(len(numbers)))
+        return list(np.flatnonzero(self._sound[numbers] < time.monotonic() - 1).tolist())
+
+    @staticmethod
+    def _special(headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures) -> list[Payloads]:
+        """Read the links and sparse members, whose bytes are not after their headers, and return their contents.
+
+        Samples at fault fail.
+        """
+        contents: list[Payloads] = []
+        for number, shard in enumerate(headers.shards):
+            if shard is None or not (shard.index.faults or shard.index.elsewhere):
+                continue
+            for i in np.flatnonzero(headers.which == number).tolist():
+                if i not in failures and (sample := int(headers.samples[i])) in shard.index.faults:
+                    failures[i] = shard.index.fault(sample, shard.name)
+            for term, row in enumerate(headers.members):
+                for i in np.flatnonzero((headers.which == number) & (row >= 0)).tolist():
+                    if row[i] not in shard.index.elsewhere:
+                        continue
+                    if i not in failures:
+                        try:
+                            content = Payloads.of([shard.take(int(row[i]))])
+                        except TarshardsError as error:
+                            failures[i] = error
+                        else:
+                            addresses[term, i], sizes[term, i] = content.addresses[0], content.sizes[0]
+                            contents.append(content)
+                    row[i] = ELSEWHERE
+        return contents
+
+    def _missing_field(self, shard: OpenShard, sample: int, term: Term) -> SampleError:
+        index = shard.index
         known = [field for field in index.fields_of(sample) if self._fields is None or field in self._fields]
-        return SampleError(no_field(term.alternatives, known), url=self.names[shard], key=index.keys[sample])
-
-    def find_stale(self, headers: Headers) -> Failures:
-        """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
-        failures: Failures = {}
-        places = np.flatnonzero(~self._compared[headers.numbers])
-        if not len(places):
-            return failures
-        shards, numbers = headers.shards[places], headers.numbers[places]
-        for members in self._members.take(numbers, axis=1):
-            for i in find_undecided(self._mapped, shards, members):
-                error = self._shards[int(shards[i])].decide(int(members[i]))
-                if error is not None:
-                    failures.setdefault(int(places[i]), error)
-        self._compared[numbers] = True
-        self._compared[headers.numbers[list(failures)]] = False
-        return failures
-
-    def headers_before(self, headers: Headers) -> list[np.ndarray]:
-        """Return for each field the addresses of the headers before those of the samples, which are compared, too."""
-        found = []
-        for members in self._members.take(headers.numbers, axis=1):
-            address = np.zeros(len(members), np.uint64)
-            for shard in np.unique(headers.shards).tolist():
-                here = (headers.shards == shard) & (members > 0)
-                if here.any():
-                    offset = self._shards[shard].index.offset[members[here] - 1]
-                    address[here] = self._buffers.addresses[shard] + offset - np.uint64(BLOCK)
-            found.append(address[address > 0])
-        return found
+        return SampleError(no_field(term.alternatives, known), url=shard.name, key=index.key(sample))
 
     def changes(self) -> Iterator[TarshardsError]:
         """Yield an error for each shard that has been written to since it was opened."""
-        return (error for shard in self._shards if (error := self._change(shard)) is not None)
+        shards = list(self._shards.in_use.values())
+        return (error for shard in shards if (error := _change(shard)) is not None)
 
-    def _change(self, shard: int) -> TarshardsError | None:
-        try:
-            self._shards[shard].ranges.verify()
-        except TarshardsError as error:
-            return error
-        return None
+
+def _change(shard: OpenShard) -> TarshardsError | None:
+    try:
+        shard.ranges.verify()
+    except TarshardsError as error:
+        return error
+    return None
+
+
+def _rank_fields(terms: Sequence[Term], allowed: FieldNames | None, names: tuple[bytes, ...]) -> bytes:
+    """Return the rank of each field in each of *terms*, int16: 0 for the first alternative, -1 for none."""
+    known = [name.decode("utf-8", "surrogateescape") for name in names]
+    ranks = np.full((len(terms), len(known)), -1, np.int16)
+    for row, term in zip(ranks, terms):
+        for rank, field in reversed(list(enumerate(term.alternatives))):
+            name = find_field(known, [field])
+            if name is not None and (allowed is None or find_field(allowed, [field]) is not None):
+                row[known.index(name)] = rank
+    return ranks.tobytes()
+
+
+def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexError:
+    """Return the error of a shard whose index was truncated, or written to, while it was mapped."""
+    words = "truncated since it was opened" if error is None else error.strerror or str(error)
+    return ShardIndexError(f"{words}; {REBUILD}", url=index_location(shard.location).name)
 
 
 def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
@@ -313,7 +387,7 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
     """
     failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
     columns: list[list[bytes]] = [[b""] * len(results) for _ in terms]
-    keys = np.full(len(results), "", object)
+    keys = [""] * len(results)
     for i, sample in enumerate(results):
         if isinstance(sample, dict):
             keys[i] = sample["__key__"]
@@ -323,4 +397,4 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
                     column[i] = bytes(value) if type(value) is MemberFile else value
             except TarshardsError as error:
                 failures[i] = error
-    return Places(BatchKeys(keys, np.arange(len(keys))), [Payloads.of(column) for column in columns], failures)
+    return Places(BatchKeys.of(keys), [Payloads.of(column) for column in columns], failures)

@@ -17,13 +17,18 @@ except ImportError:
 MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a process (vm.max_map_count), two each
 
 
+def are_buffers() -> bool:
+    """Return whether kernels can read mapped files in place."""
+    return not Mapping.__module__.endswith("_py")
+
+
 def most_open() -> int:
     """Return how many shards a process should hold open at most, each of which may be mapped with its index.
 
     Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being
     released.
     """
-    if not Mapping.__module__.endswith("_py"):
+    if are_buffers():
         return MOST_MAPPED
     return max(1, min(MOST_MAPPED, _most_descriptors() // 2))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import tarfile
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
 from tarshards.index import places
 from tarshards.index.access import IndexedShards
+from tarshards.index.build import build_index
 from tarshards.index.places import BatchKeys, MappedPlaces, find_in_bytes
 from tarshards.samples.fields import parse_terms
 
@@ -67,12 +70,71 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
         path.unlink()
     places = MappedPlaces.of(shards, TERMS)
     if change == "written to":
+        places.find(np.arange(3), np.zeros(3, np.int64))
         os.utime(path, ns=(0, 0))
     numbers = np.array([4, 14, 24, 18])
     failures = places.find(numbers // 10, numbers % 10).failures
     assert failures.keys() == {1, 3}
     assert all(isinstance(error, OpenError) and "set-1.tar" in str(error) for error in failures.values())
     assert len(list(places.changes())) == (change == "written to")
+
+
+def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
+    load_kernel("tarshards.storage._mapped")
+    fresh = IndexedShards(str(tmp_path / "set.shards.json"))
+    places = MappedPlaces.of(fresh, TERMS)
+    (tmp_path / "set-1.tar").rename(tmp_path / "away")
+    numbers = np.array([4, 14, 24, 18])
+    assert places.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert not places.retry()
+    (tmp_path / "away").rename(tmp_path / "set-1.tar")
+    assert places.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert places.retry()
+    assert not places.find(numbers // 10, numbers % 10).failures
+
+
+def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
+    load_kernel("tarshards.storage._mapped")
+    fresh = IndexedShards(str(tmp_path / "set.shards.json"))
+    places = MappedPlaces.of(fresh, TERMS)
+    assert list(fresh.shards.in_use) == []
+    found = places.find(np.array([1, 1]), np.array([4, 8]))
+    assert list(fresh.shards.in_use) == [1]
+    assert not found.check()
+    assert found.keys == ["14", "18"]
+    assert not {"keys", "arrays", "first", "sample", "offset"} & fresh.shards.in_use[1].index.__dict__.keys()
+
+
+def test_headers_are_compared_once(shards):
+    load_kernel("tarshards.storage._mapped")
+    places = MappedPlaces.of(shards, TERMS)
+    numbers = np.array([4, 14, 24])
+    for are_new in (True, False):
+        found = places.find(numbers // 10, numbers % 10)
+        assert found.headers.are_new == are_new
+        assert not found.check()
+    assert places.find(numbers // 10, np.array([4, 4, 6])).headers.are_new
+
+
+def test_links_are_read_and_samples_at_fault_fail(tmp_path):
+    load_kernel("tarshards.storage._mapped")
+    path = str(tmp_path / "a.tar")
+    with tarfile.open(path, "w") as archive:
+        for name in "0.cls", "1.cls", "2.cls", "2.cls", "3.cls":
+            member = tarfile.TarInfo(name)
+            if name == "1.cls":
+                member.type, member.linkname = tarfile.LNKTYPE, "0.cls"
+            data = b"" if member.islnk() else name[:1].encode() * 5
+            member.size = len(data)
+            archive.addfile(member, BytesIO(data))
+    build_index(path).save(path)
+    found = MappedPlaces.of(IndexedShards(path), parse_terms("cls")).find(np.zeros(4, np.int64), np.array([3, 2, 1, 0]))
+    failures = found.check()
+    assert failures.keys() == {1}
+    assert failures[1].key == "2"
+    good = found.keep(np.array([0, 2, 3]))
+    assert list(good.payloads[0]) == [b"33333", b"00000", b"00000"]
+    assert good.keys == ["3", "1", "0"]
 
 
 def test_only_local_shards_are_mapped(shards, monkeypatch):
@@ -97,9 +159,9 @@ def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
 
 
 def test_keys_are_like_a_list():
-    keys = BatchKeys(np.array(["a", "b", "c"], object), np.array([2, 0, 0]))
+    keys = BatchKeys.of(["c", "a", "a"])
     assert keys == ["c", "a", "a"]
-    assert keys == BatchKeys(np.array(["c", "a"], object), np.array([0, 1, 1]))
+    assert keys == BatchKeys.of(["c", "a", "a"])
     assert keys != ["c", "a"]
     assert (keys[0], keys[-1], keys[1:], list(keys), "a" in keys, "b" in keys) == (
         "c",
@@ -120,6 +182,7 @@ def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monk
     monkeypatch.setattr(places.time, "monotonic", lambda: now[0])
     found = MappedPlaces.of(shards, TERMS)
     numbers = np.arange(0, 30, 2)
+    found.find(numbers // 10, numbers % 10)
     assert not any(isinstance(error, OpenError) for error in found.find(numbers // 10, numbers % 10).failures.values())
     os.utime(tmp_path / "set-1.tar", ns=(0, 0))
     for later in (1.5, 1.5, 0.1):

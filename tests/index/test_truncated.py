@@ -16,8 +16,8 @@ from tarshards import ShardWriter
 PROGRAM = """
 import json, os, sys, traceback
 import numpy as np
-from tarshards import IndexedShards, Stream
-from tarshards.errors import OpenError, TarError
+from tarshards import IndexedShards, ShardWriter, Stream
+from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index.build import build_index
 from tarshards.index.places import MappedPlaces
 from tarshards.samples.fields import parse_terms
@@ -102,6 +102,25 @@ shrink()
 failures = found.check()
 assert len(failures) > 30 and all(isinstance(error, OpenError) for error in failures.values()), failures
 """,
+    "an index": """
+with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
+    for sample in range(1000):
+        writer.write({"__key__": f"{sample:04d}", "txt": "t"})
+shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
+places = MappedPlaces.of(shards, parse_terms("txt"))
+before = places.find(np.zeros(2, np.int64), np.array([5, 999]))
+index = f"{sys.argv[1]}/{number}/large-0.tar.index"
+os.truncate(index, 100)
+after = places.find(np.zeros(2, np.int64), np.array([5, 999]))
+for failures in before.check(), after.failures:
+    assert failures and all(isinstance(error, ShardIndexError) and index in str(error) for error in failures.values())
+try:
+    list(before.keys)
+except ShardIndexError as error:
+    assert index in str(error)
+else:
+    raise AssertionError
+""",
     "pages that are read ahead": """
 import threading
 places = MappedPlaces.of(shards, parse_terms("txt"))
@@ -131,7 +150,7 @@ assert fails(lambda: list(source)) is True
 """,
 }
 
-MAPPED = "the .npy headers of a column", "the headers of samples", "pages that are read ahead"
+MAPPED = "the .npy headers of a column", "the headers of samples", "an index", "pages that are read ahead"
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,7 @@ def run(field, code, kind, name, calls, cut, threads, raises):
     shutil.copytree(source, folder)
     options = {} if raises else {"on_error": errors.append}
     stream = Stream.from_shards(f"{folder}/set-{{0,1}}.tar", shuffle=not raises, **options)
+    opened = [stream.source.shards.shards.use(number) for number in range(2)]
     loader = ArrayLoader(stream, 12, fields={"x:" + field: eval(code, vars(readers))}, threads=threads)
     restore = after(kind, name, calls, f"{folder}/set-{0 if raises else 1}.tar", cut)
     try:

@@ -65,8 +65,7 @@ class LocatedSamples:
             for place, data in zip(at, new):
                 datas[place] = data
             payloads.append(Payloads.of(datas))
-        table = BatchKeys(np.array(keys, object), np.arange(len(keys)))
-        return replace(self, places=Places(table, payloads, {}), numbers=numbers, shards=shards)
+        return replace(self, places=Places(BatchKeys.of(keys), payloads, {}), numbers=numbers, shards=shards)
 
     def copied(self) -> tuple[LocatedSamples, Failures]:
         """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""

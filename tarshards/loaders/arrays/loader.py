@@ -88,11 +88,10 @@ class ArrayBatchMaker(BatchMaker):
 
     def open(self) -> bool:
         """Map the shards if that is possible, and open the readers by the first sample; return whether it was new."""
-        if self.places is not None and not self.places.broken:
+        if self.places is not None and not self.places.retry():
             return False
         shards = self.stream.source.shards
-        self.places = None  # those of before are released first
-        self.places, self._is_open = MappedPlaces.of(shards, self.assembler.terms), True
+        self.places, self._is_open = self.places or MappedPlaces.of(shards, self.assembler.terms), True
         ends = np.cumsum(shards.counts)
         begin, end, total = 0, 1, int(ends[-1])
         while begin < total and not self.assembler.is_open:  # by the dataset's first, whatever the order
