@@ -567,7 +567,7 @@ class OpenShards:
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
 
-        The one that is in use is returned, unless its file has been replaced or written to.
+        The one that is in use is returned, unless its file has been replaced or written to; then it is in use no more.
         """
         with self._lock(number):
             shard = self.in_use.get(number) or self._aside.get(number)
@@ -576,7 +576,10 @@ class OpenShards:
             if shard.ranges.remote or shard.ranges.is_current():
                 return shard
             location = self.location(number)
-            return self._with(location, self._load(number, location))
+            fresh = self._with(location, self._load(number, location))
+            self._aside.pop(number, None)
+            self._let_go(shard)
+            return self._enter(number, fresh)
 
     def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
         return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
