@@ -14,7 +14,7 @@ COPY tarshards /checkout/tarshards
 ARG EXTRAS=s3,gcs,http
 RUN python -m venv /opt/tarshards \
     && /opt/tarshards/bin/pip install --no-cache-dir "/checkout[$EXTRAS]" \
-    && /opt/tarshards/bin/python -c "import tarshards.tar._tar, tarshards.storage._mapped, tarshards.index._headers, \
+    && /opt/tarshards/bin/python -c "import tarshards.tar._tar, tarshards.storage._mapped, tarshards.index._sidecars, tarshards.index._headers, \
         tarshards.index._rows, tarshards.index._pixels"
 
 FROM python:3.11-slim-bookworm

@@ -6,7 +6,7 @@ Read in this order:
 - ``members``: places noted while a shard is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
-- ``table``: the arrays of a sidecar used in place, and members taken from mapped shards after their headers were
+- ``member_table``: the arrays of a sidecar used in place, and members taken from mapped shards after their headers were
   compared with the index (``_headers.c``); ``headers``: the second look at those that the kernel does not decide on
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once
 - ``lookup``: samples by key, in memory; ``key_index``: in a file beside the manifest

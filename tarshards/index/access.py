@@ -17,9 +17,9 @@ import numpy as np
 
 from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.column import Column
+from tarshards.index.member_table import read_samples
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import Readahead, are_scattered
-from tarshards.index.table import read_samples
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from tarshards.errors import ShardIndexError
 from tarshards.index._headers_py import find_header, has_size
+from tarshards.index.member_table import MappedMembers, find_undecided
 from tarshards.index.sidecar import Index
-from tarshards.index.table import MappedMembers, find_undecided
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
 
 __all__ = ["NEAR", "MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte", "first_header"]

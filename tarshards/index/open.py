@@ -17,6 +17,7 @@ from tarshards.index import memory
 from tarshards.index.headers import NEAR, check_fetched, check_header, first_byte, first_header
 from tarshards.index.key_index import KeyIndex
 from tarshards.index.lookup import KeyTable
+from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import (
     COUNTS,
     MAPPED,
@@ -31,7 +32,6 @@ from tarshards.index.sidecar import (
     refuse_compressed,
     with_counts,
 )
-from tarshards.index.table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample

@@ -17,10 +17,10 @@ import numpy as np
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
 from tarshards.index.memory import Payloads, address_of
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import REBUILD, index_location
-from tarshards.index.table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import are_buffers, most_open

@@ -17,14 +17,14 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.index._sidecars_py import BEGINNING, Head, parse_head
-from tarshards.index.table import IS_COMPILED, MemberTable, layout
+from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
 from tarshards.samples.fields import FieldNames, find_field
 from tarshards.samples.keys import Split
 from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.location import Location, are_local, paths_of
 from tarshards.storage.manifest import Shard, Shards
-from tarshards.storage.ranges import LocalRanges, Part, Ranges
+from tarshards.storage.ranges import LocalRanges, MappedPart, Ranges
 from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
 from tarshards.tar.elsewhere import Step
@@ -56,7 +56,7 @@ MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
 DIGEST = 16  # bytes
-Hold = Callable[[Callable[[], bytes]], "bytes | Part"]
+Hold = Callable[[Callable[[], bytes]], "bytes | MappedPart"]
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
@@ -342,7 +342,7 @@ class Index:
 
     def rest_on(self, mapping: Any) -> None:
         """Use a *mapping* of the sidecar, which processes share, in place of the bytes that were read."""
-        self.table.rest_on(mapping.buffer if isinstance(mapping, Part) else mapping)
+        self.table.rest_on(mapping.buffer if isinstance(mapping, MappedPart) else mapping)
         self._sidecar = mapping
 
     @classmethod

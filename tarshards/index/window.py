@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import ShardIndexError
+from tarshards.index.member_table import IS_COMPILED, MappedMembers
 from tarshards.index.sidecar import Index
-from tarshards.index.table import IS_COMPILED, MappedMembers
 
 if TYPE_CHECKING:
     from tarshards.storage.cache import MappedBlock

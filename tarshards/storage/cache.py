@@ -53,7 +53,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
 from tarshards.storage.local import is_at
-from tarshards.storage.ranges import Mapping, Part
+from tarshards.storage.ranges import MappedPart, Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
@@ -101,7 +101,7 @@ class Block(NamedTuple):
         return json.dumps(list(self), separators=(",", ":")).encode()
 
 
-class MappedBlock(Part):
+class MappedBlock(MappedPart):
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
     What was copied out of it is right if the mapping ``is_current`` afterwards.

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 
 from tarshards.parallel import ProcessLock
 from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
-from tarshards.storage.ranges import Mapping, Part
+from tarshards.storage.ranges import MappedPart, Mapping
 from tarshards.storage.remote import Remote
 
 ROW = Struct("<QQ")  # where a piece begins, and its length, 0 while it is not there; the first: where the last one ends
@@ -47,7 +47,7 @@ class SharedBytes:
         """The bytes that they take in all."""
         return max(0, self._row(0)[0] - self._first)
 
-    def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | Part:
+    def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | MappedPart:
         """Return a piece, which one of those who ask for it gets by *fetch* while the others wait."""
         if not self._acquire(number + 1):
             return self._found(number + 1) or fetch()
@@ -64,11 +64,11 @@ class SharedBytes:
         begin, size = ROW.unpack(os.pread(self._file, ROW.size, ROW.size * row))
         return begin, size
 
-    def _found(self, row: int) -> Part | None:
+    def _found(self, row: int) -> MappedPart | None:
         begin, size = self._row(row)
-        return Part(self._mapping, begin, size) if size else None
+        return MappedPart(self._mapping, begin, size) if size else None
 
-    def _put(self, row: int, data: bytes) -> bytes | Part:
+    def _put(self, row: int, data: bytes) -> bytes | MappedPart:
         with self._lock:
             if not self._acquire(0):
                 return data
@@ -88,7 +88,7 @@ class SharedBytes:
             os.pwrite(self._file, ROW.pack(begin, len(data)), ROW.size * row)
         except OSError:  # no memory
             return data
-        return Part(self._mapping, begin, len(data))
+        return MappedPart(self._mapping, begin, len(data))
 
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""

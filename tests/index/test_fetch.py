@@ -30,12 +30,12 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
-from tarshards.index.table import IS_COMPILED
+from tarshards.index.member_table import IS_COMPILED
 from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
-from tarshards.storage.ranges import Part
+from tarshards.storage.ranges import MappedPart
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -628,7 +628,7 @@ def test_forked_processes_fetch_and_hold_an_index_once(large):
 
     def work() -> None:
         found = [opened.shards.index(number) for number in range(SHARDS)]
-        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, Part)) for index in found])
+        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, MappedPart)) for index in found])
 
     workers = [context.Process(target=work) for _ in range(4)]
     for worker in workers:

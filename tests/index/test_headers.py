@@ -243,7 +243,7 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
         assert set(kernel.find_undecided([members], shards, numbers)) <= set(range(29))
         addresses, sizes, at = np.zeros((1, 4), np.uint64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
         rank = bytes(2 * 23)  # every field is the best one
-        kernel.locate([members], lambda names: rank, shards[:4], numbers[:4], addresses, sizes, at)
+        kernel.locate([members], lambda _, rank=rank: rank, shards[:4], numbers[:4], addresses, sizes, at)
         assert sizes.max() <= index.shard_size
         if damage == "cut":
             assert at.tolist() == [[-2] * 4]

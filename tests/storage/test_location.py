@@ -295,7 +295,10 @@ def test_indexes_manifests_and_markers_without_an_end(tmp_path, monkeypatch, wha
         (tmp_path / name).write_bytes(bytes(2 << 20))
     with serving(tmp_path) as site:
         url = f"{site.url}/{name}" if place == "http" else url
-        with pytest.raises(OpenError, match="more than 1,048,576 bytes, the limit for such a file") as caught:
+        reason = "more than 1,048,576 bytes, the limit for such a file"
+        if what == "index" and place == "path":
+            reason = "(No such device|more than 1,048,576 bytes)"  # what can be mapped is
+        with pytest.raises(OpenError, match=reason) as caught:
             read(url)
     assert caught.value.url == url
     if place == "memory":

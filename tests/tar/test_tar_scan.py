@@ -106,7 +106,8 @@ def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
 )
 def test_how_the_bytes_come_changes_nothing(buffer, sizes, end, concatenated):
     options = {"end": end, "concatenated": concatenated}
-    whole, dripped = read(buffer, **options), read(Drip(buffer, sizes), **options)
+    together = Drip(buffer, [len(buffer) + 1])  # which cannot seek either, so that links are errors in both
+    whole, dripped = read(together, **options), read(Drip(buffer, sizes), **options)
     assert (whole[:2], whole.joined) == (dripped[:2], dripped.joined)
     assert (whole.error is None) == (dripped.error is None)
     if whole.error:
