@@ -394,9 +394,9 @@ static void take(void *argument) {
     }
 }
 
-/* Allocate the members of a sample; return their total size, -2 if it is more than *most*, -3 with an exception set. Of a
- * member that is not here, no byte is taken: it is undecided. */
-static int64_t prepare(Taking *taking, PyObject *names, int64_t most) {
+/* Allocate the members of a sample; return their total size, -1 with an exception set. Of a member that is not here, no
+ * byte is taken: it is undecided. */
+static int64_t prepare(Taking *taking, PyObject *names) {
     const LookUp *up = taking->up;
     MappedMembers *self = taking->members;
     int64_t total = 0;
@@ -409,14 +409,13 @@ static int64_t prepare(Taking *taking, PyObject *names, int64_t most) {
             return total;
         }
         PyObject *data = NULL;
-        if (name && place->size > most - total) return -2;
         if (name) {
             fetch(at(self, place->offset) - BLOCK);
             if (member && !taking->count && !is_compared(self, member) && is_here(self, place - 1))
                 fetch_before(at(self, place[-1].offset) - BLOCK);
             data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)place->size);
         }
-        if (!data) return -3;
+        if (!data) return -1;
         taking->taken[taking->count++] = (struct Taken){member, place, name, data, PyBytes_AsString(data)};
         total += place->size;
     }
@@ -433,19 +432,19 @@ static int deliver(const Taking *taking, PyObject *result) {
     return !failed;
 }
 
-/* Put a sample of up to *most* bytes, which become fewer by these, into a dict, unless a member is undecided, whose number
- * is returned; -1: none is. -2: the sample is larger. -3: an exception is set. */
-static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *names, int64_t sample, int64_t settled, int64_t *most) {
+/* Put a sample into a dict, unless a member is undecided, whose number is returned; -1: none is. -2: an exception is set.
+ * Its bytes are added to *taken*. */
+static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *names, int64_t sample, int64_t settled, int64_t *taken) {
     char text[SHORT];
     Place places[FEW + 1];
     struct Taken few[FEW];
     LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
                  .text = text, .space = SHORT, .places = places, .most = FEW};
     Taking taking = {self, &up, 0, settled, few, -1};
-    int64_t total = -3;
+    int64_t total = -1;
     if (can_note(self) && find_sample(&up)) {
         if (up.end - up.begin > FEW && !(taking.taken = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few))) PyErr_NoMemory();
-        if (taking.taken) total = prepare(&taking, names, *most);
+        if (taking.taken) total = prepare(&taking, names);
         int failed = 0;
         if (taking.undecided < 0 && total >= 0 && total < LARGE) {
             failed = guarded(take, &taking);
@@ -455,14 +454,14 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
             Py_END_ALLOW_THREADS
         }
         if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
-        if (failed || (total >= 0 && taking.undecided < 0 && !deliver(&taking, result))) total = -3;
+        if (failed || (total >= 0 && taking.undecided < 0 && !deliver(&taking, result))) total = -1;
         for (int64_t i = 0; i < taking.count; i++) Py_DECREF(taking.taken[i].data);
         if (taking.taken != few) PyMem_Free(taking.taken);
     }
     if (up.text != text) PyMem_Free(up.text);
     if (up.places != places) PyMem_Free(up.places);
-    if (total < 0) return total;
-    *most -= total;
+    if (total < 0) return -2;
+    *taken += total;
     return taking.undecided;
 }
 
@@ -473,9 +472,9 @@ static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_
     if (PyErr_Occurred()) return NULL;
     if (sample < 0 || sample >= self->table->samples)
         return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)sample);
-    int64_t most = INT64_MAX;
-    const int64_t undecided = fill_sample(self, args[0], args[1], sample, settled, &most);
-    return undecided == -3 ? NULL : PyLong_FromLongLong(undecided);
+    int64_t taken = 0;
+    const int64_t undecided = fill_sample(self, args[0], args[1], sample, settled, &taken);
+    return undecided == -2 ? NULL : PyLong_FromLongLong(undecided);
 }
 
 static PyObject *members_settle(PyObject *object, PyObject *member) {
@@ -739,20 +738,19 @@ static void fetch_samples(void *argument) {
     }
 }
 
-/* Read one of several samples, of at most *most* bytes; None where it needs a second look. NULL where it is larger, or with
- * an exception set where that fails. */
-static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *most) {
+/* Read one of several samples, whose bytes are added to *taken*; None where it needs a second look. NULL with an exception
+ * set where that fails. */
+static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *taken) {
     if (!own || !own->names || sample < 0 || sample >= own->table->samples) return Py_NewRef(Py_None);
     PyObject *result = PyDict_New();
     if (!result || PyObject_SetItem(result, key_name, own->url) < 0 || PyObject_SetItem(result, url_name, own->url) < 0) {
         Py_XDECREF(result);
         return NULL;
     }
-    const int64_t undecided = fill_sample(own, result, own->names, sample, 0, most);
+    const int64_t undecided = fill_sample(own, result, own->names, sample, 0, taken);
     if (undecided == -1) return result;
     Py_DECREF(result);
-    if (undecided == -2) return NULL;
-    if (undecided == -3 && !PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
+    if (undecided == -2 && !PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
     PyErr_Clear(); /* it is found again, with its name */
     return Py_NewRef(Py_None);
 }
@@ -764,11 +762,11 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
     Py_ssize_t begin;
     if (!PyArg_ParseTuple(args, "O!y*y*n:read_samples", &PyList_Type, &tables, &shards, &samples, &begin)) return NULL;
     MappedMembers *own[TOGETHER];
-    int64_t numbers[TOGETHER], count = 0;
+    int64_t numbers[TOGETHER], count = 0, bytes = 0; /* of what is read, about */
     Ahead ahead = {.count = 0};
     if (shards.len != samples.len || begin < 0) PyErr_SetString(PyExc_ValueError, "shards and samples differ in length");
     else result = PyList_New(0);
-    for (; result && count < TOGETHER && begin + count < shards.len / 8; count++) {
+    for (; result && count < TOGETHER && bytes < LARGE && begin + count < shards.len / 8; count++) {
         own[count] = members_at(tables, ((int64_t *)shards.buf)[begin + count]);
         numbers[count] = ((int64_t *)samples.buf)[begin + count];
         if (!own[count] && PyErr_Occurred()) {
@@ -777,17 +775,14 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
         }
         Py_XINCREF((PyObject *)own[count]);
         if (!own[count] || numbers[count] < 0 || numbers[count] >= own[count]->table->samples) continue;
+        bytes += own[count]->table->shard_size / own[count]->table->samples;
         ahead.members[ahead.count] = own[count];
         ahead.samples[ahead.count++] = numbers[count];
     }
     guarded(fetch_samples, &ahead); /* who reads what has gone finds out */
-    int64_t most = LARGE, done = 0;
-    for (; result && done < count; done++) {
-        PyObject *sample = read_sample(own[done], numbers[done], &most);
-        if (!sample && !PyErr_Occurred()) {
-            if (done) break;
-            sample = Py_NewRef(Py_None); /* it is read by itself, while other threads run */
-        }
+    int64_t taken = 0;
+    for (int64_t i = 0; result && i < count && taken < LARGE; i++) {
+        PyObject *sample = read_sample(own[i], numbers[i], &taken);
         if (!sample || PyList_Append(result, sample) < 0) Py_CLEAR(result);
         Py_XDECREF(sample);
     }

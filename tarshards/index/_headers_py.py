@@ -249,7 +249,7 @@ def read_samples(
 ) -> list[dict[str, Any] | None]:
     """Return some samples from the one at *begin* on; None for each that needs a second look.
 
-    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that are large or do
+    Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that do
     not match, and those of shards without a table or names.
     """
     result: list[dict[str, Any] | None] = []
