@@ -191,7 +191,7 @@ static int64_t sample_of(const MemberTable *table, int64_t member) {
 static Place place_of(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     return (Place){(int64_t)number(bytes + table->offset + 8 * member, 8), (int64_t)number(bytes + table->size + 8 * member, 8),
-                   (int64_t)number(bytes + table->field + 2 * member, 2)};
+                   table->field_count == 1 ? 0 : (int64_t)number(bytes + table->field + 2 * member, 2)};
 }
 
 /* Return about where the first member of a sample is. */
@@ -219,6 +219,13 @@ static int64_t first_of(const MemberTable *table, int64_t sample) {
         }
     }
     return low < 0 ? 0 : low > table->members ? table->members : low;
+}
+
+/* Return the number of the member after the last of a sample, whose *first* one is known. */
+static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
+    if (table->each) return first + table->each;
+    while (first < table->members && sample_of(table, first) == sample) first++;
+    return first;
 }
 
 /* Return the key of a sample, in the sidecar; its text is NULL where the sidecar is not what it was. */
@@ -249,8 +256,8 @@ typedef struct {
 static void look_up(void *argument) {
     LookUp *up = argument;
     const MemberTable *table = up->table;
-    up->begin = up->end = first_of(table, up->sample);
-    while (up->end < table->members && sample_of(table, up->end) == up->sample) up->end++;
+    up->begin = first_of(table, up->sample);
+    up->end = end_of(table, up->sample, up->begin);
     if (up->begin < up->low) up->begin = up->low;
     if (up->end > up->high) up->end = up->high;
     if (up->end < up->begin) up->end = up->begin;
@@ -504,7 +511,7 @@ static void fetch_place(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     __builtin_prefetch(bytes + table->offset + 8 * member);
     __builtin_prefetch(bytes + table->size + 8 * member);
-    __builtin_prefetch(bytes + table->field + 2 * member);
+    if (table->field_count != 1) __builtin_prefetch(bytes + table->field + 2 * member);
     if (table->members != table->samples) __builtin_prefetch(bytes + table->sample + 4 * member);
 }
 
@@ -603,13 +610,6 @@ typedef struct {
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
-
-/* Return the number of the member after the last of a sample, whose *first* one is known. */
-static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
-    if (table->each) return first + table->each;
-    while (first < table->members && sample_of(table, first) == sample) first++;
-    return first;
-}
 
 static void locate_rows(void *argument) {
     Locating *locating = argument;
@@ -755,6 +755,11 @@ static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *taken)
     return Py_NewRef(Py_None);
 }
 
+/* Prefetch *bytes* of an object. */
+static void fetch_object(const void *object, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)object + at);
+}
+
 static PyObject *read_samples(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tables, *result = NULL;
@@ -766,6 +771,20 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
     Ahead ahead = {.count = 0};
     if (shards.len != samples.len || begin < 0) PyErr_SetString(PyExc_ValueError, "shards and samples differ in length");
     else result = PyList_New(0);
+    const int64_t tables_count = PyList_Size(tables), end = shards.len / 8;
+    for (int64_t i = begin; result && i < end && i < begin + 2 * TOGETHER; i++) { /* those of the next call, too */
+        const int64_t shard = ((int64_t *)shards.buf)[i];
+        PyObject *object = shard >= 0 && shard < tables_count ? PyList_GetItem(tables, (Py_ssize_t)shard) : NULL;
+        if (!object || object == Py_None) continue;
+        if (i >= begin + TOGETHER) {
+            fetch_object(object, sizeof(MappedMembers));
+        } else if (PyObject_TypeCheck(object, members_type)) {
+            const MappedMembers *later = (MappedMembers *)object;
+            fetch_object(later->table, sizeof(MemberTable));
+            fetch_object(later->url, 64);
+            if (later->compared) __builtin_prefetch(later->compared + ((int64_t *)samples.buf)[i] / 8);
+        }
+    }
     for (; result && count < TOGETHER && bytes < LARGE && begin + count < shards.len / 8; count++) {
         own[count] = members_at(tables, ((int64_t *)shards.buf)[begin + count]);
         numbers[count] = ((int64_t *)samples.buf)[begin + count];
@@ -936,7 +955,7 @@ static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     self->each = own == each ? each : 0;
     for (int64_t i = 0; i < self->members; i++) {
         const Place place = place_of(self, i);
-        if (place.field >= self->field_count) return "a field without a name";
+        if ((int64_t)number(bytes_of(self) + self->field + 2 * i, 2) >= self->field_count) return "a field without a name";
         if (place.offset < 0 || place.offset > self->shard_size || place.size < 0 || place.size > self->shard_size)
             return "a member beyond the shard's end";
     }
