@@ -507,12 +507,17 @@ typedef struct {
     int64_t *undecided, differing;
 } Comparing;
 
+/* Return the sample that a member is of. */
+static int64_t owner_of(const MemberTable *table, int64_t member) {
+    return table->each ? member / table->each : sample_of(table, member);
+}
+
 static void fetch_place(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     __builtin_prefetch(bytes + table->offset + 8 * member);
     __builtin_prefetch(bytes + table->size + 8 * member);
     if (table->field_count != 1) __builtin_prefetch(bytes + table->field + 2 * member);
-    if (table->members != table->samples) __builtin_prefetch(bytes + table->sample + 4 * member);
+    if (!table->each) __builtin_prefetch(bytes + table->sample + 4 * member);
 }
 
 static void compare(void *argument) {
@@ -524,17 +529,23 @@ static void compare(void *argument) {
         if (i + 2 * AHEAD < comparing->count) {
             const struct Row *later = row + 2 * AHEAD;
             fetch_place(later->members->table, later->member);
+            if (later->members->table->each)
+                __builtin_prefetch(later->members->table->marks + owner_of(later->members->table, later->member) / EVERY);
         }
         if (i + AHEAD < comparing->count) {
             const struct Row *later = row + AHEAD;
             const Place place = place_of(later->members->table, later->member);
-            const int64_t sample = sample_of(later->members->table, later->member);
-            if (sample < later->members->table->samples)
-                __builtin_prefetch(bytes_of(later->members->table) + later->members->table->keys +
-                                   later->members->table->marks[sample / EVERY]);
+            const MemberTable *its = later->members->table;
+            const int64_t sample = owner_of(its, later->member);
+            for (int line = 0; line < 4 && sample < its->samples; line++)
+                __builtin_prefetch(bytes_of(its) + its->keys + its->marks[sample / EVERY] + 64 * line);
             if (is_here(later->members, &place)) fetch(at(later->members, place.offset) - BLOCK);
+            if (later->member) {
+                const Place before = place_of(its, later->member - 1);
+                if (is_here(later->members, &before)) fetch_before(at(later->members, before.offset) - BLOCK);
+            }
         }
-        const int64_t sample = sample_of(table, row->member);
+        const int64_t sample = owner_of(table, row->member);
         const Place places[2] = {row->member ? place_of(table, row->member - 1) : (Place){0, 0, 0}, place_of(table, row->member)};
         const Text key = sample < table->samples ? key_of(table, sample) : (Text){NULL, 0};
         const int known = row->member && is_compared(row->members, row->member - 1);
