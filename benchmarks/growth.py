@@ -406,7 +406,10 @@ def tool_table(rows: list[Row]) -> list[str]:
 
 
 def draw(kept: dict[str, list[Row]]) -> None:
-    """Draw rates over samples, and what comes before the first batch over shards; both axes are logarithmic."""
+    """Draw rates over samples, and what comes before the first batch over shards, if they were measured.
+
+    Both axes are logarithmic.
+    """
     import matplotlib
     from charts import BLUE, GREY, INK, LIGHT, PALE
 
@@ -417,9 +420,14 @@ def draw(kept: dict[str, list[Row]]) -> None:
         ("samples", "rate", 1, "samples", "samples a second"),
         ("shards", "first", 1000, "shards of 2 samples", "open and first batch, ms"),
     )
+    panels = tuple(panel for panel in panels if any(panel[1] in row for row in kept.get(panel[0], [])))
+    if not panels:
+        return
     styles = dict(zip(LOADERS, ((BLUE, "-"), (BLUE, ":"), (LIGHT, "-"), (LIGHT, "--"), (INK, "-"))))
     with pyplot.rc_context({"font.size": 8.5, "font.family": "DejaVu Sans"}):
-        figure, grid = pyplot.subplots(1, 2, figsize=(10.4, 4), layout="constrained")
+        size = (5.2 * len(panels), 4)
+        figure, rows_of_axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+        grid = rows_of_axes[0]
         for axes, (part, what, factor, across, up) in zip(grid, panels):
             rows = [row for row in kept.get(part, []) if what in row]
             for loader in dict.fromkeys(row["loader"] for row in rows):
