@@ -533,6 +533,6 @@ def main(parts: list[str], most: float | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="of these only")
-    parser.add_argument("--most", type=float, help="no larger sets than of so many samples or shards; record nothing")
+    parser.add_argument("--most", type=float, help="the largest set, in samples or shards; nothing is recorded")
     options = parser.parse_args()
     main(options.parts or list(PARTS), options.most)

@@ -427,8 +427,8 @@ class OpenShards:
     one more, one is released that was not asked for lately. What refers to a released one may still read it. Small
     shards of a dataset that has more are not held, but their indexes are, up to 128 MiB.
 
-    Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, a
-    pickled copy opens anew.
+    Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, and a
+    pickled copy has nothing open.
 
     Indexes of remote shards are mapped from the cache, or lie in memory shared with processes that are forked later;
     those for which there is no memory are released, the oldest first, and a warning says so.
@@ -559,10 +559,6 @@ class OpenShards:
 
     def _held(self) -> int:
         return len(self._indexes) + len(self.in_use) + len(self._aside)
-
-    def are_loaded(self) -> bool:
-        """Return whether the indexes of all shards are held."""
-        return self._held() + len(self._small) >= len(self.urls)
 
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.

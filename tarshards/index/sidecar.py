@@ -142,7 +142,7 @@ class Index:
 
     @cached_property
     def table(self) -> MemberTable:
-        """The members in the sidecar, of which nothing is copied."""
+        """The members in the sidecar, read in place."""
         packed = self.pack()
         fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
         return MemberTable(packed, layout(packed), fields, self.shard_size, -1 if self.end is None else self.end)

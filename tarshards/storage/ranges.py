@@ -23,7 +23,7 @@ def are_buffers() -> bool:
 
 
 def most_open() -> int:
-    """Return how many shards a process should hold open at most, each of which may be mapped with its index.
+    """Return how many shards a process should hold open at most; each may be mapped with its index.
 
     Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being
     released.
