@@ -1,4 +1,7 @@
-"""The golden shell pipes: cases/<tool>/<case>/cmd prints expout, and experr on stderr (no file: nothing)."""
+"""The golden shell pipes: cases/<tool>/<case>/cmd prints expout, and experr on stderr (no file: nothing).
+
+A file ``needs`` beside them names the programs without which the case is skipped.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from programs import need
 
 CASES = Path(__file__).with_name("cases")
 BIN = Path(__file__).parents[2] / "bin"
@@ -22,6 +26,8 @@ def _param(case: Path):
 
 @pytest.mark.parametrize("case", [_param(case) for case in sorted(CASES.glob("*/*"))])
 def test_case(case, tmp_path, path_with_tools):
+    if (case / "needs").exists():
+        need(*(case / "needs").read_text().split())
     environment = {**os.environ, "PATH": path_with_tools, "LC_ALL": "C.UTF-8"}
     command = ["bash", "-euo", "pipefail", str(case / "cmd")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, stdin=subprocess.DEVNULL)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import tarshards.webdataset as wds
 from tarshards import OpenError, ShardWriter, map_shards, read_samples, reshard, write_dataset, write_samples
 from tarshards.formats.importing import import_dataset
 from tarshards.index.manifests import read_manifest
@@ -80,6 +79,7 @@ def by_shard_writer(pattern=PATTERN, **options):
 
 
 def by_upstream_names():
+    wds = pytest.importorskip("tarshards.webdataset", exc_type=ImportError)  # which needs torch
     with wds.ShardWriter(PATTERN, maxcount=2) as writer:
         for sample in samples():
             writer.write(sample)
@@ -353,7 +353,7 @@ def test_where_files_cannot_be_locked_a_warning_says_so(monkeypatch, caplog):
 
 @pytest.mark.parametrize("target", ["no/folder/out-%d.tar", "/dev/null%d/x.tar", "a\0-%d.tar", "\ud800-%d.tar"])
 def test_where_nothing_can_be_written_the_writer_says_so(target):
-    with pytest.raises(OpenError, match=r"No such file|Not a directory|ermission|null byte|surrogates"):
+    with pytest.raises(OpenError, match=r"No such file|Not a directory|ermission|null (byte|character)|surrogates"):
         by_shard_writer(target)
 
 
