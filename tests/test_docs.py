@@ -36,3 +36,20 @@ def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
     assert tool in (ROOT / "docs/tools/index.md").read_text()
     assert f"`{tool}`" in (ROOT / "CHANGELOG.md").read_text()
     assert f"\n    {tool} = tarshards.cli." in (ROOT / "setup.cfg").read_text()
+
+
+def test_pages_count_and_name_all_tools():
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS))]
+    loop = re.search(r"for tool in ([^;]*); do", (ROOT / "docs/tools/index.md").read_text())
+    assert loop[1].replace("\\\n", "").split() == TOOLS
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_pages_describe_each_package(page):
+    text = (ROOT / page).read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", text[text.index("## Packages") :], re.MULTILINE)
+    folder = ROOT / "tarshards"
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert sorted(rows) == sorted(packages | modules)
