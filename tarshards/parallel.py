@@ -20,7 +20,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from tarshards.errors import OpError, RemoteTraceback, shortened
 
@@ -112,34 +111,6 @@ class _SettlingExecutor(Executor):
 
         outcome.call.add_done_callback(done)
         return outcome
-
-
-class ProcessLock:
-    """A lock that is free in a process that was forked while a thread of its parent held it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        _process_locks.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def renew(self) -> None:
-        self._lock = Lock()
-
-
-_process_locks: WeakSet[ProcessLock] = WeakSet()
-
-
-def _renew_locks() -> None:
-    for lock in list(_process_locks):
-        lock.renew()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 class DaemonThreads(Executor):

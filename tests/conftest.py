@@ -65,7 +65,7 @@ def _no_idle_connections():
     """Close what is kept alive of a test's servers, whose threads would wait for it."""
     yield
     if connections := sys.modules.get("tarshards.storage.connections"):
-        connections._pool(os.getpid()).close()
+        connections._pool().close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import os
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -19,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from tarshards.epoch.options import Tail, check_tail
 from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of, permutations
 from tarshards.errors import StateError, whole_number
+from tarshards.storage.locks import PerProcess
 
 LANES = 192
 POOL = 2**18
@@ -182,7 +182,6 @@ class Windows:
 
     def __init__(self, order: Order, lanes: int):
         self.order = order
-        self.process = os.getpid()  # a forked child needs its own cache: the lock may be held during the fork
         self.lock = threading.Lock()
         self.ways = 2 if order.window < order.lanes.length(0) else 1
         self.tags = np.full(self.ways * lanes, -1)
@@ -389,7 +388,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             self._recuts.append(Recut(cut, before.position, after.lanes))
             cut = self._recuts[-1].new
         self.total = cut.total - self._begin
-        self._windows = Windows(self._order, self.lanes)
+        self._windows = self._make_windows()
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:
@@ -403,9 +402,12 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     def order(self) -> Order:
         return self._order
 
+    def _make_windows(self) -> PerProcess[Windows]:
+        return PerProcess(partial(Windows, self._order, self.lanes))
+
     def apart(self) -> EpochPlan:
         other = copy.copy(self)
-        other._windows = Windows(self._order, self.lanes)
+        other._windows = self._make_windows()
         return other
 
     @overload
@@ -452,9 +454,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         order = self._order
         if order.window == 1:
             return order.locate(order.lanes.start(place % order.lanes.lanes) + place // order.lanes.lanes)
-        if self._windows.process != os.getpid():
-            self._windows = Windows(order, self.lanes)
-        found = self._windows.look_up(place, lane).astype(np.int64)
+        found = self._windows().look_up(place, lane).astype(np.int64)
         return found[:, 0], found[:, 1]
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,6 @@ from tarshards.formats.arrow import Tables
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.formats.naming import Columns, decode_value, record_url, to_json
 from tarshards.formats.pieces import file_identity, lose
-from tarshards.formats.resumable import check_free, discard, finish, is_begun, make_all
 from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import place
@@ -29,6 +28,7 @@ from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.write.map import output_names
+from tarshards.write.once import check_free, discard, finish, is_begun, make_all
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 GROUP = 1 << 26  # bytes of data in a row group of parquet, or a little more
@@ -139,6 +139,10 @@ class _ExportedShard:
     format: str
     columns: Columns
     repeated: dict[int, str]
+
+    @property
+    def is_file(self) -> bool:
+        return self.format != "folder"
 
     @property
     def identity(self) -> list[Any]:

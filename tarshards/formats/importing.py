@@ -27,7 +27,6 @@ from tarshards.formats.pieces import (
     plan_msgpack,
     plan_parquet,
 )
-from tarshards.formats.resumable import check_free, discard, finish, make_all
 from tarshards.index.cells import TYPES
 from tarshards.samples.fields import check_mapping, place
 from tarshards.samples.keys import Sample
@@ -36,8 +35,9 @@ from tarshards.storage.compression import named_compression, without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.write.map import is_pattern, output_names, write_shard
-from tarshards.write.shards import name_leftovers
+from tarshards.write.map import is_pattern, output_names
+from tarshards.write.once import check_free, discard, finish, make_all
+from tarshards.write.shards import name_leftovers, write_shard
 
 MAX_BYTES = 10**9
 FILES: dict[str, Callable[[list[str], list[str], int], Plan]] = {
@@ -136,6 +136,7 @@ class _ImportedShard:
     piece: Piece
     output: str
     template: str
+    is_file = True
 
     @property
     def identity(self) -> list[Any]:

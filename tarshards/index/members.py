@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import chain, count, repeat
+from itertools import accumulate, chain, count, repeat
 from zlib import crc32
 
 from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
-from tarshards.samples.keys import DOTS, have_dots_in_key
+from tarshards.samples.keys import DOTS, have_dots_in_key, key_rule
 from tarshards.storage.location import Location
-from tarshards.tar.read import BLOCK, END, padding
+from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, padding, walk
 
 MAX_FIELDS = 1 << 16
+READS = 2 << 10, 1 << 19, 1 << 15  # the smallest and largest read in bytes, and the size of a member that is skipped
 ARRAYS = ("sample", "field", "offset", "size")
 
 
@@ -71,6 +73,38 @@ class Members:
         for array_, more in zip(self.arrays.values(), arrays):
             array_ += more
         self.last = packed, int.from_bytes(arrays[2][-8:], "little") - offset
+
+    def add_packed(self, parts: list[bytes], offset: int) -> None:
+        """Add samples, one or more whole ones in each of *parts*, which were written at *offset*."""
+        import numpy as np
+
+        pieces = [*parts, END]
+        ends = list(accumulate(map(len, pieces)))
+
+        def read(begin: int, size: int) -> bytes:
+            data, number = b"", bisect_right(ends, begin)
+            while len(data) < size and number < len(pieces):
+                at = begin + len(data) - ends[number] + len(pieces[number])
+                data += pieces[number][at : at + size - len(data)]
+                number += 1
+            return data
+
+        found = walk(read, ends[-1], READS, MEMBER_LIMIT, key_rule("first"))
+        if found is None:
+            raise ValueError("not whole samples")
+        keys, fields, (sample, field, offsets, size, *_), *_ = found
+        if self.members:
+            self._settle()
+        samples = np.frombuffer(sample, "<u4") + np.uint32(len(self.keys))
+        numbers = np.array([self.fields[name] for name in fields], "<u2")[np.frombuffer(field, "<u2")]
+        begins = np.frombuffer(offsets, "<u8")
+        if not self.keys:
+            self.first = read(int(begins[0]) - BLOCK, BLOCK)
+        self.last = read(int(begins[-1]) - BLOCK, BLOCK), BLOCK
+        self.keys += keys
+        arrays = (samples, numbers, begins + np.uint64(offset), np.frombuffer(size, "<u8"))
+        for array_, more in zip(self.arrays.values(), arrays):
+            array_ += more.tobytes()
 
     def _settle(self) -> None:
         """Put the members that were added one by one into the arrays."""

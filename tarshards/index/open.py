@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -37,6 +36,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile
 from tarshards.storage.location import Location, names_of
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote, default
@@ -528,7 +528,7 @@ class OpenShards:
 
     def _make_space_for(self, number: int, index: Index) -> None:
         """Note the index of a remote shard that is about to be held; release the oldest ones if there are too many."""
-        with _locks(os.getpid())[0]:
+        with _locks()[0]:
             self._own_bytes += index.nbytes - self._own.pop(number, 0)
             self._own[number] = index.nbytes
             most = LEAST_AHEAD
@@ -687,11 +687,11 @@ class OpenShards:
 
     @staticmethod
     def _lock(number: int) -> threading.RLock:
-        locks = _locks(os.getpid())
+        locks = _locks()
         return locks[1 + number % (LOCKS - 1)]
 
     def _hold(self, number: int, location: Location, index: Index) -> None:
-        with _locks(os.getpid())[0]:
+        with _locks()[0]:
             if self._is_small(number, location):
                 self._small[number] = index
                 self._bytes += index.nbytes
@@ -704,7 +704,7 @@ class OpenShards:
 
     def _enter(self, number: int, shard: OpenShard) -> OpenShard:
         """Note a shard that was opened as one in use, and return it."""
-        with _locks(os.getpid())[0]:
+        with _locks()[0]:
             self._indexes.pop(number, None)
             if isinstance(shard.ranges, LocalRanges):
                 _make_space(self)
@@ -762,10 +762,8 @@ def _make_space(shards: OpenShards) -> None:
                 each._set_aside()
 
 
-@cache
-def _locks(process: int) -> list[threading.RLock]:
-    """The locks of one process, the first for what is held; a forked process must not wait for its parent's threads."""
-    return [threading.RLock() for _ in range(LOCKS)]
+#: The first is for what is held.
+_locks = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])
 
 
 def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:

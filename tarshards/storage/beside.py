@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from time import monotonic, sleep
 
 from tarshards.errors import OpenError, UrlError, visible
 from tarshards.storage.location import Location
+from tarshards.storage.locks import lock, release
 from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
@@ -108,27 +108,24 @@ def locked(folder: str) -> Iterator[None]:
 
     A warning names the folder if that takes long: the other process may be stopped. Raises OpenError after MOST_WAIT.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    begun, is_told = monotonic(), False
+
+    def wait() -> None:
+        nonlocal is_told
+        waited = monotonic() - begun
+        reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
+        if waited > MOST_WAIT:
+            raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
+        if waited > LONG_WAIT and not is_told:
+            is_told = True
+            _say(folder, f"{reason}; waiting")
+        sleep(0.01)
+
+    descriptor = lock(folder, os.O_RDONLY, wait, optional=True)
     try:
-        begun, is_told = monotonic(), False
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = monotonic() - begun
-            except OSError:  # a file system without locks
-                break
-            reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
-            if waited > MOST_WAIT:
-                raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
-            if waited > LONG_WAIT and not is_told:
-                is_told = True
-                _say(folder, f"{reason}; waiting")
-            sleep(0.01)
         yield
     finally:
-        os.close(descriptor)
+        release(descriptor)
 
 
 def _remove_exports(path: str) -> None:

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -52,7 +51,7 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
-from tarshards.storage.local import is_at
+from tarshards.storage.locks import PerProcess, lock, release, renew_in_children, sweep
 from tarshards.storage.ranges import MappedPart, Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
@@ -112,29 +111,6 @@ class MappedBlock(MappedPart):
         self.stays = stays
 
 
-# Locks belong to open files, and a child that is forked has the same open files: it would keep the locks of its parent
-# after the parent's death. So the child closes them, and no thread opens one while another forks.
-_descriptors: set[int] = set()
-_forking = threading.RLock()
-
-
-def _open(path: str, flags: int) -> int:
-    with _forking:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        _descriptors.add(descriptor)
-        return descriptor
-
-
-def _close(descriptor: int) -> None:
-    """Unlock and close a file; unlocked explicitly, since a child that was forked just now may still have it open."""
-    with _forking:
-        if descriptor in _descriptors:  # a child has closed those of its parent
-            _descriptors.remove(descriptor)
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-
 def name_of(key: bytes) -> str:
     """Return the name of the block with this key, 32 hexadecimal digits."""
     return blake2b(key, digest_size=16).hexdigest()
@@ -187,27 +163,28 @@ class CacheFolder:
         folder.read_counts()
         return folder
 
-    def lock(self, descriptor: int) -> None:
-        """Lock a file; raise TimeoutError if another process, which may be stopped, holds it for longer than *timeout*.
+    def lock(self, path: str) -> int:
+        """Open and lock a file, which is made if it is missing.
 
-        For a while after that, nobody is waited for as long.
+        Raises TimeoutError if another process, which may be stopped, holds it for longer than *timeout*; for a while
+        after that, nobody is waited for as long.
         """
-        begun = monotonic()
+        begun, pause = monotonic(), LEAST_PAUSE
         is_hurried = begun < self._hurried_until
-        end, pause = begun + (min(HURRIED, self.timeout) if is_hurried else self.timeout), LEAST_PAUSE
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        end = begun + (min(HURRIED, self.timeout) if is_hurried else self.timeout)
+
+        def wait() -> None:
+            nonlocal pause
+            if monotonic() < end:
+                sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE)
                 return
-            except BlockingIOError:
-                if monotonic() >= end:
-                    break
-            sleep(pause)
-            pause = min(2 * pause, MOST_PAUSE)
-        if not is_hurried:
-            self._hurried_until = monotonic() + WHILE * self.timeout
-        reason = f"locked for {self.timeout:g} s by another process, which may be stopped"
-        raise TimeoutError(errno.ETIMEDOUT, reason, self.path)
+            if not is_hurried:
+                self._hurried_until = monotonic() + WHILE * self.timeout
+            reason = f"locked for {self.timeout:g} s by another process, which may be stopped"
+            raise TimeoutError(errno.ETIMEDOUT, reason, self.path)
+
+        return lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, wait)
 
     def block_path(self, name: str, kind: str) -> str:
         """Return where a block lies, or would lie."""
@@ -244,26 +221,20 @@ class CacheFolder:
     @contextmanager
     def counts(self) -> Iterator[dict[str, Any]]:
         """Lock the counts for the code that changes them and the files; if it does not end, files are counted again."""
-        path = f"{self.path}/{COUNTS}"
-        while True:
-            descriptor = _open(path, os.O_RDWR | os.O_CREAT)
-            try:
-                self.lock(descriptor)
-                if not is_at(path, descriptor):  # somebody has removed it
-                    continue
-                raw = os.pread(descriptor, 1 << 24, 0)
-                counts, right = self._parsed(raw)
-                os.pwrite(descriptor, b"!", 0)
-                if not right:
-                    self.count(counts)
-                if counts["tarshards cache"] != VERSION:
-                    self._remove_earlier(counts)
-                yield counts
-                text = json.dumps(counts, separators=(",", ":")).encode()
-                os.pwrite(descriptor, b" " + text.ljust(len(raw) - 1), 0)
-                return
-            finally:
-                _close(descriptor)
+        descriptor = self.lock(f"{self.path}/{COUNTS}")
+        try:
+            raw = os.pread(descriptor, 1 << 24, 0)
+            counts, right = self._parsed(raw)
+            os.pwrite(descriptor, b"!", 0)
+            if not right:
+                self.count(counts)
+            if counts["tarshards cache"] != VERSION:
+                self._remove_earlier(counts)
+            yield counts
+            text = json.dumps(counts, separators=(",", ":")).encode()
+            os.pwrite(descriptor, b" " + text.ljust(len(raw) - 1), 0)
+        finally:
+            release(descriptor)
 
     def count(self, counts: dict[str, Any]) -> None:
         """Count what the files and parts of blocks take."""
@@ -390,7 +361,7 @@ class CacheFolder:
             for kind in ("pinned", "spool"):
                 counts[kind] = max(0, counts[kind] - parts.get(kind, 0))
         for name in self._names(PARTS, PART_NAME):
-            self._remove_unlocked(f"{self.path}/{PARTS}/{name}")
+            self._sweep(f"{self.path}/{PARTS}/{name}")
         for stored in self.entries("spool") if dead else ():
             if stored.owner not in owners:
                 self.unlink(counts, stored.path, stored.kind, stored.status)
@@ -407,26 +378,18 @@ class CacheFolder:
         return [name for name in names if pattern.fullmatch(name)]
 
     def _is_alive(self, name: str) -> bool:
-        return not self._remove_unlocked(f"{self.path}/{OWNERS}/{name}")
+        return not self._sweep(f"{self.path}/{OWNERS}/{name}")
 
-    def _remove_unlocked(self, path: str) -> bool:
-        """Remove the file at *path*, and return whether it is gone; not if a process holds its lock."""
-        try:
-            descriptor = _open(path, os.O_RDWR | os.O_NONBLOCK)
-        except OSError as error:
-            return isinstance(error, FileNotFoundError)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            begin = os.pread(descriptor, len(MAGIC), 0)
-            if not MAGIC.startswith(begin):
+    def _sweep(self, path: str) -> bool:
+        """Remove the file at *path*, unless it is not of a cache; return False if a process holds its lock."""
+
+        def is_ours(descriptor: int) -> bool:
+            begins_so = MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0))
+            if not begins_so:
                 self.foreign.add(path)
-            elif is_at(path, descriptor):
-                os.unlink(path)
-        except OSError:
-            return False
-        finally:
-            _close(descriptor)
-        return True
+            return begins_so
+
+        return sweep(path, is_ours)
 
     def trim(self, counts: dict[str, Any], most: int) -> None:
         """Remove pinned blocks, the longest unused first, until they take no more than *most* bytes."""
@@ -490,7 +453,8 @@ class BlockCache:
         full or has no locks, a warning is logged, and only what it holds is used.
         """
         self.folder, self._given, self.budget = CacheFolder(path, timeout), budget, budget or 0
-        self._begin()
+        self.renew()
+        renew_in_children(self)
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
@@ -503,7 +467,7 @@ class BlockCache:
         if remote.cache_dir is None:
             return None
         place = os.path.realpath(remote.cache_dir), remote.cache_bytes, remote.timeout
-        with _registering:
+        with _registering():
             if place not in _caches:
                 _caches[place] = cls(*place)
             return _caches[place]
@@ -590,7 +554,7 @@ class BlockCache:
 
     # Opening and ending.
 
-    def _begin(self) -> None:
+    def renew(self) -> None:
         """Begin in this process; in one that was forked, without what threads of its parent were about to do."""
         self._mutex = threading.Lock()
         self._flights: dict[str, _Flight] = {}
@@ -618,9 +582,8 @@ class BlockCache:
         with folder.counts() as counts:
             folder.sweep(counts)
             name = f"{os.getpid()}-{os.urandom(4).hex()}"
-            descriptor = _open(f"{folder.path}/{OWNERS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            descriptor = lock(f"{folder.path}/{OWNERS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._given is None:
                     disk = os.statvfs(folder.path)
                     held = counts["pinned"] + counts["spool"]
@@ -628,7 +591,7 @@ class BlockCache:
                     if self.budget < LEAST_CACHE:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except BaseException:
-                _close(descriptor)
+                release(descriptor)
                 raise
             self._owner = name, descriptor
             self._mine(counts)
@@ -645,7 +608,7 @@ class BlockCache:
         """End using it, when the process ends."""
         self._stores = False
         if self._owner is not None:
-            _close(self._owner[1])
+            release(self._owner[1])
             self._owner = None
             with suppress(OSError), self.folder.counts() as counts:
                 self.folder.sweep(counts)
@@ -739,7 +702,7 @@ class BlockCache:
             return _fetched(block, fetch)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
-            part = self._lock(path)
+            part = self.folder.lock(path)  # maybe one that a dead process has left
         except OSError as error:
             self._stop(error)
             return _fetched(block, fetch)
@@ -760,21 +723,8 @@ class BlockCache:
             if not is_stored:
                 with suppress(OSError):
                     os.unlink(path)
-            _close(part)
+            release(part)
         return _fetched(block, fetch)  # unlocked: nobody waits for what is not stored
-
-    def _lock(self, path: str) -> int:
-        """Return the descriptor of a new part, or of one that a dead process has left, when nobody else has it."""
-        while True:
-            part = _open(path, os.O_RDWR | os.O_CREAT)
-            try:
-                self.folder.lock(part)
-                if is_at(path, part):
-                    return part
-            except BaseException:
-                _close(part)
-                raise
-            _close(part)
 
     def _allot(self, size: int) -> str | None:
         """Count *size* bytes as taken, and return their kind; None where the budget does not allow them."""
@@ -849,25 +799,10 @@ def _fetched(block: Block, fetch: Callable[[], bytes | memoryview]) -> memoryvie
 
 
 _caches: dict[tuple[str, int | None, float], BlockCache] = {}
-_registering = threading.Lock()
+_registering = PerProcess(threading.Lock)
 
 
 @atexit.register
 def _leave_all() -> None:
     for cache in _caches.values():
         cache._leave()
-
-
-def _after_fork() -> None:
-    global _forking, _registering
-    _forking, _registering = threading.RLock(), threading.Lock()
-    for descriptor in _descriptors:
-        os.close(descriptor)
-    _descriptors.clear()
-    for cache in _caches.values():
-        cache._begin()
-
-
-os.register_at_fork(
-    before=lambda: _forking.acquire(), after_in_parent=lambda: _forking.release(), after_in_child=_after_fork
-)

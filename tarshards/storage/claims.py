@@ -14,12 +14,12 @@ import struct
 from contextlib import suppress
 from time import sleep
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import finalize
 from zlib import crc32
 
 from tarshards.errors import OpenError, visible
-from tarshards.storage.local import is_at
 from tarshards.storage.location import Location
+from tarshards.storage.locks import NoLocksError, is_at, lock, release, renew_in_children
 from tarshards.storage.streams import failure
 
 LOCKS = ".tarshards.lock"
@@ -37,7 +37,7 @@ class Claims:
     def __init__(self) -> None:
         self._files: dict[str, int] = {}  # descriptors by folder; -1 where it has no locks
         self.release = finalize(self, _release, self._files)
-        _all.add(self)
+        renew_in_children(self)
 
     def take(self, url: str | Location) -> None:
         """Claim a file that will be written; raise OpenError, which names the holder, if another writer has it."""
@@ -57,14 +57,18 @@ class Claims:
             return
         byte = _byte_of(base)
         try:
-            _lock(descriptor, fcntl.F_WRLCK, byte)
-        except (BlockingIOError, PermissionError):
-            cure = "wait until that is closed, or name another pattern or start number"
-            raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name) from None
+            is_free = _lock(descriptor, fcntl.F_WRLCK, byte)
         except OSError as error:
             raise failure(error, location.name) from error
+        if not is_free:
+            cure = "wait until that is closed, or name another pattern or start number"
+            raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name)
         with suppress(OSError):  # a full disk
             os.write(descriptor, f"{byte} {os.getpid()} {os.uname().nodename}\n".encode())
+
+    def renew(self) -> None:
+        """Have none of the claims of the parent, whose files are closed here."""
+        self._files.clear()
 
     def __reduce__(self) -> Any:  # a copy in another process is another writer's
         return Claims, ()
@@ -76,24 +80,15 @@ class Claims:
         self.release()
 
 
-_all: WeakSet[Claims] = WeakSet()
-
-
-def _forget_all() -> None:
-    """Close the files in a process that was forked, which would keep the claims of its parent after its death."""
-    for claims in list(_all):
-        for descriptor in claims._files.values():
-            with suppress(OSError):
-                os.close(descriptor)
-        claims._files.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> None:
-    """Lock bytes for an open file, not for a process: `struct flock` of Linux, 64 bits."""
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> bool:
+    """Lock bytes for an open file, not for a process; return False if that is refused. `struct flock` is Linux's."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise NoLocksError(error.errno, error.strerror) from error
+    return True
 
 
 def _byte_of(base: str) -> int:
@@ -106,26 +101,18 @@ def _byte_of(base: str) -> int:
 def _open(folder: str) -> int:
     """Return the descriptor of the file of locks in *folder*, -1 where there cannot be one."""
     path = os.path.join(folder, LOCKS)
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            if os.access(folder, os.W_OK):  # else writing says why it fails
-                _warn(path, error)
-            return -1
-        try:
-            _lock(descriptor, fcntl.F_RDLCK, 0)
-            if is_at(path, descriptor):
-                return descriptor
-        except BlockingIOError:  # the last writer is about to remove it
-            sleep(_TICK)
-        except OSError as error:  # a file system without locks
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        # Another one that has it alone is about to remove it.
+        return lock(path, flags, lambda: sleep(_TICK), take=lambda descriptor: _lock(descriptor, fcntl.F_RDLCK, 0))
+    except NoLocksError as error:
+        _warn(path, error)
+        with suppress(OSError):
+            os.unlink(path)
+    except OSError as error:
+        if os.access(folder, os.W_OK):  # else writing says why it fails
             _warn(path, error)
-            os.close(descriptor)
-            with suppress(OSError):
-                os.unlink(path)
-            return -1
-        os.close(descriptor)
+    return -1
 
 
 def _warn(path: str, error: OSError) -> None:
@@ -151,11 +138,9 @@ def _release(files: dict[str, int]) -> None:
             continue
         path = os.path.join(folder, LOCKS)
         with suppress(OSError):
-            _lock(descriptor, fcntl.F_WRLCK, 0)  # fails where others have it open
-            if is_at(path, descriptor):
+            if _lock(descriptor, fcntl.F_WRLCK, 0) and is_at(path, descriptor):  # no others have it open
                 os.unlink(path)
         with suppress(OSError):
             _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # of a child forked just now too
-        with suppress(OSError):
-            os.close(descriptor)
+        release(descriptor)
     files.clear()

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from tarshards.parallel import DaemonThreads
 from tarshards.storage import traffic
+from tarshards.storage.locks import PerProcess
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
 SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
@@ -210,7 +211,7 @@ class Response:
             self._wake_at(RECORDS * RECORD)
         else:
             self._wake_at(1)
-        pause = max(STALL, ANSWERS * _pool(os.getpid()).soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
+        pause = max(STALL, ANSWERS * _pool().soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
         waited, before = 0.0, traffic.received()
         while not _is_readable(sock, min(pause, timeout - waited)):
             self._wake_at(1)  # for a server so slow that its few bytes are progress
@@ -240,7 +241,7 @@ class Response:
         if whole and not response.will_close and connection.sock is not None:
             with suppress(OSError):
                 self._wake_at(1)
-            _pool(os.getpid()).put(self._key, connection)
+            _pool().put(self._key, connection)
         else:
             connection.close()
 
@@ -274,7 +275,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         target = f"/{target}"
     if proxy is not None and origin.scheme == "http":
         target, headers = parts._replace(fragment="").geturl(), headers | proxy.headers
-    pool = _pool(os.getpid())
+    pool = _pool()
     while True:
         kept = pool.take(key)
         connection = kept or _connect(origin, proxy, timeout)
@@ -316,7 +317,7 @@ def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> 
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
-        pool, threads = _pool(os.getpid()), fetching_threads(connections)
+        pool, threads = _pool(), fetching_threads(connections)
         missing = max(0, count - pool.spare(key))
         pool.open_soon(key, missing)
         for _ in range(missing):
@@ -337,7 +338,7 @@ def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeou
 def spare(url: str) -> int:
     """Return how many connections to the server of *url* are idle, or will be soon."""
     try:
-        return _pool(os.getpid()).spare(_key_of(url))
+        return _pool().spare(_key_of(url))
     except ValueError:  # raised again by a request
         return 0
 
@@ -349,35 +350,32 @@ class Reserved(NamedTuple):
     connection: http.client.HTTPConnection
 
     def __enter__(self) -> None:
-        _pool(os.getpid()).put(self.key, self.connection)
+        _pool().put(self.key, self.connection)
 
     def __exit__(self, *_: object) -> None:
-        _pool(os.getpid()).end_use(self.key)
+        _pool().end_use(self.key)
 
 
 def reserve(url: str, most: int) -> list[Reserved]:
     """Reserve idle connections to the server of *url*, at most so many."""
     key = _key_of(url)
-    return [Reserved(key, connection) for connection in _pool(os.getpid()).reserve(key, most)]
+    return [Reserved(key, connection) for connection in _pool().reserve(key, most)]
 
 
 def soonest(url: str) -> float:
     """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
     try:
-        return _pool(os.getpid()).soonest.get(_key_of(url), 0.0)
+        return _pool().soonest.get(_key_of(url), 0.0)
     except ValueError:  # raised again by a request
         return 0.0
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
     """Return the threads of this process for one *use* that fetch over as many *connections*."""
-    return _threads(os.getpid(), connections, use)
+    return _threads()(connections, f"tarshards-{use}")
 
 
-@cache
-def _threads(process: int, connections: int, use: str) -> DaemonThreads:
-    """The threads of one process; a forked process needs its own."""
-    return DaemonThreads(connections, f"tarshards-{use}")
+_threads = PerProcess(lambda: cache(DaemonThreads))
 
 
 class _AnsweredEarly(Exception):
@@ -575,9 +573,10 @@ def _has_no_data(sock: Any) -> bool:
     return False
 
 
-@cache
-def _pool(process: int) -> _Pool:
-    """The pool of one process; a forked process must not use its parent's connections."""
+def _make_pool() -> _Pool:
     pool = _Pool()
     atexit.register(pool.close)
     return pool
+
+
+_pool = PerProcess(_make_pool)

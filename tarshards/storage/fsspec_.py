@@ -12,14 +12,15 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.parallel import ProcessLock
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
@@ -334,30 +335,29 @@ class StoreRanges(Ranges):
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
         self._version: tuple[Any, ...] | None = None
-        self._lock, self._is_begun = ProcessLock(), False
-        self._open()
+        self._lock, self._is_begun = PerProcess(Lock), False
+        self._fetch = PerProcess(self._open)  # stores have threads, which a fork does not copy
+        self._fetch()
 
-    def _open(self) -> None:
+    def _open(self) -> Callable[[int, int], bytes]:
         opened = Opened(self._location)
         try:
             if opened.size is None:
                 raise OpenError("the store tells no size, which random access requires")
             if self._version not in (None, opened.version):
                 raise OpenError(CHANGED)
-            self._fetch = opened.fetch
         except Exception as exc:
             raise failed(exc, self._location) from self._location.safe(exc)
-        self.size, self._version, self._process = int(opened.size), opened.version, os.getpid()
+        self.size, self._version = int(opened.size), opened.version
+        return opened.fetch
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         try:
-            if self._process != os.getpid():  # stores have threads, which a fork does not copy
-                self._open()
             # The first alone, for which a cache of fsspec may fetch the whole file; others would find a part of it.
-            with nullcontext() if self._is_begun else self._lock:
-                data = self._fetch(offset, offset + size) if size else b""
+            with nullcontext() if self._is_begun else self._lock():
+                data = self._fetch()(offset, offset + size) if size else b""
                 self._is_begun = True
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel import ProcessLock
 from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.location import Location, Transport
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
 from tarshards.storage.transfer import (
@@ -74,7 +75,7 @@ class RemoteRanges(Ranges):
     def __init__(self, address: Address, size: int | None = None):
         self._address, self.name = address, address.name
         self._head: bytes | bytearray = b""
-        self._lock, self._asking = ProcessLock(), ProcessLock()
+        self._lock, self._asking = PerProcess(Lock), PerProcess(Lock)
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 
@@ -95,7 +96,7 @@ class RemoteRanges(Ranges):
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
         if self._address.location.remote.cache_dir is not None:
-            with self._asking:
+            with self._asking():
                 if self._version is None:
                     self._keep(read_range(self._address, 0, 1)[1])  # a block of the cache is of a version
         known = self._version
@@ -114,7 +115,7 @@ class RemoteRanges(Ranges):
 
     def _keep(self, version: Version) -> None:
         """Let all that is read be of *version*, whose size may be another than was known."""
-        with self._lock:
+        with self._lock():
             if self._version is None:
                 self.size, self._version = version.size, version
             elif version != self._version:

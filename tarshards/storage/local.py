@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import OpenError
 from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location, Transport
+from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
 from tarshards.storage.streams import OutputStream, failure
 
 if TYPE_CHECKING:
@@ -159,45 +159,18 @@ def _claim(target: str) -> tuple[str, int]:
             # 0o666 lets the umask decide; tempfile would give 0o600.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
-            if not _sweep(path):
+            if not sweep(path):
                 path = next(names)
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = is_at(path, descriptor)
-        except BlockingIOError:  # another writer is about to remove it
-            ours = False
-        except OSError:  # a file system without locks, where nothing is removed
-            ours = True
-        if ours:
+            is_ours = try_lock(descriptor) and is_at(path, descriptor)  # else another writer removes it
+        except NoLocksError:  # so that nothing is removed
+            is_ours = True
+        if is_ours:
             while os.path.lexists(other := next(names)):
-                _sweep(other)
+                sweep(other)
             return path, descriptor
         os.close(descriptor)
-
-
-def _sweep(path: str) -> bool:
-    """Remove the temporary file at *path*; return False if its writer is alive, or may be."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(path, descriptor):
-            os.unlink(path)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def is_at(path: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _is_special(path: str) -> bool:

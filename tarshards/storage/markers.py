@@ -1,8 +1,10 @@
-"""Done-markers: small JSON files that record what was made, written once it is in place."""
+"""Done-markers: small JSON files that record what was made, written once it is in place; so each is made once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -45,6 +47,55 @@ def write_marker(url: str | Location, record: Record, *, sync: bool = True) -> N
     location.make_folder()
     with location.open("wb", sync=sync) as stream:
         stream.write(json.dumps(record).encode() + b"\n")
+
+
+def find_made(url: str | Location, digest: str | None, output: Location | None = None) -> Record | None:
+    """Return the record at *url* if ``is_made`` holds for it.
+
+    A record of the same digest without its output is removed: it would be valid as soon as there is a new output, of
+    which the index, or whatever is written after it, may be missing.
+    """
+    record = read_marker(url)
+    if is_made(record, digest, output):
+        return record
+    if is_of(record, digest):
+        remove_marker(url)
+    return None
+
+
+def is_made(record: Record | None, digest: str | None, output: Location | None = None) -> bool:
+    """Return whether a marker is of the work with this *digest*, and *output*, where one is named, still exists."""
+    return is_of(record, digest) and (output is None or output.exists())
+
+
+def is_of(record: Record | None, digest: str | None) -> bool:
+    """Return whether a marker is of the work with this *digest*, or with None in a folder of one work has no digest."""
+    return bool(record) and record.get("digest") == digest  # type: ignore[union-attr]
+
+
+def make_once(
+    url: str | Location,
+    digest: str | None,
+    make: Callable[[], Record],
+    *,
+    output: Location | None = None,
+    resume: bool = True,
+    sync: bool = True,
+) -> tuple[Record, bool]:
+    """Return the record of what was made, and whether an earlier call made it; otherwise *make* does, and returns it.
+
+    It is written to *url* with its *digest*. The record of an earlier call counts as ``find_made`` says; without
+    *resume* it never does.
+    """
+    if not resume:
+        with suppress(OpenError):  # of a server that removes nothing
+            remove_marker(url)
+    elif (record := find_made(url, digest, output)) is not None:
+        return record, True
+    made = make()
+    record = made if digest is None else {"digest": digest, **made}
+    write_marker(url, record, sync=sync)
+    return record, False
 
 
 def remove_marker(url: str | Location) -> None:

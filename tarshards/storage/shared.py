@@ -7,10 +7,11 @@ import os
 import weakref
 from collections.abc import Callable
 from struct import Struct
+from threading import Lock
 from time import monotonic, sleep
 
-from tarshards.parallel import ProcessLock
 from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import MappedPart, Mapping
 from tarshards.storage.remote import Remote
 
@@ -27,7 +28,7 @@ class SharedBytes:
     """
 
     def __init__(self, count: int, remote: Remote):
-        self._remote, self._lock = remote, ProcessLock()
+        self._remote, self._lock = remote, PerProcess(Lock)
         self._first = ROW.size * (count + 1)
         self._file = os.memfd_create("tarshards")
         weakref.finalize(self, os.close, self._file)
@@ -69,7 +70,7 @@ class SharedBytes:
         return MappedPart(self._mapping, begin, size) if size else None
 
     def _put(self, row: int, data: bytes) -> bytes | MappedPart:
-        with self._lock:
+        with self._lock():
             if not self._acquire(0):
                 return data
             try:

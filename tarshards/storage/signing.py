@@ -6,14 +6,15 @@ The packages of the stores find the credentials; what their files of fsspec do i
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from tarshards.parallel import ProcessLock
 from tarshards.storage.connections import Origin
 from tarshards.storage.fsspec_ import Requests, find_store
 from tarshards.storage.location import Location
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.transfer import Address
 
 EXPIRY = 3600  # seconds for which a signed URL is valid
@@ -27,19 +28,19 @@ class StoreAddress(Address):
 
     def __init__(self, location: Location):
         self.location, self.name = location, location.name
-        self._lock = ProcessLock()
+        self._lock = PerProcess(Lock)
         self._given: tuple[str, dict[str, str]] = "", {}
         self._until = 0.0
 
     @property
     def target(self) -> tuple[str, dict[str, str]]:
-        with self._lock:
+        with self._lock():
             if monotonic() >= self._until:
                 self._ask()
             return self._given
 
     def renew(self) -> bool:
-        with self._lock:
+        with self._lock():
             self._ask()
         return True
 

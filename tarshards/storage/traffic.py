@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from threading import Lock
 from time import perf_counter
 
-from tarshards.parallel import ProcessLock
+from tarshards.storage.locks import PerProcess
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,20 @@ class Traffic:
 
 _NAMES = [field.name for field in fields(Traffic)]
 _counts: dict[str, float] = dict.fromkeys(_NAMES, 0)
-_lock = ProcessLock()
+_lock = PerProcess(Lock)
 _latest = _NONE = Traffic()
 
 
 def count(name: str, number: float = 1) -> None:
     """Count something that ``Traffic`` has a name for."""
-    with _lock:
+    with _lock():
         _counts[name] += number
 
 
 def so_far() -> Traffic:
     """Return the counts since the process began; the same object until there are others."""
     global _latest
-    with _lock:
+    with _lock():
         if _counts != vars(_latest):
             _latest = Traffic(**_counts)  # type: ignore[arg-type]
         return _latest

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import http.client
-import os
 import random
 import re
 import socket
 import ssl
 import string
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
@@ -28,6 +27,7 @@ from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Reserved, Response, StalledError
 from tarshards.storage.location import Location
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.redaction import without_signature, without_userinfo
 from tarshards.storage.streams import encoded, errno_of, read_at_most
 
@@ -693,7 +693,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
     remote, url = address.location.remote, address.place
     soonest = connections.soonest(url)
     most = remote.connections if soonest > connections.FAR else max(1, remote.connections // 2)
-    under_way = _large_requests(os.getpid(), Origin.of(url))
+    under_way = _large_requests()[Origin.of(url)]
     with under_way.changed:
         under_way.changed.wait_for(lambda: under_way.count < most)
         under_way.count += 1
@@ -743,10 +743,7 @@ class LargeRequest:
         return are_idle and pace > 2 * others > 0 and rest * pace > max(LATE, 5 * self._soonest)
 
 
-@cache
-def _large_requests(process: int, origin: Origin) -> _LargeRequests:
-    """Those of one process to a server; a forked process has its own."""
-    return _LargeRequests()
+_large_requests: PerProcess[dict[Origin, _LargeRequests]] = PerProcess(lambda: defaultdict(_LargeRequests))
 
 
 def through_cache(

@@ -6,31 +6,28 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import EncodeError, OpError, SampleError, TarshardsError, check_function
-from tarshards.parallel import settled_map
-from tarshards.samples.batch import SampleBatch
+from tarshards.errors import OpError, check_function
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
-from tarshards.samples.read import encode_sample, read_shard
+from tarshards.samples.read import read_shard
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.markers import digest_of, make_once
 from tarshards.storage.opening import open_url
-from tarshards.stream.ops import progress as show_progress
-from tarshards.tar.read import END, pack_members
-from tarshards.write.shards import TarWriter, name_leftovers, shard_name
+from tarshards.write.once import at_shard, run_all
+from tarshards.write.shards import name_leftovers, shard_name, write_shard
 
 if TYPE_CHECKING:
-    from tarshards.index.members import Members
+    pass
 
 AHEAD = 1000  # shards submitted to the executor at a time
 
@@ -94,10 +91,7 @@ def map_shards(
         executor = executor or stack.enter_context(_default_pool())
         todo = list(enumerate(zip(shards, names)))
         for left in range(retries, -1, -1):
-            calls = stack.enter_context(closing(run_all(work, todo, executor)))
-            outcomes: Iterable[Any] = calls
-            if progress:
-                outcomes = show_progress(calls, total=len(todo), unit="shards")
+            outcomes = stack.enter_context(closing(run_all(work, todo, executor, progress=progress)))
             todo = []
             for (number, (shard, name)), result, error in outcomes:
                 if error is None:
@@ -164,19 +158,20 @@ class _ShardTask:
         url = shard.url
         digest = digest_of(url, output, self.per_sample, self.name)
         target = Location.of(output)
-        marker = target.sibling(".done")
-        if self.resume and (record := read_marker(marker)) and record.get("digest") == digest and target.exists():
-            return ShardReport(**{**record["report"], "resumed": True}), []
-        begun = time.time()
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
-        counted = Ledger()
-        samples = read_shard(shard, ledger=counted, concatenated=self.concatenated, allow_pipe=True)
-        results = self._each(samples, failures) if self.per_sample else self.function(samples)
-        count, size = write_shard(results, output, sync=self.sync)
-        seconds = round(time.time() - begun, 3)
-        report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
-        write_marker(marker, {"digest": digest, "report": asdict(report)}, sync=self.sync)
-        return report, failures.quarantined
+
+        def make() -> dict[str, Any]:
+            begun, counted = time.time(), Ledger()
+            samples = read_shard(shard, ledger=counted, concatenated=self.concatenated, allow_pipe=True)
+            results = self._each(samples, failures) if self.per_sample else self.function(samples)
+            count, size = write_shard(results, output, sync=self.sync)
+            seconds = round(time.time() - begun, 3)
+            report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
+            return {"report": asdict(report)}
+
+        marker = target.sibling(".done")
+        record, resumed = make_once(marker, digest, make, output=target, resume=self.resume, sync=self.sync)
+        return ShardReport(**{**record["report"], "resumed": resumed}), failures.quarantined
 
     def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
         for sample in samples:
@@ -200,52 +195,6 @@ def _name_of(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def write_shard(
-    samples: Iterable[Sample | SampleBatch],
-    target: str,
-    *,
-    sync: bool = True,
-    reject: Callable[[Sample, TarshardsError], object] | None = None,
-) -> tuple[int, int]:
-    """Write *samples* to a shard, and an index unless it is compressed; return their number and its size in bytes.
-
-    A sample that the shard cannot take is passed to *reject* with the error and left out; by default it is raised.
-    """
-    from tarshards.index.members import Members
-
-    location = Location.of(target)
-    location.make_folder()
-    with TarWriter(target, allow_pipe=True, sync=sync) as writer:
-        index = None if writer.is_compressed else Members()
-        for sample in _one_by_one(samples, writer, index):
-            key, before = sample["__key__"], writer.size - len(END)
-            try:
-                fields, values = encode_sample(sample, in_pieces=True)
-                packed = pack_members(key, fields, values)
-                if index is not None and fields not in index.numbers:
-                    index.check_room(key, fields, target)
-                writer.write_members(key, packed, sample.get("__url__"))
-            except (SampleError, EncodeError) as error:
-                if reject is None:
-                    raise
-                reject(sample, error)
-                continue
-            if index is not None:
-                index.add_written(key, fields, values, packed, before)
-    if index is not None and not location.is_stream:
-        index.index(writer.size, target).save(location.as_output, sync=sync)
-    return writer.samples, writer.size
-
-
-def _one_by_one(samples: Iterable[Sample | SampleBatch], writer: TarWriter, index: Members | None) -> Iterator[Sample]:
-    """Yield the samples that are to be written one by one; others are written here."""
-    for each in samples:
-        if type(each) is SampleBatch:
-            yield from writer.write_batch(each, index)
-        else:
-            yield each  # type: ignore[misc]
-
-
 def write_report(url: str, rows: Iterable[Any], *, sync: bool = True) -> None:
     """Write *rows*, which are dataclasses, as lines of JSON."""
     import json
@@ -265,24 +214,6 @@ def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> Non
             size = None if named_compression(output) else row.bytes
             shards.append(Shard(row.output, row.samples_out, size, indexed=size is not None))
     list(update_manifests(with_digests(shards), sync=sync))
-
-
-def run_all(
-    function: Callable[[Any], Any], items: Iterable[Any], executor: Executor
-) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
-    """Yield every item as it is done, with the result of *function* or the error."""
-    return settled_map(function, items, executor=executor, window=AHEAD, ordered=False)
-
-
-def at_shard(error: BaseException, url: str) -> Exception:
-    """Return *error* as an error that names the shard *url*, with *error* as its cause."""
-    if isinstance(error, TarshardsError) and error.url is not None:
-        return error
-    reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"
-    name, key, field = Location.of(url).name, getattr(error, "key", None), getattr(error, "field", None)
-    failure = OpError(reason, url=name, key=key, field=field)
-    failure.__cause__ = error
-    return failure
 
 
 def _error_of(entry: Quarantined) -> OpError:

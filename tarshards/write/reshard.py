@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,12 +30,12 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
-from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.markers import digest_of, find_made, make_once, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
 from tarshards.tar.read import END, pack_members
-from tarshards.write.map import at_shard, run_all
-from tarshards.write.shards import TarWriter, name_leftovers, shard_name
+from tarshards.write.once import at_shard, run_all
+from tarshards.write.shards import PACKED, TarWriter, name_leftovers, shard_name
 
 RECORD = "reshard.json"  # of the call to which the folder belongs
 MAX_BYTES = 10**9
@@ -198,8 +199,7 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
 
 def _prepare(folder: str, digest: str, sync: bool) -> None:
     """Create the folder, or keep the folder of an interrupted call with the same arguments."""
-    marker = read_marker(f"{folder}/{RECORD}")
-    if marker is None or marker.get("digest") != digest:
+    if find_made(f"{folder}/{RECORD}", digest) is None:
         shutil.rmtree(folder, ignore_errors=True)
         write_marker(f"{folder}/{RECORD}", {"digest": digest}, sync=sync)
 
@@ -209,8 +209,8 @@ def _run(
 ) -> dict[Any, Any]:
     """Return the results of *work* by item; raise the first error, with the name of its item."""
     results = {}
-    with closing(run_all(work, items, executor)) as calls:
-        for item, result, error in ops.progress(calls, total=len(items), unit="shards") if progress else calls:
+    with closing(run_all(work, items, executor, progress=progress)) as outcomes:
+        for item, result, error in outcomes:
             if error is not None:
                 raise at_shard(error, name(item)) from error
             results[item] = result
@@ -224,11 +224,12 @@ class _Scatter:
     plan: _Resharding
 
     def __call__(self, shard: int) -> dict[str, Any]:
+        marker = self.plan.scattered(shard, "done")
+        return make_once(marker, None, partial(self._scatter, shard), sync=self.plan.sync)[0]
+
+    def _scatter(self, shard: int) -> dict[str, Any]:
         import numpy as np
 
-        target, marker = self.plan.scattered(shard, "npy"), self.plan.scattered(shard, "done")
-        if (done := read_marker(marker)) is not None:
-            return done
         ledger = Ledger()
         entries: list[tuple[int, ...]] = []
         with open(self.plan.scattered(shard, "data"), "wb") as file:
@@ -243,11 +244,9 @@ class _Scatter:
                 file.flush()
                 os.fsync(file.fileno())
         table = np.array(entries, dtype=ENTRY)
-        with Location(target).open("wb", sync=self.plan.sync) as stream:
+        with Location(self.plan.scattered(shard, "npy")).open("wb", sync=self.plan.sync) as stream:
             np.save(stream, table[np.argsort(table["bucket"], kind="stable")])
-        counts = {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
-        write_marker(marker, counts, sync=self.plan.sync)
-        return counts
+        return {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
 
     def _pieces(self, shard: int, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
@@ -345,12 +344,39 @@ class _Gather:
         number, low, high = span
         target = Location.of(shard_name(self.plan.pattern, number))
         marker = f"{self.plan.folder}/shard-{number:06d}.done"
-        if (done := read_marker(marker)) and target.exists():
-            return tuple(done["shard"])
+        make = partial(self._gather, target, low, high)
+        record, _ = make_once(marker, None, make, output=target, sync=self.plan.sync)
+        return tuple(record["shard"])
+
+    def _gather(self, target: Location, low: int, high: int) -> dict[str, Any]:
         target.make_folder()
+        with TarWriter(target.url, sync=self.plan.sync) as writer:
+            writer.add_index()
+            keys: list[str] = []
+            packed: list[bytes] = []
+            held = 0
+            for key, record in self._records(low, high):
+                if held + len(record) > PACKED and packed:
+                    self._write(writer, keys, packed)
+                    keys, packed, held = [], [], 0
+                keys.append(key)
+                packed.append(record)
+                held += len(record)
+            self._write(writer, keys, packed)
+        return {"shard": (target.url, writer.samples, None if writer.is_compressed else writer.size)}
+
+    def _write(self, writer: TarWriter, keys: list[str], packed: list[bytes]) -> None:
+        try:
+            writer.write_packed(keys, packed)
+        except SampleError as error:
+            reason = f"{error.reason}, from another input; make the keys unique with rekey"
+            raise SampleError(reason, url=error.url, key=error.key) from error
+
+    def _records(self, low: int, high: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the keys and the packed members of samples."""
+        files: dict[int, Any] = {}
         most = most_held()
-        with ExitStack() as stack, TarWriter(target.url, sync=self.plan.sync) as writer:
-            files: dict[int, Any] = {}
+        with ExitStack() as stack:
             stack.callback(lambda: [file.close() for file in files.values()])
             for shard, _, length, _, offset, size in self._entries(low, high):
                 if shard not in files:
@@ -358,19 +384,7 @@ class _Gather:
                         files.pop(next(iter(files))).close()
                     files[shard] = open(self.plan.scattered(shard, "data"), "rb", buffering=0)  # noqa: SIM115
                 record = os.pread(files[shard].fileno(), length + size, offset)
-                key = record[:length].decode(errors="surrogateescape")
-                try:
-                    writer.write_members(key, [record[length:]])
-                except SampleError as error:
-                    reason = f"{error.reason}, from another input; make the keys unique with rekey"
-                    raise SampleError(reason, url=target.name, key=key) from error
-        if not writer.is_compressed:
-            from tarshards.index.build import build_index
-
-            build_index(target.url).save(target.as_output, sync=self.plan.sync)
-        made = target.url, writer.samples, None if writer.is_compressed else writer.size
-        write_marker(marker, {"shard": made}, sync=self.plan.sync)
-        return made
+                yield record[:length].decode(errors="surrogateescape"), record[length:]
 
     def _entries(self, low: int, high: int) -> Iterator[tuple[int, ...]]:
         for begin, end in pairwise(self.starts):

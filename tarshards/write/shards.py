@@ -29,6 +29,7 @@ from tarshards.tar.read import END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:
     from tarshards.index.members import Members
+    from tarshards.index.sidecar import Index
 
 DUPLICATE_KEY = "this key is already in the shard"
 PACKED = 1 << 20  # bytes of members that are packed and written at once
@@ -93,7 +94,20 @@ class TarWriter(_Writer):
             self._digest = hashlib.sha256()
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
+        self.index: Index | None = None  # after ``close``, if it was written too
+        self._sync = sync
+        self._members: Members | None = None
         self._keys = SeenKeys()  # with the shards that they come from
+
+    def add_index(self) -> None:
+        """Write the index of the shard too, when it is closed; not of a compressed one, or of one that is a stream.
+
+        To be called before the first sample is written.
+        """
+        if self.target is not None and not self.is_compressed and not Location.of(self.target).is_stream:
+            from tarshards.index.members import Members
+
+            self._members = Members()
 
     def write(self, sample: Sample) -> None:
         """Append one sample.
@@ -101,12 +115,37 @@ class TarWriter(_Writer):
         Raises SampleError for a duplicate key or one that would not read back, and EncodeError for a value that does
         not encode; no part of such a sample is written.
         """
-        encoded = encode_sample(sample, in_pieces=True)
+        fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
-        self.write_members(key, pack_members(key, *encoded), sample.get("__url__"))
+        self.write_encoded(key, fields, values, pack_members(key, fields, values), sample.get("__url__"))
+
+    def write_encoded(
+        self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], shard: str | None = None
+    ) -> None:
+        """Append one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
+        members, offset = self._members, self.size - len(END)
+        if members is not None and fields not in members.numbers:
+            members.check_room(key, fields, str(self.target))
+        self.write_members(key, packed, shard)
+        if members is not None:
+            members.add_written(key, fields, values, packed, offset)
+
+    def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
+        """Append samples, of which *packed* has all the members of each in one."""
+        for key in keys:
+            if key in self._keys:
+                raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
+            self._keys.add(key, None)
+        size = sum(map(len, packed))
+        parts = packed if size >= LARGE * len(packed) else [b"".join(packed)]
+        self._send(parts)
+        if self._members is not None:
+            self._members.add_packed(parts, self.size - len(END))
+        self.size += size
+        self.samples += len(keys)
 
     def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
-        """Append the members of one sample, as returned by ``pack_members``; *shard* is where it was read."""
+        """Append the members of one sample, without an index; *shard* is where it was read."""
         if key in self._keys:
             raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
         self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
@@ -115,12 +154,13 @@ class TarWriter(_Writer):
         self.size += size
         self.samples += 1
 
-    def write_batch(self, batch: SampleBatch, members: Members | None = None) -> Iterator[Sample]:
+    def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
 
         They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a
-        field that *members*, the index of the shard, does not know; and all if a key is not new.
+        field that the index of the shard does not have yet; and all if a key is not new.
         """
+        members = self._members
         keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
         is_plain = fields_of(tuple(column.field for column in columns))[1]
         if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
@@ -159,6 +199,9 @@ class TarWriter(_Writer):
             self._send([END])
             self._stream.close()
             self.sha256 = None if self._digest is None else self._digest.hexdigest()
+            if self._members is not None and self.target is not None:
+                self.index = self._members.index(self.size, self.target)
+                self.index.save(Location.of(self.target).as_output, sync=self._sync)
 
     def _send(self, parts: Iterable[bytes | Extent | MemberFile]) -> None:
         try:
@@ -254,7 +297,6 @@ class ShardWriter(_Writer):
         self._writer: TarWriter | None = None
         self._is_open = True
         self._index = flag("index", index) and not Location.of(self.pattern).is_stream
-        self._members: Members | None = None
         self._entries: dict[str, Shard] = {}
 
     def write(self, sample: Sample) -> None:
@@ -268,13 +310,8 @@ class ShardWriter(_Writer):
             if not self._is_open:
                 raise ValueError(f"{Location.of(self.pattern).name}: closed, so nothing more can be written")
             writer = self._writer = self._begin_shard()
-        before = writer.size - len(END)
-        if self._members is not None and fields not in self._members.numbers:
-            self._members.check_room(key, fields, self._name())
-        writer.write_members(key, packed, sample.get("__url__"))
+        writer.write_encoded(key, fields, values, packed, sample.get("__url__"))
         self.samples += 1
-        if self._members is not None:
-            self._members.add_written(key, fields, values, packed, before)
 
     def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
         if self.max_samples is not None and writer.samples >= self.max_samples:
@@ -286,11 +323,8 @@ class ShardWriter(_Writer):
 
     def _begin_shard(self) -> TarWriter:
         writer = self._open_writer(self._name())
-        self._members = None
-        if self._index and writer.target is not None and not writer.is_compressed:
-            from tarshards.index.members import Members
-
-            self._members = Members()
+        if self._index:
+            writer.add_index()
         return writer
 
     def _finish_shard(self) -> None:
@@ -302,12 +336,10 @@ class ShardWriter(_Writer):
             remove_manifest(self._manifest())  # it lists shards that are being replaced
         self._writer.close()
         name, writer, self._writer = self._name(), self._writer, None
-        size = None if writer.is_compressed else writer.size
-        shard = Shard(name, writer.samples, size)
-        if self._members is not None and writer.target is not None:
-            index = self._members.index(writer.size, writer.target)
-            index.save(Location.of(writer.target).as_output, sync=self._sync)
-            shard = index.shard(name)
+        if writer.index is not None:
+            shard = writer.index.shard(name)
+        else:
+            shard = Shard(name, writer.samples, None if writer.is_compressed else writer.size)
         self._entries[name] = shard._replace(sha256=writer.sha256)
         self.shards.append(name)
         self._number += 1
@@ -398,14 +430,41 @@ def write_samples(
     if isinstance(samples, Mapping):
         raise TypeError(f"write_samples takes samples, such as a list of dicts, not one dict {shortened(samples)}")
     with TarWriter(target, allow_pipe=allow_pipe, sync=sync) as writer:
-        for sample in samples:
+        _write_each(writer, samples, reject)
+    return writer.samples
+
+
+def write_shard(
+    samples: Iterable[Sample | SampleBatch],
+    target: str,
+    *,
+    sync: bool = True,
+    reject: Callable[[Sample, TarshardsError], object] | None = None,
+) -> tuple[int, int]:
+    """Write *samples* to a shard, as ``write_samples`` does, and its index; return their number and its size in bytes.
+
+    The folder of a local shard is made if it is missing.
+    """
+    Location.of(target).make_folder()
+    with TarWriter(target, allow_pipe=True, sync=sync) as writer:
+        writer.add_index()
+        _write_each(writer, samples, reject)
+    return writer.samples, writer.size
+
+
+def _write_each(
+    writer: TarWriter,
+    samples: Iterable[Sample | SampleBatch],
+    reject: Callable[[Sample, TarshardsError], object] | None,
+) -> None:
+    for each in samples:
+        for sample in writer.write_batch(each) if type(each) is SampleBatch else (each,):
             try:
-                writer.write(sample)
+                writer.write(sample)  # type: ignore[arg-type]
             except (SampleError, EncodeError) as error:
                 if reject is None:
                     raise
-                reject(sample, error)
-    return writer.samples
+                reject(sample, error)  # type: ignore[arg-type]
 
 
 def shard_name(pattern: str | os.PathLike[str], shard: int, values: Mapping[str, str] | None = None) -> str:

@@ -312,7 +312,7 @@ def test_a_process_forked_while_a_thread_reads_the_plan_reads_it_too():
     expected = pairs(plan[:100])
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    with plan._windows.lock:
+    with plan._windows().lock:
         child = context.Process(target=lambda: sender.send(pairs(plan[:100])))
         child.start()
     assert receiver.poll(100)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import os
 import random
 import socket
 import ssl
@@ -60,7 +59,7 @@ def answering(
         try:
             yield f"http{'s' * (certificate is not None)}://127.0.0.1:{listener.getsockname()[1]}/"
         finally:
-            connections._pool(os.getpid()).close()
+            connections._pool().close()
             thread.join()
 
 
@@ -283,7 +282,7 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(http.client.HTTPConnection, "connect", noting)
     yield found
-    connections._pool(os.getpid()).close()
+    connections._pool().close()
 
 
 @pytest.fixture
@@ -298,7 +297,7 @@ def open_ahead(server: Server, count: int) -> Location:
     """Open idle connections, and return the location of the file."""
     connections.connect_ahead(server.url, count, connections=32, timeout=5)
     assert connections.spare(server.url) == count
-    wait_until(lambda: len(connections._pool(os.getpid())._idle.get(connections._key_of(server.url), ())) == count)
+    wait_until(lambda: len(connections._pool()._idle.get(connections._key_of(server.url), ())) == count)
     return Location(f"{server.url}/shard.tar.index", Remote(retries=0))
 
 
@@ -342,7 +341,7 @@ def test_a_part_of_a_whole_file_fails(slow, opened, answer):
     with pytest.raises(OpenError, match=r"404|ended before|broke off") as caught:
         location.read()
     assert f"{slow.url}/shard.tar.index" in str(caught.value)
-    wait_until(lambda: not connections._pool(os.getpid())._lent.total())
+    wait_until(lambda: not connections._pool()._lent.total())
 
 
 def test_a_server_without_ranges_sends_a_whole_file(slow, opened):

@@ -10,7 +10,7 @@ import pytest
 from tarshards import OpenError, UrlError
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.markers import digest_of, find_made, make_once, read_marker, remove_marker, write_marker
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -74,3 +74,33 @@ def test_common_names(urls, name):
 def test_no_shards_have_no_name():
     with pytest.raises(UrlError):
         common_name([])
+
+
+def test_what_is_made_is_made_once(place):
+    output, marker, calls = Location.of(f"{place}/x.tar"), f"{place}/x.tar.done", []
+
+    def make():
+        calls.append(read_marker(marker))
+        write_marker(output, {})
+        return {"number": len(calls)}
+
+    def once(digest="d", **options):
+        return make_once(marker, digest, make, output=output, **options)
+
+    assert once() == ({"digest": "d", "number": 1}, False)
+    assert once() == ({"digest": "d", "number": 1}, True)
+    assert once("e") == ({"digest": "e", "number": 2}, False), "something else"
+    assert once("e", resume=False) == ({"digest": "e", "number": 3}, False)
+    output.remove()
+    assert once("e") == ({"digest": "e", "number": 4}, False)
+    assert [call and call["digest"] for call in calls] == [None, "d", None, None], "removed before something is made"
+    remove_marker(marker)
+    assert once("e")[1] is False, "the output alone may be a part of it"
+
+
+def test_in_a_folder_of_one_work_markers_have_no_digest(place):
+    assert make_once(f"{place}/1.done", None, lambda: {"a": 1}) == ({"a": 1}, False)
+    assert make_once(f"{place}/1.done", None, lambda: {"a": 2}) == ({"a": 1}, True)
+    assert find_made(f"{place}/1.done", "d") is None
+    write_marker(f"{place}/1.done", {})  # as where nothing can be removed
+    assert make_once(f"{place}/1.done", None, lambda: {"a": 2}) == ({"a": 2}, False)

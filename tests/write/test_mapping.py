@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from inline import Inline
 
 from tarshards import Ledger, OpError, TarError, TarWriter, read_samples
 from tarshards.index.build import build_index
@@ -209,6 +210,31 @@ def test_resuming_does_only_what_is_not_done(shards):
     assert [(row.samples_out, row.bytes) for row in again] == [(row.samples_out, row.bytes) for row in first]
     assert not any(row.resumed for row in map_shards(upper, shards, "out-{0..7}.tar", resume=False))
     assert not any(row.resumed for row in map_shards(partial(crash, how="", shard=9), shards, "out-{0..7}.tar"))
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_the_marker_of_an_earlier_output_is_not_that_of_one_without_index(shards, monkeypatch, resume):
+    def run(resume=True):
+        return map_shards(upper, shards, "out-{0..7}.tar", executor=Inline(), resume=resume)
+
+    run()
+    if resume:
+        Path("out-2.tar").unlink()
+    save = Index.save
+
+    def killed(index, location, **options):
+        if location.url == "out-2.tar":
+            raise KeyboardInterrupt
+        save(index, location, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(resume)
+    assert Path("out-2.tar").exists()
+    assert not Path("out-2.tar.index").exists()
+    assert not run()[2].resumed
+    assert Index.load("out-2.tar").keys == ["2-0", "2-1", "2-2"]
 
 
 def test_outputs_that_make_no_sense(shards):

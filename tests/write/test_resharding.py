@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from inline import Inline
 
 from tarshards import SampleError, ShardWriter, TarError, read_samples
 from tarshards.index.build import build_index
@@ -172,6 +173,52 @@ def test_an_interrupt_leaves_no_process_and_no_half_shard(number):
     assert "Traceback" not in errors
     for path in Path().glob("out-*.tar"):
         list(read_samples(str(path)))
+
+
+def test_the_marker_of_an_earlier_output_is_not_that_of_one_without_index(monkeypatch):
+    make()
+    save = Index.save
+
+    def run(killed_at=None):
+        def killed(index, location, **options):
+            if location.url == killed_at:
+                raise KeyboardInterrupt
+            save(index, location, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "save", killed)
+            reshard("in.shards.json", "out-%03d.tar", max_samples=500, executor=Inline())
+
+    with pytest.raises(KeyboardInterrupt):
+        run("out-003.tar")
+    Path("out-001.tar").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run("out-001.tar")
+    assert not Path("out-001.tar.index").exists()
+    run()
+    for number in range(4):
+        assert Index.load(f"out-{number:03d}.tar").pack() == build_index(f"out-{number:03d}.tar").pack()
+
+
+def test_the_indexes_are_those_of_the_shards(monkeypatch):
+    """They are made of the samples that are written, and name the same as what is read."""
+    rng = random.Random(0)
+    with ShardWriter("in-%d.tar", max_samples=100) as writer:
+        for i in range(300):
+            sample = {
+                "__key__": f"{i % 3}/{i}" + "é" * 60 * (i % 50 == 0),
+                "bin": bytes(rng.choice([0, 511, 512, 9000])),
+            }
+            sample |= {f"field{rng.randrange(40)}.jpg": bytes(rng.choice([100, 200_000]))} if i % 7 == 0 else {}
+            sample |= {"big": bytes(3 << 20)} if i % 100 == 0 else {"cls": i}
+            writer.write(sample)
+    reads = []
+    monkeypatch.setattr("tarshards.index.build.build_index", lambda *_: reads.append(1))
+    made = reshard("in.shards.json", "out-%d.tar", max_bytes=2_000_000, executor=Inline())
+    assert not reads
+    for shard in made:
+        expected = build_index(shard.url)
+        assert Index.load(shard.url).pack() == expected.pack()
 
 
 def test_another_call_begins_anew():

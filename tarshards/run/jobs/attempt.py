@@ -11,7 +11,6 @@ machine with the same files, so that no two write one output.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.beside import forget
 from tarshards.storage.local import synced_folder
 from tarshards.storage.location import Location
+from tarshards.storage.locks import lock, release
 from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
 from tarshards.storage.streams import failure
 
@@ -48,7 +48,7 @@ class Attempt:
 
     def __exit__(self, *_: object) -> None:
         if self.descriptor is not None:
-            os.close(self.descriptor)
+            release(self.descriptor, unlock=False)
 
     def lock(self, stopped: Callable[[], bool]) -> bool:
         """Wait until no other attempt at the item is running; return False if *stopped* before."""
@@ -57,29 +57,24 @@ class Attempt:
             return not stopped()
         self._location.make_folder()
         waiting = count()
-        while not stopped():
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError as error:
-                raise failure(error, self._location.name) from error
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                current = os.path.samestat(os.stat(path), os.fstat(descriptor))
-            except BlockingIOError:
-                current = False
-                if next(waiting) == PATIENCE:
-                    reason = "waits for an earlier command, which still runs"
-                    print(f"tarjob: {visible(self._location.name)}: {reason}", file=sys.stderr)  # noqa: T201
-                time.sleep(TICK)
-            except FileNotFoundError:  # the other attempt has ended, and removed it
-                current = False
-            except OSError:  # a file system without locks
-                current = True
-            if current:
-                self.descriptor = descriptor
-                return True
-            os.close(descriptor)
-        return False
+
+        def wait() -> None:
+            if next(waiting) == PATIENCE:
+                reason = "waits for an earlier command, which still runs"
+                print(f"tarjob: {visible(self._location.name)}: {reason}", file=sys.stderr)  # noqa: T201
+            time.sleep(TICK)
+            if stopped():
+                raise BlockingIOError
+
+        if stopped():
+            return False
+        try:
+            self.descriptor = lock(path, os.O_RDWR | os.O_CREAT, wait, optional=True)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise failure(error, self._location.name) from error
+        return True
 
     def begin(self, record: Record, earlier: Record | None) -> None:
         """Remove what earlier attempts have left, and write the record that this one has started.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from tarshards.errors import StateError
 from tarshards.run.guard import end_all
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.storage.location import Location
+from tarshards.storage.locks import is_locked, lock, release
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.streams import failure
 
@@ -80,6 +80,10 @@ class JobFolder:
         """How the variable begins by which the commands of this job are found; see ``guard``."""
         return f"TARJOB_RUN={self.path}/"
 
+    @property
+    def _lock(self) -> str:
+        return f"{self.path}/lock"
+
     @contextmanager
     def locked(self) -> Iterator[bool]:
         """Lock out other runs of this job; yield whether the last one was killed, after what it left running is ended.
@@ -87,47 +91,40 @@ class JobFolder:
         Raises StateError if a run is active.
         """
         self._make()
-        with open(f"{self.path}/lock", "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise StateError(f"{self.name} is already running") from error
-            file.seek(0)
-            killed = bool(file.read())  # a run that ends leaves the file empty
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid()}))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            descriptor = lock(self._lock, os.O_RDWR | os.O_CREAT)
+        except BlockingIOError as error:
+            raise StateError(f"{self.name} is already running") from error
+        except OSError as error:
+            raise failure(error, self._lock) from error
+        try:
+            killed = os.fstat(descriptor).st_size > 0  # a run that ends leaves the file empty
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid()}).encode())
+            os.fsync(descriptor)
             if killed:
                 end_all(self.variable)
             try:
                 yield killed
             finally:
-                file.truncate(0)
+                os.ftruncate(descriptor, 0)
+        finally:
+            release(descriptor)
 
     def terminate(self) -> bool:
         """Send SIGTERM to the process that runs the job; return False if there is none."""
+        if not self.runs():
+            return False
         try:
-            with open(f"{self.path}/lock", "a+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with open(f"{self.path}/lock") as file:
+            with open(self._lock) as file:
                 os.kill(json.load(file)["pid"], signal.SIGTERM)
-            return True
         except (OSError, ValueError):  # it has just begun, or just ended
             return False
-        return False
+        return True
 
     def runs(self) -> bool:
         """Whether a process on this machine runs the job."""
-        try:
-            with open(f"{self.path}/lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return is_locked(self._lock)
 
 
 def names() -> list[str]:

@@ -62,6 +62,11 @@ class JobPlan(NamedTuple):
         """Return the URL that the command writes for *item*, or None if it is unknown."""
         return None if self.output is None else fill(self.output, item)
 
+    def local_output(self, item: Item) -> Location | None:
+        """Return the local file without which *item* is not done; None if its output is unknown or remote."""
+        output = self.output_of(item)
+        return Location.of(output) if output is not None and Location.of(output).is_local else None
+
     def files_of(self, item: Item) -> dict[str, bool]:
         """Return the files that the command is known to write for *item*, and whether a tool of ours writes each.
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
-from tarshards.run.jobs.worker import PERMANENT, is_done
+from tarshards.run.jobs.worker import PERMANENT
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Record, read_marker
+from tarshards.storage.markers import Record, is_made, is_of, read_marker
 
 SHOWN = 20  # failures in a table
 
@@ -44,10 +44,12 @@ def survey(plan: JobPlan, known: Status | None = None) -> Status:
     """Read the markers of *plan*, except for items that are done according to *known*."""
     status = Status(len(plan.items), done=set(known.done if known else ()))
     open_items = [item for item in plan.items if item.number not in status.done]
-    status.done |= {item.number for item, record in _records(plan, open_items, "done") if is_done(plan, item, record)}
+    for item, record in _records(plan, open_items, "done"):
+        if is_made(record, plan.digest(item), plan.local_output(item)):
+            status.done.add(item.number)
     open_items = [item for item in open_items if item.number not in status.done]
     for item, record in _records(plan, open_items, "failed"):
-        if record is not None and record.get("digest") == plan.digest(item):
+        if record is not None and is_of(record, plan.digest(item)):
             status.failed[item.number] = record
     return status
 

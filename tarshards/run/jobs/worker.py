@@ -17,7 +17,7 @@ from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.local import defer_signals
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import find_made, read_marker, remove_marker, write_marker
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
@@ -40,14 +40,6 @@ class ItemResult(NamedTuple):
     def permanent(self) -> bool:
         """Whether the item must not be tried again."""
         return self.status == PERMANENT
-
-
-def is_done(plan: JobPlan, item: Item, record: Record | None) -> bool:
-    """Whether *record* is the done-marker of *item*, and its output, if that is a local file, still exists."""
-    if record is None or record.get("digest") != plan.digest(item):
-        return False
-    output = plan.output_of(item)
-    return output is None or not Location.of(output).is_local or Location.of(output).exists()
 
 
 class Worker:
@@ -87,12 +79,9 @@ class Worker:
         with Attempt(plan, item) as attempt:
             if not attempt.lock(lambda: self.stopped):
                 return ItemResult(item, None)
-            done = read_marker(plan.marker(item))
-            if is_done(plan, item, done):
+            if find_made(plan.marker(item), plan.digest(item), plan.local_output(item)) is not None:
                 attempt.end()  # a worker that was killed has left it
                 return ItemResult(item, 0)
-            if done is not None and done.get("digest") == plan.digest(item):
-                remove_marker(plan.marker(item))  # else it would be valid as soon as the command creates its output
             earlier = read_marker(plan.marker(item, "failed"))
             record = {"digest": plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
             attempt.begin(record, earlier)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import zlib
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import OpenError
 from tarshards.run.samples.folder import write_all
 from tarshards.samples.keys import Sample
+from tarshards.storage.locks import try_lock
 from tarshards.storage.streams import failure
 
 COLUMNS = ["Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command", "Shard", "Key"]
@@ -69,14 +69,14 @@ class Journal:
 
     def __init__(self, path: str, *, retry_failed: bool = False):
         self._file = _File(path, 0)
-        try:
-            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise OpenError("another run is using this state", url=path) from error
         self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
         try:
+            if not try_lock(self._file.descriptor):
+                self._file.close()
+                raise OpenError("another run is using this state", url=path)
             self._scan(retry_failed)
+        except OpenError:
+            raise
         except OSError as error:
             self._file.close()
             raise failure(error, path) from error

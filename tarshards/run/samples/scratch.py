@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import tempfile
@@ -13,6 +12,7 @@ from tarshards.run.guard import Guard, end_all
 from tarshards.run.samples.folder import remove
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.storage.locks import lock, release
 
 MIN_FREE = 1 << 30  # bytes that must be free in /dev/shm for it to be used
 VARIABLE = "TAR_SCRATCH"
@@ -49,7 +49,7 @@ class Scratch:
             self._guard.release()
             raise
         with suppress(OSError):  # a file system without locks, where nothing is swept
-            self._lock = _locked(self.path)
+            self._lock = _lock(self.path)
             if self._lock is None:
                 self._guard.release()
                 return False
@@ -65,7 +65,7 @@ class Scratch:
         remove(self.path)
         self._guard.release()
         if self._lock is not None:
-            os.close(self._lock)
+            release(self._lock)
 
 
 def _sweep(folder: str) -> None:
@@ -74,28 +74,16 @@ def _sweep(folder: str) -> None:
         paths = [entry.path for entry in entries if NAME.fullmatch(entry.name)]
     for path in paths:
         with suppress(OSError):  # it is another user's, or gone
-            if (lock := _locked(path)) is not None:
+            if (locked := _lock(path)) is not None:
                 end_all(f"{VARIABLE}={path}")
                 remove(path)
-                os.close(lock)
+                release(locked)
 
 
-def _locked(path: str) -> int | None:
+def _lock(path: str) -> int | None:
     """Return a descriptor that locks the directory at *path*; None if another one does, or has removed it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+    with suppress(BlockingIOError, FileNotFoundError):
+        return lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     return None
 
 

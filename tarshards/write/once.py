@@ -2,27 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tarshards.errors import OpenError, OpError
+from tarshards.errors import OpenError, OpError, TarshardsError
+from tarshards.parallel import ProcessPool, settled_map
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.beside import forget
 from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
-from tarshards.storage.markers import digest_of, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, write_marker
 from tarshards.stream.ops import progress as show_progress
-from tarshards.write.map import at_shard, run_all
+
+AHEAD = 1000  # items given to the executor at a time
+
+Outcome = tuple[Any, Any, BaseException | None]  # an item, its result, or what was raised
+
+
+def run_all(
+    function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool
+) -> Generator[Outcome, None, None]:
+    """Yield every item as it is done, with the result of *function* or the error; with *progress*, stderr shows a bar.
+
+    The calls are made in this process where *executor* is None.
+    """
+    calls: Generator[Outcome, None, None]
+    if executor is None:
+        calls = (_outcome(function, item) for item in items)
+    else:
+        calls = settled_map(function, items, executor=executor, window=AHEAD, ordered=False)
+    with closing(calls):
+        yield from show_progress(calls, total=len(items), unit="shards") if progress else calls
+
+
+def _outcome(function: Callable[[Any], Any], item: Any) -> Outcome:
+    try:
+        return item, function(item), None
+    except Exception as error:
+        return item, None, error
+
+
+def at_shard(error: BaseException, url: str) -> Exception:
+    """Return *error* as an error that names the shard *url*, with *error* as its cause."""
+    if isinstance(error, TarshardsError) and error.url is not None:
+        return error
+    reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"
+    name, key, field = Location.of(url).name, getattr(error, "key", None), getattr(error, "field", None)
+    failure = OpError(reason, url=name, key=key, field=field)
+    failure.__cause__ = error
+    return failure
 
 
 class Unit(Protocol):
-    """One output; ``identity`` says what it is made of, and decides whether an earlier one is the same."""
+    """One output; ``identity`` says what it is made of, and decides whether an earlier one is the same.
+
+    ``is_file`` says whether ``output`` is the name of one file, which there must be then, or only that of its marker.
+    """
 
     @property
     def output(self) -> str: ...
+
+    @property
+    def is_file(self) -> bool: ...
 
     @property
     def identity(self) -> list[Any]: ...
@@ -38,21 +82,17 @@ class _Task:
     sync: bool
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        marker, digest = Location.of(unit.output).sibling(".done"), digest_of(unit.output, *unit.identity)
-        if (record := read_marker(marker)) and record.get("digest") == digest:
-            return record
-        failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
-        made = unit.make(failures, sync=self.sync)
-        record = {"digest": digest, "made": made, "errors": failures.quarantined, "failed": failures.failed}
-        write_marker(marker, record, sync=self.sync)
-        return record
+        def make() -> dict[str, Any]:
+            failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
+            made = unit.make(failures, sync=self.sync)
+            return {"made": made, "errors": failures.quarantined, "failed": failures.failed}
 
-    def settled(self, unit: Unit) -> tuple[Unit, Any, BaseException | None]:
-        """Return the unit and what it gives or raises, as ``run_all`` does."""
-        try:
-            return unit, self(unit), None
-        except Exception as error:
-            return unit, None, error
+        output = Location.of(unit.output)
+        digest = digest_of(unit.output, *unit.identity)
+        record, _ = make_once(
+            output.sibling(".done"), digest, make, output=output if unit.is_file else None, sync=self.sync
+        )
+        return record
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
@@ -88,18 +128,9 @@ def _make_all(
     try:
         with ExitStack() as stack:
             numbers = {id(unit): number for number, unit in enumerate(units)}
-            outcomes: Iterable[tuple[Unit, Any, BaseException | None]]
-            if executor is None and len(units) == 1:
-                outcomes = map(task.settled, units)
-            else:
-                if executor is None:
-                    from tarshards.parallel import ProcessPool
-
-                    executor = stack.enter_context(ProcessPool())
-                outcomes = stack.enter_context(closing(run_all(task, units, executor)))
-            if progress:
-                outcomes = show_progress(outcomes, total=len(units), unit="shards")
-            for unit, result, error in outcomes:
+            if executor is None and len(units) > 1:
+                executor = stack.enter_context(ProcessPool())
+            for unit, result, error in stack.enter_context(closing(run_all(task, units, executor, progress=progress))):
                 if error is not None:
                     ledger(at_shard(error, unit.output))
                     continue

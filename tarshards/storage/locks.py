@@ -1,0 +1,173 @@
+"""Locks on files, which end with the process that holds them; and what a process that was forked makes anew.
+
+A lock belongs to an open file: it is taken, waited for, and swept with its file after a process that died. A child that
+is forked has the open files of its parent and would keep their locks after the parent's death, so it closes them, and
+no thread opens one while another forks. It has no threads, locks and connections of its parent either: ``PerProcess``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from errno import EWOULDBLOCK
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+_descriptors: set[int] = set()
+_forking = threading.RLock()
+
+
+class NoLocksError(OSError):
+    """The file system has no locks."""
+
+
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file; return False if another one holds it. Raises NoLocksError."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise NoLocksError(error.errno, error.strerror) from error
+    return True
+
+
+def is_at(path: str, descriptor: int) -> bool:
+    """Return whether the open file is the one at *path*, which may have been removed or replaced."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def lock(
+    path: str,
+    flags: int,
+    wait: Callable[[], object] | None = None,
+    *,
+    take: Callable[[int], bool] = try_lock,
+    optional: bool = False,
+) -> int:
+    """Open the file at *path*, lock it with *take* and return its descriptor, which ``release`` closes.
+
+    While the lock is held elsewhere, *wait* is called, which sleeps or raises; without it, this is a BlockingIOError.
+    A file system without locks is a NoLocksError; with *optional* the file is then open unlocked.
+    """
+    while True:
+        descriptor = _open(path, flags)
+        try:
+            if take(descriptor):
+                if is_at(path, descriptor):
+                    return descriptor
+            elif wait is None:
+                raise BlockingIOError(EWOULDBLOCK, os.strerror(EWOULDBLOCK), path)
+            else:
+                wait()
+        except NoLocksError:
+            if optional:
+                return descriptor
+            release(descriptor)
+            raise
+        except BaseException:
+            release(descriptor)
+            raise
+        release(descriptor)
+
+
+def release(descriptor: int, *, unlock: bool = True) -> None:
+    """Unlock and close a file; with ``unlock=False`` processes that have inherited it keep the lock."""
+    with _forking:
+        if descriptor in _descriptors:  # a child has closed those of its parent
+            _descriptors.remove(descriptor)
+            if unlock:  # closing does not, if a child that was forked just now still has it open
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def is_locked(path: str) -> bool:
+    """Return whether a process holds the lock of the file at *path*; False where that cannot be told."""
+    try:
+        release(lock(path, os.O_RDONLY, take=lambda descriptor: try_lock(descriptor, fcntl.LOCK_SH)))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def sweep(path: str, is_ours: Callable[[int], bool] = lambda descriptor: True) -> bool:
+    """Remove the file at *path*, if it *is_ours*, when no process holds its lock; return False if one does or may."""
+    try:
+        descriptor = lock(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if is_ours(descriptor):
+                os.unlink(path)
+        finally:
+            release(descriptor)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True
+
+
+def _open(path: str, flags: int) -> int:
+    with _forking:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        _descriptors.add(descriptor)
+        return descriptor
+
+
+class PerProcess(Generic[T]):
+    """A value that *make* gives each process anew: a forked one has no threads and connections of its parent.
+
+    It may be a lock, which a thread of the parent may hold at the fork and no one would release.
+
+    >>> found = PerProcess(dict)
+    >>> found() is found()
+    True
+    """
+
+    def __init__(self, make: Callable[[], T]):
+        self._make = make
+        self.renew()
+        renew_in_children(self)
+
+    def __call__(self) -> T:
+        if not self._made:
+            with self._making:
+                if not self._made:
+                    self._made.append(self._make())
+        return self._made[0]
+
+    def renew(self) -> None:
+        """Forget the value; the next call makes another one."""
+        self._made: list[T] = []
+        self._making = threading.RLock()
+
+
+def renew_in_children(each: Any) -> None:
+    """Call ``renew`` of an object, as long as there is one, in each process that is forked from this one."""
+    _renewed.add(each)
+
+
+_renewed: WeakSet[Any] = WeakSet()
+
+
+def _begin_child() -> None:
+    global _forking
+    _forking = threading.RLock()
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+    for each in list(_renewed):
+        each.renew()
+
+
+os.register_at_fork(
+    before=lambda: _forking.acquire(), after_in_parent=lambda: _forking.release(), after_in_child=_begin_child
+)

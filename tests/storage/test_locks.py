@@ -1,0 +1,141 @@
+"""Locks end with their process, also where a child that was forked lives on; and a child makes what is its own anew."""
+
+import fcntl
+import os
+import threading
+
+import pytest
+from leftovers import wait_until
+
+from tarshards.storage.beside import locked
+from tarshards.storage.claims import Claims
+from tarshards.storage.locks import NoLocksError, PerProcess, is_locked, lock, release, sweep
+
+FLAGS = os.O_RDWR | os.O_CREAT
+
+
+def in_child(function):
+    """Return the exit status of a forked child that calls *function*: 0 if that returns true."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(not function())
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_lock_is_held_until_it_is_released(tmp_path):
+    path = f"{tmp_path}/file"
+    assert not is_locked(path), "there is none"
+    held = lock(path, FLAGS)
+    assert is_locked(path)
+    with pytest.raises(BlockingIOError):
+        lock(path, FLAGS)
+    release(held)
+    assert not is_locked(path)
+
+
+def test_who_waits_for_a_file_that_is_replaced_locks_the_new_one(tmp_path):
+    path, waited = f"{tmp_path}/file", []
+    held = lock(path, FLAGS)
+
+    def wait():
+        waited.append(os.stat(path).st_ino)
+        os.unlink(path)
+
+    found = lock(path, FLAGS, wait)
+    assert len(waited) == 1
+    assert os.path.samestat(os.stat(path), os.fstat(found))
+    release(held)
+    release(found)
+
+
+def test_who_waits_may_give_up(tmp_path):
+    path = f"{tmp_path}/file"
+    held, before = lock(path, FLAGS), len(os.listdir("/proc/self/fd"))
+
+    def wait():
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        lock(path, FLAGS, wait)
+    assert len(os.listdir("/proc/self/fd")) == before
+    release(held)
+
+
+def test_a_file_that_nobody_holds_is_swept(tmp_path):
+    path = f"{tmp_path}/file"
+    held = lock(path, FLAGS)
+    assert not sweep(path)
+    release(held)
+    assert sweep(path, lambda descriptor: False)
+    assert os.path.exists(path)
+    assert sweep(path)
+    assert not os.path.exists(path)
+    assert sweep(path), "it is gone"
+    assert not sweep(str(tmp_path)), "not a file"
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    path = f"{tmp_path}/file"
+    with pytest.raises(NoLocksError, match="No locks available"):
+        lock(path, FLAGS)
+    assert not sweep(path)
+    assert not is_locked(path)
+    release(lock(path, FLAGS, optional=True))
+
+
+def test_a_child_that_was_forked_holds_no_lock_of_its_parent(tmp_path, monkeypatch):
+    """Its parent may die first, and then nobody would release them."""
+    monkeypatch.chdir(tmp_path)
+    with Claims() as claims, locked("."):
+        claims.take("a.tar")
+        before = len(os.listdir("/proc/self/fd"))
+        assert in_child(lambda: len(os.listdir("/proc/self/fd")) == before - 2) == 0
+
+        def claim():
+            with pytest.raises(OSError, match="writes it"):
+                Claims().take("a.tar")
+            return True
+
+        assert in_child(claim) == 0
+
+
+def test_a_child_makes_its_own_values():
+    numbers = PerProcess(lambda: [len(made)])
+    made = []
+    assert numbers() is numbers() == [0]
+    made.append(1)
+    assert in_child(lambda: numbers() == [1]) == 0
+    assert numbers() == [0]
+
+
+def test_threads_that_ask_at_once_get_one_value():
+    begun, go, found = [], threading.Event(), []
+
+    def make():
+        begun.append(1)
+        go.wait(60)
+        return object()
+
+    value = PerProcess(make)
+    threads = [threading.Thread(target=lambda: found.append(value())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: begun)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_lock_that_a_thread_holds_at_a_fork_is_free_in_the_child():
+    held = PerProcess(threading.Lock)
+    with held():
+        assert in_child(lambda: held().acquire(timeout=1)) == 0

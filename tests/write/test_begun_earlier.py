@@ -1,0 +1,103 @@
+"""Runs that an earlier version began, and that were killed, go on: `begun.tar.gz` is what version 0.1 left of them.
+
+Each had made its first output; `second` had made the pieces between the passes, and two of its three shards.
+"""
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from inline import Inline
+
+from tarshards import map_shards, read_samples, reshard, write_dataset
+from tarshards.formats.exporting import export_dataset
+from tarshards.formats.importing import import_dataset
+from tarshards.run.jobs.job_plan import make_plan
+from tarshards.run.jobs.worker import Worker
+
+IN, REMOTE = "in-{0..1}.tar", "memory://begun/in-{0..1}.tar"
+INLINE = Inline()
+
+
+def items():
+    for number in range(6):
+        yield {"__key__": f"{number}", "txt": f"item {number}"}
+
+
+def by_map():
+    same = lambda samples: samples  # noqa: E731
+    same.__qualname__ = "<lambda>.<locals>.<lambda>"  # the name in the marker of what cannot be pickled
+    map_shards(same, IN, "mapped-%d.tar", executor=INLINE, progress=False)
+
+
+def by_job():
+    plan = make_plan(["cp", "{1}", "{2}"], inputs=IN, outputs="copied-{0..1}.tar")
+    with Worker(plan, run="run", owner="owner") as worker:
+        assert [worker.run(item).status for item in plan.items] == [0, 0]
+
+
+def by_reshard(output):
+    reshard(IN, output, seed=1, max_samples=2, executor=INLINE)
+
+
+def by_import():
+    import_dataset("memory://begun/rows-{0..1}.jsonl", "imported-%d.tar", max_bytes=100, executor=INLINE)
+
+
+RUNS = {
+    "mapped-0.tar mapped-0.tar.index": by_map,
+    "second-0.tar second-0.tar.index second-1.tar second-1.tar.index": lambda: by_reshard("second-%d.tar"),
+    "imported-0.tar imported-0.tar.index": by_import,
+    "exported-0.jsonl": lambda: export_dataset(REMOTE, "exported-%d.jsonl", executor=INLINE),
+    "folder/00.txt folder/02.cls": lambda: export_dataset(REMOTE, "folder", executor=INLINE),
+    "written-0.tar written-0.tar.index": lambda: write_dataset(
+        items(), "written-%d.tar", max_bytes=4096, executor=INLINE
+    ),
+    "copied-0.tar": by_job,
+}
+
+
+@pytest.fixture(autouse=True)
+def begun(tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(Path(__file__).parent / "begun.tar.gz") as archive:
+        archive.extractall(".", filter="data")
+    for path in tmp_path.glob("*-?.*"):
+        if path.name.startswith(("in-", "rows-")):
+            fsspec.filesystem("memory").pipe(f"/begun/{path.name}", path.read_bytes())
+
+
+def outputs(series):
+    """Return the files of a run, less those that say when and where it was."""
+    found = [path for path in Path().rglob("*") if str(path).startswith((series, f".{series}")) and path.is_file()]
+    return {str(path): path.read_bytes() for path in found if path.suffix != ".done" and ".report" not in path.name}
+
+
+@pytest.mark.parametrize(("kept", "run"), RUNS.items(), ids=[names.partition("-")[0][:8] for names in RUNS])
+def test_what_an_earlier_version_made_is_kept(kept, run):
+    before = {name: os.open(name, os.O_RDONLY) for name in kept.split()}  # so that no inode is used again
+    run()
+    for name, descriptor in before.items():
+        assert os.path.samestat(os.stat(name), os.fstat(descriptor)), name
+        os.close(descriptor)
+    series = kept[:6]
+    resumed = outputs(series)
+    assert not [path for path in resumed if path.endswith((".begun", ".writing", ".tmp"))]
+    for path in Path().rglob("*"):
+        if str(path).startswith(series) and path.is_file():
+            path.unlink()
+    run()
+    assert outputs(series) == resumed
+
+
+def test_the_first_pass_of_an_earlier_version_is_kept():
+    first = Path("in-0.tar").read_bytes()
+    Path("in-0.tar").write_bytes(bytes(len(first)))  # which is not read again
+    by_reshard("first-%d.tar")
+    assert not os.path.exists("first-0.tar.reshard")
+    Path("in-0.tar").write_bytes(first)
+    keys = sorted(sample["__key__"] for sample in read_samples(IN))
+    assert sorted(sample["__key__"] for sample in read_samples("first-{0..2}.tar")) == keys
