@@ -71,7 +71,7 @@ class TarWriter(_Writer):
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | BinaryIO,
+        target: str | os.PathLike[str] | Location | BinaryIO,
         *,
         allow_pipe: bool = False,
         sync: bool = True,
@@ -84,9 +84,9 @@ class TarWriter(_Writer):
         if _is_file(target):
             self._stream = passed_on(target)
         else:
-            location = Location.of(target)  # type: ignore[arg-type]
+            location = Location.of(target, allow_pipe=allow_pipe)  # type: ignore[arg-type]
             self.target, self.is_compressed = location.url, named_compression(location) is not None
-            self._stream = open_shard(location, "wb", allow_pipe=allow_pipe, sync=sync)
+            self._stream = open_shard(location, "wb", sync=sync)
         self._digest: Any = None
         if flag("sha256", sha256) and not self.is_compressed:
             import hashlib
@@ -416,7 +416,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
 
 def write_samples(
     samples: Iterable[Sample],
-    target: str | os.PathLike[str] | BinaryIO,
+    target: str | os.PathLike[str] | Location | BinaryIO,
     *,
     allow_pipe: bool = False,
     sync: bool = True,
@@ -446,7 +446,7 @@ def write_shard(
     The folder of a local shard is made if it is missing.
     """
     Location.of(target).make_folder()
-    with TarWriter(target, allow_pipe=True, sync=sync) as writer:
+    with TarWriter(target, sync=sync) as writer:
         writer.add_index()
         _write_each(writer, samples, reject)
     return writer.samples, writer.size
