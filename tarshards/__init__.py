@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarshards.catalog import Catalog
     from tarshards.epoch.packing import bucket, pack
     from tarshards.epoch.plan import EpochPlan
-    from tarshards.epoch.proportions import Mixture
+    from tarshards.epoch.proportions import Mixture, stepwise
     from tarshards.epoch.world import World
     from tarshards.errors import (
         AuditError,
@@ -115,6 +115,7 @@ if TYPE_CHECKING:
         "read_samples",
         "readers",
         "reshard",
+        "stepwise",
         "torch_iterable",
         "webdataset",
         "write_dataset",
@@ -138,6 +139,7 @@ _MODULE_OF = {
     "pack": "epoch.packing",
     "EpochPlan": "epoch.plan",
     "Mixture": "epoch.proportions",
+    "stepwise": "epoch.proportions",
     "World": "epoch.world",
     "AuditError": "errors",
     "DecodeError": "errors",

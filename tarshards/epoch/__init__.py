@@ -3,7 +3,7 @@
 - ``options``: ``EpochOptions``, what an epoch is; ``world``: ranks and workers
 - ``plan``: ``EpochPlan``, the sequence of an epoch; ``permutations``: what it draws; ``splitmix``: the hash
   of one integer behind every shuffle
-- ``proportions``: several datasets in one sequence; ``schedules``: in proportions that change with the position
+- ``proportions``: several datasets in one sequence, by weights that may change with the position
 - ``selection``: some of the samples, by key or condition, and the plan over them
 - ``resampling``: epochs of samples or shards that are drawn with replacement
 - ``packing``: samples of variable length in bins, which take the place of samples as positions

@@ -7,25 +7,25 @@ import math
 import os
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from itertools import accumulate, chain, count
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch, check_unpacked
-from tarshards.epoch.proportions import Mixture, Until, check_until, fractions_of
-from tarshards.epoch.schedules import Quotas, Schedule, ScheduledMixture, check_counts, check_schedule
-from tarshards.errors import SampleError, StateError, WorldError, whole_number
+from tarshards.epoch.proportions import Mixture, Quotas, Until, check_counts, check_until
+from tarshards.errors import SampleError, StateError, WorldError, shortened, whole_number
 from tarshards.index.access import Fan, SampleReader
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
+from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.sources import PlannedSource, Progress, ShardSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -37,7 +37,6 @@ MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, which are held 
 CHUNK = 1 << 14  # positions of a schedule that are chosen together
 CHUNKS = 16  # that are kept
 TOGETHER = 64  # choices of a worker that are made together
-END = object()  # of a stream
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -47,7 +46,7 @@ def mix(
     datasets: Mapping[str, S],
     *,
     weights: Mapping[str, float | Mapping[int, float]] | None = None,
-    schedule: Schedule = "linear",
+    schedule: Literal["steps"] = "steps",
     seed: int = 0,
     until: Until = "first",
     tail: Tail | None = None,
@@ -62,11 +61,11 @@ def mix(
     dataset, and the ledger of the mixture counts for all.
 
     A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, positions being samples of the
-    mixture over all ranks. It is "linear" between these, by *schedule*, or in "steps" from each to the next, and
-    constant after the last. At each position the weights count relative to their sum, and at every moment each dataset
-    has had the integral of its share to within one sample. The epoch then ends where the integral of a share comes to
-    the size of its dataset: "first" leaves out one sample of that dataset at most, and "last" repeats one at most. For
-    "last" a dataset whose weight stays 0 from a position on counts as read from there on.
+    mixture over all ranks. Each holds until the next position (*schedule* "steps", the only one), the last to the end;
+    ``stepwise`` makes such steps of a line. At each position the weights count relative to their sum, and at every
+    moment each dataset has had the sum of its shares so far to within one sample. The epoch then ends where that sum
+    comes to the size of its dataset: "first" leaves out one sample of that dataset at most, and "last" repeats one at
+    most. For "last" a dataset whose weight stays 0 from a position on counts as read from there on.
 
     Where all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
     anywhere. Otherwise it is streamed. Every worker then reads of each dataset what it would read of the dataset alone;
@@ -81,13 +80,15 @@ def mix(
     """
     if not check_mapping(datasets, "mix", "{name: dataset}"):
         raise ValueError("there is nothing to mix")
-    seed, until, schedule = whole_number("seed", seed), check_until(until), check_schedule(schedule)
+    if schedule != "steps":
+        raise ValueError(f'schedule= must be "steps", not {shortened(schedule)}; stepwise() makes steps of a line')
+    seed, until = whole_number("seed", seed), check_until(until)
     weights = check_mapping(dict.fromkeys(datasets, 1) if weights is None else weights, "weights=", "{name: weight}")
     if weights.keys() != datasets.keys():
         raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
     for dataset in datasets.values():
         check_dataset(dataset, "mix")
-    proportions = Proportions([weights[name] for name in datasets], schedule, seed)
+    proportions = Proportions([weights[name] for name in datasets], seed)
     source: MixedSource | MixedStreams
     if all(is_planned(dataset) for dataset in datasets.values()):
         for name, dataset in datasets.items():
@@ -110,39 +111,26 @@ def is_planned(dataset: Stream) -> bool:
 
 
 class Proportions:
-    """The *weights* of the datasets of a mixture: numbers, or some of them by a *schedule*."""
+    """The *weights* of the datasets of a mixture: numbers, or some of them in steps."""
 
-    def __init__(self, weights: list[Any], schedule: Schedule, seed: int):
-        self.seed, self.schedule = seed, schedule
+    def __init__(self, weights: list[Any], seed: int):
+        self.seed = seed
         self.weights = [dict(sorted(w.items())) if isinstance(w, Mapping) else w for w in weights]
         self.is_scheduled = any(isinstance(weight, Mapping) for weight in weights)
-        if self.is_scheduled:
-            self.quotas = Quotas(self.weights, schedule)
-        else:
-            self.texts = [str(weight) for weight in weights]
-            fractions_of(self.texts)
+        self.quotas = Quotas(self.weights)
 
-    @property
-    def settings(self) -> list[Any]:
-        """What a state is compared with."""
-        return [*self.weights, self.schedule] if self.is_scheduled else self.weights
+    def settings(self, schedule: str) -> list[Any]:
+        """What a state is compared with; *schedule* is how weights go from one position to the next."""
+        return [*self.weights, schedule] if self.is_scheduled else self.weights
 
     def choices(self, sizes: list[int], until: Until) -> Choices | ScheduledChoices:
         """Return the choices of an epoch over datasets of these *sizes*."""
-        if self.is_scheduled:
-            return ScheduledChoices(self.quotas, self.seed, sizes, until)
-        return Choices(self.texts, self.seed, sizes, until)
+        return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
 
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
         """Return the choices of one of *workers* workers; and of each dataset that comes, when it does no more."""
-        mixture: Mixture | ScheduledMixture
-        if self.is_scheduled:
-            quotas = Quotas(self.weights, self.schedule, stride=workers)
-            mixture, ends = ScheduledMixture(quotas, self.seed), quotas.ends
-        else:
-            mixture = Mixture(self.texts, self.seed)
-            ends = {i: math.inf for i, weight in enumerate(fractions_of(self.texts)) if weight}
-        return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), ends
+        mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
+        return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 
 
 class MixedSource(PlannedSource):
@@ -172,7 +160,9 @@ class MixedSource(PlannedSource):
             for name, s in zip(datasets, self.sources)
         ]
         self.draws = any(map(draws, self.sources))  # then all samples have a number, for they share batches
-        self.digest = digest_of(orders, proportions.settings, seed, until)
+        self.digest, self.linear_digest = (
+            digest_of(orders, proportions.settings(schedule), seed, until) for schedule in ("steps", "linear")
+        )
         self.datasets = dict(datasets)
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
 
@@ -236,11 +226,12 @@ class Choices:
     *total* is the length of an epoch over datasets of these *sizes*.
     """
 
-    def __init__(self, weights: list[str], seed: int, sizes: list[int], until: Until):
-        mixture = Mixture(weights, seed)
-        if mixture.period > MOST_PARTS:
-            raise ValueError(f"weights {', '.join(weights)} have no ratios of whole numbers up to {MOST_PARTS} in all")
-        self.period = mixture.period
+    def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
+        self.period = quotas.period
+        if self.period > MOST_PARTS:
+            weights = ", ".join(map(str, quotas.weights))
+            raise ValueError(f"weights {weights} have no ratios of whole numbers up to {MOST_PARTS} in all")
+        mixture = Mixture(quotas, seed)
         self.dataset = np.array(mixture.take(self.period), np.int64)
         self.shares = np.array(mixture.counts, np.int64)
         self.number = np.empty(self.period, np.int64)  # of the sample among its dataset's in the period
@@ -354,7 +345,7 @@ class ScheduledChoices:
                     return begin, *self._chunks[begin]
 
     def _make(self, begin: int, end: int, counts: list[int]) -> None:
-        mixture = ScheduledMixture(self.quotas, self.seed, counts)
+        mixture = Mixture(self.quotas, self.seed, counts)
         dataset = np.array(mixture.take(end - begin), np.int64)
         number = np.empty_like(dataset)
         for i, before in enumerate(counts):
@@ -446,8 +437,13 @@ class MixedStreams:
 
     def __init__(self, datasets: Mapping[str, Stream], proportions: Proportions, until: Until, on_error: ErrorPolicy):
         self.proportions, self.seed, self.until = proportions, proportions.seed, until
-        orders = [(name, dataset.source.digest, dataset.source.order) for name, dataset in datasets.items()]
-        self.digest = digest_of("streamed", orders, proportions.settings, self.seed, until)
+
+        def digest(schedule: str, attribute: str) -> str:
+            sources = [(name, dataset.source) for name, dataset in datasets.items()]
+            orders = [(name, getattr(source, attribute, source.digest), source.order) for name, source in sources]
+            return digest_of("streamed", orders, proportions.settings(schedule), self.seed, until)
+
+        self.digest, self.linear_digest = digest("steps", "digest"), digest("linear", "linear_digest")
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
         self.draws = any(draws(dataset.source) for dataset in datasets.values())
         self._count(datasets, Ledger.of(on_error))
@@ -466,79 +462,41 @@ class MixedStreams:
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
         """Yield the samples of one worker; raise WorldError where a worker has no shard of some dataset."""
-        world, until = progress.world, self.until
-        choices, ends = self.proportions.mixture(world.world_size * world.num_workers)
-        streams = [MixedStream(name, data, progress, self.draws) for name, data in self.datasets.items()]
-        for number in ends:
-            streams[number].check()
-        unread = set(ends)
+        workers = progress.world.world_size * progress.world.num_workers
+        choices, ends = self.proportions.mixture(workers)
+        for number, (name, dataset) in enumerate(self.datasets.items()):
+            if number in ends:
+                check_shards(name, dataset.source, workers)
+        streams = [self._stream(name, dataset, progress) for name, dataset in self.datasets.items()]
         try:
-            for taken, number in enumerate(choices, 1):
-                if taken - 1 == until or (until == "first" and streams[number].has_ended()):
-                    return
-                yield streams[number].take()
-                if until == "last":
-                    if streams[number].was_read():
-                        unread.discard(number)
-                    unread.difference_update([i for i in unread if taken >= ends[i]])
-                    if not unread:
-                        return
+            yield from interleave(streams, choices, ends, self.until)
         finally:
-            for stream in streams:
-                stream.close()
+            if held := sum(stream.holds_sample() for stream in streams):
+                self.ledger.count(in_flight=held)
+
+    def _stream(self, name: str, dataset: Stream, progress: Progress) -> MixedStream:
+        """The samples of one dataset, which get its name and, where some are drawn, their numbers."""
+        numbers = count()
+
+        def begin(passes: int) -> Generator[Any, None, None]:
+            epoch = progress.epoch + passes * PASS
+            for sample, number in zip(dataset.iterate(epoch, progress.world, progress.version), numbers):
+                if isinstance(sample, dict):
+                    yield {**({"__draw__": number} if self.draws else {}), **sample, "__dataset__": name}
+                else:
+                    yield sample
+
+        empty = SampleError(f"{name}: no samples to mix: the dataset is empty, or its ops leave none")
+        return MixedStream(begin, empty)
 
 
-class MixedStream:
-    """The samples of one dataset of a mixture in one worker, pass after pass."""
-
-    def __init__(self, name: str, stream: Stream, progress: Progress, draws: bool):
-        self.name, self.stream, self.progress, self.draws = name, stream, progress, draws
-        self._taken = 0
-        self._passes = 0
-        self._samples: Iterator[Any] = iter(())
-        self._next: Any = END
-
-    def check(self) -> None:
-        """Raise WorldError if some worker would have no shard."""
-        source, world = self.stream.source, self.progress.world
-        workers = world.world_size * world.num_workers
-        if isinstance(source, ShardSource) and len(source.shards) < workers:
-            raise WorldError(
-                f"{self.name}: {len(source.shards)} shards for {workers} workers of all ranks, and each needs one "
-                "in a mixture: write more and smaller shards, index all with `tarindex`, or use fewer workers"
-            )
-
-    def has_ended(self) -> bool:
-        """Say whether a pass has ended, and the next not begun."""
-        if self._next is END and self._passes:
-            self._next = next(self._samples, END)
-        return self._next is END and self._passes > 0
-
-    def was_read(self) -> bool:
-        """Whether all samples have come once."""
-        return self._passes > 1 or self.has_ended()
-
-    def take(self) -> Any:
-        """Return the next sample, the first of a new pass if one has ended; raise SampleError if that has none."""
-        if self.has_ended() or not self._passes:
-            at = self.progress
-            self._samples = self.stream.iterate(at.epoch + self._passes * PASS, at.world, at.version)
-            self._passes += 1
-            if self.has_ended():
-                raise SampleError(f"{self.name}: no samples to mix: the dataset is empty, or its ops leave none")
-        sample, self._next = self._next, END
-        self._taken += 1
-        if not isinstance(sample, dict):
-            return sample
-        if self.draws:
-            sample = {"__draw__": self._taken - 1, **sample}
-        return {**sample, "__dataset__": self.name}
-
-    def close(self) -> None:
-        """Close what is open; count a sample that was not delivered."""
-        if self._next is not END:
-            self.stream.source.ledger.count(in_flight=1)
-        self._samples, self._next = iter(()), END
+def check_shards(name: str, source: Any, workers: int) -> None:
+    """Raise WorldError if one of *workers* would have no shard of the dataset *name*."""
+    if isinstance(source, ShardSource) and len(source.shards) < workers:
+        raise WorldError(
+            f"{name}: {len(source.shards)} shards for {workers} workers of all ranks, and each needs one "
+            "in a mixture: write more and smaller shards, index all with `tarindex`, or use fewer workers"
+        )
 
 
 class MixedShards(SampleReader):

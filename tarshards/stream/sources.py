@@ -450,6 +450,11 @@ def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
             differ += ", or were read through their indexes (index=True)"
         elif isinstance(source, PlannedSource) and state.get("digest") == _digest(source.shards.urls):
             differ = "the state is of shards that were read without their indexes (index=False)"
+        elif state.get("digest") == getattr(source, "linear_digest", None):
+            differ = (
+                "the state was saved by a mixture with a linear schedule, which no longer exists: begin an epoch with "
+                "weights of stepwise(), or end this one with the release that began it"
+            )
         raise StateError(differ)
     for name in counts:
         if name not in state:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from tarshards.epoch.proportions import Mixture, Until, check_until
+from tarshards.epoch.proportions import Mixture, Quotas, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -17,6 +17,7 @@ from tarshards.samples.lines import located
 from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
+from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.ops import rename_fields, shuffle
 
 WEIGHTED = re.compile(r"(.+):([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", re.DOTALL | re.IGNORECASE)
@@ -114,103 +115,51 @@ def mix_streams(
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
     invalid weights; other errors, *concatenated* and *split* are as in ``read_samples``.
     """
-    check_until(until)
-    mixture = Mixture([source.weight for source in sources], seed)
-    ledger = Ledger.of(on_error)
+    quotas = Quotas([source.weight for source in sources])
+    choices = Mixture(quotas, seed)
+    ledger, until = Ledger.of(on_error), check_until(until)
     find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
     read = partial(read_shard, ledger=ledger, split=key_rule(split))
-    streams = [
-        _SourceStream(source, find(source.shards), seed + number, ledger, read) for number, source in enumerate(sources)
-    ]
-    if sum(stream.urls.count("-") for stream in streams) > 1:
+    streams, urls = [], []
+    for number, source in enumerate(sources):
+        shards = find(source.shards)
+        urls += [shard.url for shard in shards]
+        begin = partial(_read_pass, source, shards, seed + number, ledger, read)
+        streams.append(MixedStream(begin, SampleError("no samples to mix", url=Location.of(shards[0].url).name)))
+    if urls.count("-") > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
-    return _mix(streams, mixture, until, on_end)
+
+    def mixed() -> Generator[Sample, None, None]:
+        ended = yield from interleave(streams, choices, quotas.ends, until)
+        if ended is not None and on_end is not None:
+            on_end(sources[ended])
+
+    return mixed()
 
 
-def _mix(
-    streams: list[_SourceStream], mixture: Mixture, until: Until, on_end: Callable[[Source], Any] | None
-) -> Iterator[Sample]:
-    unread = {number for number, stream in enumerate(streams) if Fraction(str(stream.source.weight))}
-    try:
-        for taken, number in enumerate(mixture):
-            stream = streams[number]
-            if taken == until:
-                return
-            if until == "first" and stream.has_ended():
-                if on_end is not None:
-                    on_end(stream.source)
-                return
-            yield stream.take()
-            if until == "last" and stream.has_ended():
-                unread.discard(number)
-                if not unread:
-                    return
-    finally:
-        for stream in streams:
-            stream.close()
+def _read_pass(
+    source: Source,
+    shards: Sequence[Shard],
+    seed: int,
+    ledger: Ledger,
+    read: Callable[[Shard], Iterator[Sample]],
+    passes: int,
+) -> Generator[Sample, None, None]:
+    """Yield the samples of *source*, whose *shards* were read *passes* times before."""
+    if passes and any(shard.url == "-" for shard in shards):
+        raise OpenError("stdin has ended and cannot be read again", url="-")
+    with closing(sample for shard in shards for sample in read(shard)) as opened:
+        samples: Iterable[Sample] = opened
+        if source.shuffle is not None:
+            samples = shuffle(samples, source.shuffle, initial=source.shuffle, seed=seed, epoch=passes)
+        yield from _rename(samples, source.rename, ledger) if source.rename else samples
 
 
-class _SourceStream:
-    """The samples of one source, pass after pass; it knows whether a pass has ended."""
-
-    def __init__(
-        self,
-        source: Source,
-        shards: list[Shard],
-        seed: int,
-        ledger: Ledger,
-        read: Callable[[Shard], Iterator[Sample]],
-    ):
-        self.source, self.parts, self.seed, self.ledger, self.read_shard = source, shards, seed, ledger, read
-        self.urls = [shard.url for shard in self.parts]
-        self.passes = 0
-        self.samples: Iterator[Sample] = iter(())
-        self.opened: Generator[Sample, None, None] | None = None
-        self.next: Sample | None = None
-
-    def has_ended(self) -> bool:
-        """Say whether a pass has ended; before the first pass, none has."""
-        if self.next is None and self.passes:
-            self.next = next(self.samples, None)
-        return self.next is None and self.passes > 0
-
-    def take(self) -> Sample:
-        """Return the next sample, the first of a new pass if one has ended."""
-        if self.passes == 0 or self.has_ended():
-            if self.passes and "-" in self.urls:
-                raise OpenError("stdin has ended and cannot be read again", url="-")
-            self.samples = self.read()
-            self.passes += 1
-            if self.has_ended():
-                raise SampleError("no samples to mix", url=Location.of(self.urls[0]).name)
-        sample, self.next = self.next, None
-        assert sample is not None
-        return sample
-
-    def read(self) -> Iterator[Sample]:
-        """Read all shards once."""
-        self.opened = self.shards()
-        samples: Iterable[Sample] = self.opened
-        if self.source.shuffle is not None:
-            size = self.source.shuffle
-            samples = shuffle(samples, size, initial=size, seed=self.seed, epoch=self.passes)
-        return iter(self.renamed(samples) if self.source.rename else samples)
-
-    def shards(self) -> Generator[Sample, None, None]:
-        """Yield the samples of the shards."""
-        for shard in self.parts:
-            yield from self.read_shard(shard)
-
-    def renamed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Rename the fields; samples for which that fails go to the ledger."""
-        for sample in samples:
-            try:
-                yield from rename_fields([sample], self.source.rename)
-            except TarshardsError as error:
-                self.ledger.fail(error)
-                self.ledger.count(failed=1)
-
-    def close(self) -> None:
-        """Close open shards at once, even if a traceback still refers to them."""
-        if self.opened is not None:
-            self.opened.close()
+def _rename(samples: Iterable[Sample], names: Mapping[str, str], ledger: Ledger) -> Iterator[Sample]:
+    """Rename the fields; samples for which that fails go to the ledger."""
+    for sample in samples:
+        try:
+            yield from rename_fields([sample], names)
+        except TarshardsError as error:
+            ledger.fail(error)
+            ledger.count(failed=1)

@@ -1,8 +1,8 @@
 """States saved by an earlier release resume to the batches that it would have delivered.
 
 ``states.json`` holds states and the values of everything that followed in that epoch and the next: "saved" and "moved"
-are of states of version 1, made by the releases that saved these, and "version 2" is what this file writes anew when it
-is run as a script.
+are of states of version 1, made by the releases that saved these; "linear" are of version 2; and "version 2" is what
+this file writes anew when it is run as a script.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Stream, TarWriter, World, bucket, build_index, collate, mix, pack, readers
+from tarshards.errors import StateError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -77,6 +78,16 @@ def schedule(kind, urls, **options):
     return mix({name: kind(urls, name, **options) for name in "ab"}, weights=weights, seed=4, until=40)
 
 
+def steps(kind, urls, **options):
+    weights = {"a": {0: 1.0, 12: 0.25, 30: 0}, "b": {0: 0.5, 20: "2/3"}}
+    return mix({name: kind(urls, name, **options) for name in "ab"}, weights=weights, seed=4, until=40)
+
+
+def streamed_steps(kind, urls, **options):
+    weights = {"a": {0: 3, 15: 1}, "plain": {0: 0, 5: 0.1}}
+    return mix({name: kind(urls, name, **options) for name in weights}, weights=weights, seed=4, until="last")
+
+
 def streamed_mixture(kind, urls, **options):
     return mix({name: kind(urls, name, **options) for name in ("a", "plain")}, seed=4, until="last")
 
@@ -104,7 +115,6 @@ CASES: dict[str, Callable[[dict[str, str]], Any]] = {
     "stream of a selection": lambda urls: stream(urls).select(odd),
     "stream that repeats": lambda urls: stream(urls, "b").repeat(2),
     "stream of drawn samples": lambda urls: stream(urls, resample=True),
-    "mixed stream by a schedule": lambda urls: schedule(stream, urls),
     "streamed mixture": lambda urls: streamed_mixture(stream, urls),
     "ShardLoader of a selection": lambda urls: ShardLoader(dataset(urls).select(odd), 4),
     "ShardLoader that fills": lambda urls: ShardLoader(dataset(urls).filter(odd), 5, fill=True),
@@ -112,11 +122,22 @@ CASES: dict[str, Callable[[dict[str, str]], Any]] = {
         dataset(urls), 2, packing=pack(lengths(), 8, window=20), collate_fn=collate
     ),
     "ShardLoader with blocks": lambda urls: ShardLoader(dataset(urls, block=4, pool=300), 5),
-    "ShardLoader of a schedule": lambda urls: ShardLoader(schedule(dataset, urls, rank=1, ranks=2), 3),
     "ShardLoader of a streamed mixture": lambda urls: ShardLoader(streamed_mixture(dataset, urls), 4),
     "ArrayLoader of bins": lambda urls: arrays(stream(urls), 2, packing=bucket(lengths(), budget=12)),
     "ArrayLoader of a streamed mixture": lambda urls: arrays(streamed_mixture(stream, urls), 4),
 }
+
+#: Cases of version 2 alone.
+LATER: dict[str, Callable[[dict[str, str]], Any]] = {
+    "mixed stream in steps": lambda urls: steps(stream, urls),
+    "ShardLoader of a mixture in steps": lambda urls: ShardLoader(steps(dataset, urls, rank=1, ranks=2), 3),
+    "ArrayLoader of a mixture in steps": lambda urls: arrays(steps(stream, urls)),
+    "stream of streams in steps": lambda urls: streamed_steps(stream, urls),
+    "ShardLoader of streams in steps": lambda urls: ShardLoader(streamed_steps(dataset, urls), 4, num_workers=2),
+}
+
+#: States of mixtures whose weights followed a line, of version 1 and 2.
+LINEAR = ["mixed stream by a schedule", "ShardLoader of a schedule"]
 
 #: Cases in which an epoch has the order that it had in version 1, for no blocks are permuted, or those asked for.
 SAME_ORDER = {
@@ -176,7 +197,7 @@ def write_states() -> dict[str, Any]:
     saved = json.loads(STATES.read_text())
     with tempfile.TemporaryDirectory() as folder:
         urls = write_sets(Path(folder))
-        saved["version 2"] = {name: save(make, urls, STOP) for name, make in CASES.items()}
+        saved["version 2"] = {name: save(make, urls, STOP) for name, make in (CASES | LATER).items()}
     return saved
 
 
@@ -223,9 +244,9 @@ def test_saved_states_resume_on_other_ranks_and_workers(urls, states, name):
     assert rest(resumed)[0] == left
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *LATER])
 def test_states_are_saved_as_they_were(urls, states, name):
-    state, following = save(CASES[name], urls, STOP)
+    state, following = save((CASES | LATER)[name], urls, STOP)
     assert json.loads(json.dumps([state, following])) == states["version 2"][name]
 
 
@@ -238,6 +259,17 @@ def test_an_epoch_in_the_earlier_order_ends_in_it_after_further_stops(urls, stat
         rest_of_it += [values(delivered) for delivered in islice(loader, 2)]
         state = loader.state_dict()
     assert rest_of_it == left[: len(rest_of_it)]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_states_of_linear_schedules_are_refused(urls, states, name):
+    kind = stream if name.startswith("mixed") else dataset
+    mixed = schedule(kind, urls, rank=1, ranks=2) if kind is dataset else schedule(kind, urls)
+    loader = mixed if kind is stream else ShardLoader(mixed, 3)
+    for state, _ in [*states["saved"][name], states["linear"][name]]:
+        with pytest.raises(StateError, match=r"linear schedule, which no longer exists: .* weights of stepwise\(\)"):
+            loader.load_state_dict(state)
+    assert rest(loader)[0], "and a new epoch begins in steps"
 
 
 if __name__ == "__main__":

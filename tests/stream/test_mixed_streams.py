@@ -14,7 +14,7 @@ from shares import assert_shares
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, Stream, World, readers
-from tarshards.epoch.schedules import Quotas
+from tarshards.epoch.proportions import Quotas, stepwise
 from tarshards.errors import SampleError, StateError, WorldError
 from tarshards.stream.mix import mix
 
@@ -381,20 +381,19 @@ curve = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(curve, min_size=1, max_size=5), st.integers(1, 7), st.sampled_from(["linear", "steps"]))
-def test_a_schedule_holds_in_each_worker_by_positions_over_all(curves, workers, schedule):
+@given(st.lists(curve, min_size=1, max_size=5), st.integers(1, 7))
+def test_a_schedule_holds_in_each_worker_by_positions_over_all(curves, workers):
     """After n samples of each worker, n x workers samples of the mixture have come."""
     weights = {str(i): weight for i, weight in enumerate([*curves, 1])}
-    quotas = Quotas(list(weights.values()), schedule)
+    quotas = Quotas(list(weights.values()))
     stream = mix({name: Stream(lambda name=name: iter([{"x": name}] * 3)) for name in weights}, weights=weights,
-                 schedule=schedule, until=120)  # fmt: skip
+                 until=120)  # fmt: skip
     counts = Counter()
     for n, sample in enumerate(stream.iterate(0, World(0, 1, 0, workers)), 1):
         assert sample["x"] == sample["__dataset__"]
         counts[sample["x"]] += 1
         due = [quota / workers for quota in quotas.at(n * workers)]
-        error = quotas.error / workers  # of the oracle, which takes long stretches as even
-        assert all(abs(counts[str(i)] - quota) < 1 + error for i, quota in enumerate(due))
+        assert all(abs(counts[str(i)] - quota) < 1 for i, quota in enumerate(due))
     assert counts.total() == 120
 
 
@@ -404,9 +403,12 @@ def test_last_does_not_wait_for_a_dataset_whose_weight_has_ended():
 
     weights = {"old": {0: 1, 20: 0}, "new": {0: 0, 20: 1}}
     names = [name for name, _ in pairs(mix(build(Stream, {"old": 100, "new": 10}), weights=weights, until="last"))]
+    assert names == ["old"] * 20 + ["new"] * 10
+    line = {"old": stepwise({0: 1, 20: 0}, 2), "new": stepwise({0: 0, 20: 1}, 2)}
+    names = [name for name, _ in pairs(mix(build(Stream, {"old": 100, "new": 10}), weights=line, until="last"))]
     assert 9 <= Counter(names)["old"] <= 11
     assert Counter(names)["new"] == 10
-    steps = mix(build(Stream, {"old": 100, "new": 0}), weights=weights, until="last", schedule="steps")
+    steps = mix(build(Stream, {"old": 100, "new": 0}), weights=weights, until="last")
     with pytest.raises(SampleError, match="new"):
         list(steps)
     only = mix(build(Stream, {"old": 100, "new": 3}), weights={"old": {0: 1, 20: 0}, "new": 1}, until="last")
@@ -417,7 +419,7 @@ def test_positions_of_a_schedule_are_of_all_ranks_and_workers(urls):
     weights = {"a": {0: 1, 20: 0}, "b": 0, "c": {0: 0, 20: 1}}
     begins = []
     for ranks in (1, 2, 4):
-        names = [name for name, _ in pairs(mixed(urls, 0, ranks, weights=weights, schedule="steps", until=20))]
+        names = [name for name, _ in pairs(mixed(urls, 0, ranks, weights=weights, until=20))]
         changes = [n for n, (before, after) in enumerate(pairwise(names), 1) if before != after]
         begins.append(changes)
     assert begins == [[], [10], [5]]

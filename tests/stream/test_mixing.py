@@ -16,7 +16,7 @@ from shares import assert_shares
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, Stream, World, readers
-from tarshards.epoch.schedules import Quotas, ScheduledMixture
+from tarshards.epoch.proportions import Mixture, Quotas, stepwise
 from tarshards.errors import AuditError, StateError
 from tarshards.stream import mix as mixing
 from tarshards.stream.mix import PASS, ScheduledChoices, mix
@@ -45,12 +45,10 @@ def mixed(
     until="first",
     tail=None,
     kind=ShardDataset,
-    schedule=None,
     **options,
 ):
     datasets = {name: kind(url, shuffle=True, world=World(rank, ranks), **options) for name, url in urls.items()}
-    how = {} if schedule is None else {"schedule": schedule}
-    return mix(datasets, weights=weights, seed=seed, until=until, tail=tail, **how)
+    return mix(datasets, weights=weights, seed=seed, until=until, tail=tail)
 
 
 def pairs(samples) -> list[tuple[str, int]]:
@@ -250,31 +248,25 @@ def test_weights_of_nothing_and_datasets_of_nothing(urls, make_uneven):
 CHANGING = {"a": {0: 1, 37: 0}, "b": 0.5, "c": {0: 0, 37: 1}}
 
 
-def quota_of(name: str, n: int, schedule: str) -> float:
-    """The integral of a weight of CHANGING, which add up to 1.5, over 1.5."""
-    if name == "b":
-        return n / 3
-    part = min(n, 37)
-    rising = part * part / 74 if schedule == "linear" else 0
-    falling = part - rising
-    return (falling if name == "a" else rising + n - part) / 1.5
+def quota_of(name: str, n: int) -> float:
+    """The sum of a weight of CHANGING over the sum of all, which is 1.5."""
+    return {"a": min(n, 37), "b": n / 2, "c": max(0, n - 37)}[name] / 1.5
 
 
-def assert_quotas(order: list[tuple[str, int]], schedule: str) -> None:
+def assert_quotas(order: list[tuple[str, int]]) -> None:
     counts = Counter()
     for n, (name, _) in enumerate(order, 1):
         counts[name] += 1
         for other in CHANGING:
-            assert abs(counts[other] - quota_of(other, n, schedule)) < 1, (n, counts)
+            assert abs(counts[other] - quota_of(other, n)) < 1, (n, counts)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "steps"])
 @pytest.mark.parametrize("until", ["first", "last", 90])
-def test_weights_change_by_a_schedule(urls, until, schedule):
-    stream = mixed(urls, until=until, weights=CHANGING, schedule=schedule)
+def test_weights_change_in_steps(urls, until):
+    stream = mixed(urls, until=until, weights=CHANGING)
     order = pairs(stream)
     assert len(order) == len(stream)
-    assert_quotas(order, schedule)
+    assert_quotas(order)
     counts = Counter(order)
     seen = {name: len({value for other, value in counts if other == name}) for name in SIZES}
     missing = {name: sum(sizes) - seen[name] for name, sizes in SIZES.items()}
@@ -290,14 +282,23 @@ def test_weights_change_by_a_schedule(urls, until, schedule):
     stream.ledger.check()
 
 
-def test_a_schedule_is_linear_unless_it_says_otherwise(urls):
-    default = pairs(mixed(urls, weights=CHANGING))
-    assert default == pairs(mixed(urls, weights=CHANGING, schedule="linear"))
-    assert default != pairs(mixed(urls, weights=CHANGING, schedule="steps"))
-    with pytest.raises(ValueError, match="schedule= must be one of linear, steps, not 'cosine'"):
-        mixed(urls, weights=CHANGING, schedule="cosine")
+def test_steps_are_the_only_schedule(urls):
+    datasets = {name: ShardDataset(url, shuffle=True) for name, url in urls.items()}
+    assert pairs(mix(datasets, weights=CHANGING, schedule="steps")) == pairs(mix(datasets, weights=CHANGING))
+    for schedule in ("linear", "cosine"):
+        words = f"schedule= must be \"steps\", not '{schedule}'; stepwise\\(\\) makes steps of a line"
+        with pytest.raises(ValueError, match=words):
+            mix(datasets, weights=CHANGING, schedule=schedule)
     with pytest.raises(ValueError, match="weights"):
         mixed(urls, weights={**CHANGING, "b": {5: 1}})
+
+
+def test_a_line_in_steps(urls):
+    weights = {"a": stepwise({0: 1, 40: 0}, every=8), "b": 0.5, "c": stepwise({0: 0, 40: 1}, every=8)}
+    order = [name for name, _ in pairs(mixed(urls, until=60, weights=weights))]
+    for n in range(0, 41, 8):
+        assert abs(order[:n].count("c") - n * n / 80 / 1.5) < 1, n
+    assert "a" not in order[41:]
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0), (3, 2)])
@@ -386,7 +387,7 @@ def test_a_state_of_another_schedule_is_refused(urls):
     state = loader.state_dict()
     for other in (
         mixed(urls, until=60),
-        mixed(urls, until=60, weights=CHANGING, schedule="steps"),
+        mixed(urls, until=60, weights={**CHANGING, "a": stepwise(CHANGING["a"], 10)}),
         mixed(urls, until=60, weights={**CHANGING, "a": {0: 1, 36: 0}}),
     ):
         with pytest.raises(StateError, match="another dataset"):
@@ -419,14 +420,14 @@ def schedules(draw):
     """Quotas of 2 to 6 sources, and the sizes of these."""
     number = draw(st.integers(2, 6))
     weights = [draw(curve) for _ in range(number - 1)] + [{0: 1, draw(st.integers(1, 300)): draw(st.integers(1, 5))}]
-    return Quotas(weights, draw(st.sampled_from(["linear", "steps"]))), [draw(st.integers(1, 60)) for _ in weights]
+    return Quotas(weights), [draw(st.integers(1, 60)) for _ in weights]
 
 
 @settings(max_examples=50, deadline=None)
 @given(schedules(), st.integers(0, 9), st.data())
 def test_positions_of_a_schedule_are_looked_up_in_any_order(schedule, seed, data):
     quotas, sizes = schedule
-    expected = ScheduledMixture(quotas, seed).take(400)
+    expected = Mixture(quotas, seed).take(400)
     counts = [Counter(expected[:n]) for n in range(401)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "CHUNK", data.draw(st.sampled_from([1, 7, 64, 500])))
@@ -451,22 +452,22 @@ def test_where_a_schedule_ends(schedule, seed):
     """An epoch leaves out ("first") or repeats ("last") one sample of the dataset that ends it, at most."""
     quotas, sizes = schedule
     first, last = (ScheduledChoices(quotas, seed, sizes, until).total for until in ("first", "last"))
-    counts = Counter(ScheduledMixture(quotas, seed).take(first))
+    counts = Counter(Mixture(quotas, seed).take(first))
     assert all(counts[i] <= size for i, size in enumerate(sizes))
     assert any(counts[i] >= sizes[i] - 1 for i in quotas.sources)
-    counts = Counter(ScheduledMixture(quotas, seed).take(last))
+    counts = Counter(Mixture(quotas, seed).take(last))
     assert all(counts[i] >= sizes[i] or quotas.ends[i] <= last for i in quotas.sources)
     assert any(counts[i] <= sizes[i] + 1 or quotas.ends[i] == last for i in quotas.sources)
 
 
 def test_a_schedule_begins_anywhere_at_once(monkeypatch):
-    quotas = Quotas([{0: 1, 10**10: 0.1}, 1])
+    quotas = Quotas([stepwise({0: 1, 10**10: 0.1}, 10**8), 1])
     position = 6 * 10**9 + 12345
     most = int(quotas.at(position)[0]) + 1
     counts = next([n, position - n] for n in (most - 1, most) if abs(quotas.at(position)[0] - n) <= 0.5)
     taken = []
-    take = ScheduledMixture.take
-    monkeypatch.setattr(ScheduledMixture, "take", lambda self, count: taken.append(count) or take(self, count))
+    take = Mixture.take
+    monkeypatch.setattr(Mixture, "take", lambda self, count: taken.append(count) or take(self, count))
     choices = ScheduledChoices(quotas, 0, [10**12, 10**12], 10**12).resumed(position, {"counts": counts})
     _, number = choices.look_up(np.arange(position, position + 100_000))
     assert number.min() >= min(counts)
@@ -488,7 +489,7 @@ def test_a_dataset_with_weight_and_no_samples_is_refused(make_uneven, urls):
     datasets = {"a": ShardDataset(urls["a"]), "none": ShardDataset(make_uneven([0], "none"))}
     with pytest.raises(ValueError, match="no samples"):
         mix(datasets, weights={"a": 1, "none": {0: 0, 50: 1}}, until=100)
-    assert len(mix(datasets, weights={"a": 1, "none": {0: 0, 30: 1}}, until="first", schedule="steps")) == 30
+    assert len(mix(datasets, weights={"a": 1, "none": {0: 0, 30: 1}}, until="first")) == 30
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("epoch",))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from leftovers import Leftovers
 
 from tarshards import Ledger, write_samples
+from tarshards.epoch.proportions import Quotas
 from tarshards.errors import OpenError, SampleError, StateError, TarError, UrlError
 from tarshards.stream.mix import Choices
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
@@ -65,7 +66,7 @@ def test_every_source_has_its_share_of_every_prefix_in_its_order(mixed, weights,
 @given(weights=WEIGHTS, until=UNTIL, seed=st.integers())
 def test_the_mixture_is_that_of_indexed_datasets(mixed, weights, until, seed):
     sizes = ["abcdefghijkl".index(name) + 1 for name in weights]
-    choices = Choices([str(weight) for weight in weights.values()], seed, sizes, until)
+    choices = Choices(Quotas(list(weights.values())), seed, sizes, until)
     names = list(weights)
     expected = [names[choices.dataset[position % choices.period]] for position in range(choices.total)]
     assert [key[0] for key in mixed(weights, until=until, seed=seed)] == expected

@@ -1,85 +1,63 @@
-"""Weights that change: at every prefix each source has come as often as the integral of its weight says, to within one.
+"""Weights that change: at every prefix each source has come as often as the sum of its shares says, to within one.
 
-The oracle integrates the weights by itself, in fractions where they are rational, and with 60 digits elsewhere.
+The oracle adds the shares up by itself, in fractions.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tarshards.epoch.proportions import Mixture
-from tarshards.epoch.schedules import ENDLESS, Quotas, ScheduledMixture
+from tarshards.epoch.proportions import Mixture, Quotas, stepwise
 from tarshards.errors import StateError
 
 weight = st.one_of(st.just(0), st.integers(0, 9), st.fractions(0, 3, max_denominator=97), st.floats(1e-6, 100))
 knots = st.one_of(st.integers(1, 40), st.integers(1, 1000), st.integers(1, 10**9))
 curve = st.builds(lambda first, more: {0: first, **more}, weight, st.dictionaries(knots, weight, max_size=4))
 seeds = st.integers(-(2**70), 2**70)
-kinds = st.sampled_from(["linear", "steps"])
 
 
-def weights_at(weights, kind, position):
+def weights_at(weights, position):
     """The weights at *position*, by the definition."""
-    result = []
-    for weight in weights:
-        pairs = [(knot, Fraction(str(value))) for knot, value in sorted(weight.items())]
-        value = pairs[-1][1]
-        for (begin, first), (end, last) in pairwise(pairs):
-            if begin <= position < end:
-                value = first + (last - first) * Fraction(position - begin, end - begin) * (kind == "linear")
-        result.append(value)
-    return result
+    return [Fraction(str(weight[max(knot for knot in weight if knot <= position)])) for weight in weights]
 
 
-def is_possible(weights, kind):
-    return all(any(weights_at(weights, kind, knot)) for knot in {knot for weight in weights for knot in weight})
+def is_possible(weights):
+    return all(any(weights_at(weights, knot)) for knot in {knot for weight in weights for knot in weight})
 
 
 def mixtures(least=1):
-    return st.tuples(st.lists(curve, min_size=least, max_size=6), kinds).filter(lambda pair: is_possible(*pair))
+    return st.lists(curve, min_size=least, max_size=6).filter(is_possible)
 
 
-def oracle(weights, kind, positions):
-    """The integrals from 0 to each of *positions*, ascending, of the weights over their sum."""
+def oracle(weights, positions):
+    """The sums of the weights over their sum, from 0 to each of *positions*, ascending."""
     bounds = sorted({knot for weight in weights for knot in weight})
     quotas, begin = [Fraction(0)] * len(weights), 0
     for position in positions:
         while begin < position:
             end = min([position, *(bound for bound in bounds if bound > begin)])
-            first = weights_at(weights, kind, begin)
-            middle = weights_at(weights, kind, Fraction(begin + end, 2))
-            a, b, x = first, [2 * (after - before) / (end - begin) for before, after in zip(first, middle)], end - begin
-            if kind == "steps":
-                b = [Fraction(0)] * len(a)
-            c, d = sum(a), sum(b)
-            with localcontext(prec=90):
-                ratio = 1 + Fraction(d * x) / c
-                log = Fraction((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln())
-            for i in range(len(a)):
-                if d:
-                    quotas[i] += b[i] * x / d + (a[i] - b[i] * c / d) / d * log
-                else:
-                    quotas[i] += (a[i] * x + b[i] * x * x / 2) / c
+            now = weights_at(weights, begin)
+            quotas = [quota + weight * (end - begin) / sum(now) for quota, weight in zip(quotas, now)]
             begin = end
         yield position, list(quotas)
 
 
-def assert_quotas(weights, kind, mixture, begin, steps):
-    """Take *steps* choices, and compare every prefix with the integrals."""
+def assert_quotas(weights, mixture, begin, steps):
+    """Take *steps* choices, and compare every prefix with the sums."""
     most = Fraction(0)
     choices = mixture.take(steps)
     counts = list(mixture.counts)
     for choice in choices:
         counts[choice] -= 1
-    positions = oracle(weights, kind, range(begin + 1, begin + steps + 1))
+    positions = oracle(weights, range(begin + 1, begin + steps + 1))
     for choice, (position, quotas) in zip(choices, positions):
         counts[choice] += 1
         most = max([most, *(abs(quota - count) for quota, count in zip(quotas, counts))])
@@ -89,11 +67,9 @@ def assert_quotas(weights, kind, mixture, begin, steps):
 @settings(max_examples=75, deadline=None)
 @given(mixtures(), seeds, st.integers(1, 150))
 def test_every_source_has_its_quota_at_every_prefix(mixture, seed, steps):
-    weights, kind = mixture
-    assert_quotas(weights, kind, ScheduledMixture(Quotas(weights, kind), seed), 0, steps)
+    assert_quotas(mixture, Mixture(mixture, seed), 0, steps)
 
 
-@pytest.mark.parametrize("kind", ["linear", "steps"])
 @pytest.mark.parametrize(
     "weights",
     [
@@ -105,49 +81,47 @@ def test_every_source_has_its_quota_at_every_prefix(mixture, seed, steps):
         [{0: 1e-9, 3: 1, 900: 1e-9}, {0: 1}],
     ],
 )
-def test_quotas_hold_through_whole_schedules(weights, kind):
-    assert_quotas(weights, kind, ScheduledMixture(Quotas(weights, kind), 7), 0, 2500)
+def test_quotas_hold_to_the_last_change_and_beyond(weights):
+    assert_quotas(weights, Mixture(weights, 7), 0, 2500)
 
 
 @settings(max_examples=50, deadline=None)
 @given(mixtures(), st.lists(st.integers(0, 2 * 10**9), min_size=1, max_size=8), st.integers(1, 7))
-def test_quotas_are_the_integrals_of_the_weights(mixture, positions, stride):
-    weights, kind = mixture
-    quotas = Quotas(weights, kind, stride=stride)
-    for position, expected in oracle(weights, kind, sorted(position * stride for position in positions)):
+def test_quotas_are_the_sums_of_the_shares(weights, positions, stride):
+    quotas = Quotas(weights, stride=stride)
+    for position, expected in oracle(weights, sorted(position * stride for position in positions)):
         found = quotas.at(position // stride)
         assert sum(found) == position // stride
-        assert max(abs(q - e / stride) for q, e in zip(found, expected)) <= quotas.error + Fraction(1, 10**30)
+        assert max(abs(q - e / stride) for q, e in zip(found, expected)) <= Fraction(1, 10**30)
 
 
 @settings(max_examples=100, deadline=None)
-@given(mixtures(), st.integers(1, 5), st.integers(0, 1500), st.integers(1, 400))
-def test_quotas_never_fall_and_cells_follow_each_other(mixture, stride, position, steps):
-    quotas = Quotas(*mixture, stride=stride)
-    cell = quotas.cell(position)
-    assert cell.begin <= position < cell.end
-    while cell.end < min(ENDLESS, position + steps):
-        assert min(cell.growth) >= 0
-        assert sum(cell.growth) == cell.unit
-        following = quotas.cell(cell.end)
-        assert following.begin == cell.end
-        assert following.at(cell.end) == cell.at(cell.end)
-        cell = following
+@given(mixtures(), st.integers(1, 5))
+def test_quotas_never_fall_and_phases_follow_each_other(weights, stride):
+    phases = Quotas(weights, stride=stride).phases
+    assert phases[0].begin == 0
+    assert phases[-1].end == inf
+    for phase in phases:
+        assert min(phase.growth) >= 0
+        assert sum(phase.growth) == phase.unit
+    for phase, following in pairwise(phases):
+        assert phase.begin < phase.end == following.begin
+        assert following.at(phase.end) == phase.at(phase.end)
 
 
 @settings(max_examples=75, deadline=None)
 @given(mixtures(), seeds, st.lists(st.integers(0, 60), max_size=5))
 def test_a_mixture_goes_on_from_its_counts_and_in_chunks_of_any_size(mixture, seed, chunks):
-    whole = ScheduledMixture(Quotas(*mixture), seed).take(sum(chunks) + 20)
-    quotas = pickle.loads(pickle.dumps(Quotas(*mixture)))
-    running, restored, taken = ScheduledMixture(quotas, seed), ScheduledMixture(quotas, seed), []
+    whole = Mixture(Quotas(mixture), seed).take(sum(chunks) + 20)
+    quotas = pickle.loads(pickle.dumps(Quotas(mixture)))
+    running, restored, taken = Mixture(quotas, seed), Mixture(quotas, seed), []
     for chunk in chunks:
         part = running.take(chunk)
         assert restored.take(chunk) == part
         taken += part
         counts = json.loads(json.dumps(running.counts))
-        assert counts == [taken.count(i) for i in range(len(mixture[0]))]
-        restored = ScheduledMixture(Quotas(*mixture), seed, counts)
+        assert counts == [taken.count(i) for i in range(len(mixture))]
+        restored = Mixture(Quotas(mixture), seed, counts)
     assert taken + restored.take(20) == whole
 
 
@@ -161,7 +135,7 @@ def test_a_mixture_begins_anywhere_at_once():
         for source in range(position - sum(floors)):
             counts[(source + extra) % 3] += 1
         try:
-            mixture = ScheduledMixture(quotas, 0, counts)
+            mixture = Mixture(quotas, 0, counts)
             break
         except StateError:
             continue
@@ -172,40 +146,39 @@ def test_a_mixture_begins_anywhere_at_once():
 
 
 @settings(max_examples=50)
-@given(st.lists(st.sampled_from([0, 1, 2, 3, 0.5, 0.25]), min_size=1, max_size=6).filter(any), seeds, kinds)
-def test_a_schedule_that_never_changes_is_a_mixture(weights, seed, kind):
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 0.5, 0.25]), min_size=1, max_size=6).filter(any), seeds)
+def test_weights_that_never_change_are_constant(weights, seed):
     scheduled = [{0: weight, 50: weight, 60: weight} for weight in weights]
-    assert ScheduledMixture(Quotas(scheduled, kind), seed).take(200) == Mixture(weights, seed).take(200)
+    assert Mixture(scheduled, seed).take(200) == Mixture(weights, seed).take(200)
 
 
 @settings(max_examples=50, deadline=None)
 @given(mixtures(2), seeds)
 def test_a_source_comes_only_where_it_has_weight(mixture, seed):
-    weights, kind = mixture
-    choices = ScheduledMixture(Quotas(weights, kind), seed).take(200)
-    for source, weight in enumerate(weights):
+    choices = Mixture(mixture, seed).take(200)
+    for source, weight in enumerate(mixture):
         knots = sorted(weight)
         begin = next((i for i, knot in enumerate(knots) if weight[knot]), None)
         if begin is None:
             assert source not in choices
         else:
-            assert source not in choices[: knots[max(0, begin - (kind == "linear"))]]
+            assert source not in choices[: knots[begin]]
         if not weight[knots[-1]]:
             assert choices[knots[-1] :].count(source) <= 1, "what it was due before"
 
 
 @settings(max_examples=50, deadline=None)
 @given(mixtures(), st.integers(0, 10**9))
-@example(([{0: 1, 10: 0}, {0: 1}], "steps"), 10)
+@example([{0: 1, 10: 0}, {0: 1}], 10)
 def test_the_first_position_with_a_quota(mixture, quota):
-    quotas = Quotas(*mixture)
-    for source in range(len(mixture[0])):
+    quotas = Quotas(mixture)
+    for source in range(len(mixture)):
         for beyond in (False, True):
             found = quotas.first(source, quota, beyond=beyond)
             if found is None:
                 due = quotas.at(10**15)[source]
                 assert due <= quota if beyond else due < quota
-                assert not mixture[0][source][max(mixture[0][source])]
+                assert not mixture[source][max(mixture[source])]
                 continue
             due, before = quotas.at(found)[source], quotas.at(found - 1)[source] if found else -1
             assert due > quota if beyond else due >= quota
@@ -242,4 +215,36 @@ def test_knots_are_whole_numbers(knot):
 )
 def test_counts_of_other_schedules_are_refused(counts):
     with pytest.raises(StateError, match="counts"):
-        ScheduledMixture(Quotas([{0: 1, 10: 0.5}, {0: 1}]), 0, counts)
+        Mixture(Quotas([{0: 1, 10: 0.5}, {0: 1}]), 0, counts)
+
+
+def test_steps_follow_a_line():
+    assert stepwise({0: 0, 100: 1, 130: 1}, every=40) == {0: 0.2, 40: 0.6, 80: 0.9, 100: 1, 130: 1}
+    assert stepwise({0: "1/3"}, every=5) == {0: 1 / 3}
+    assert stepwise({10: 0, 0: 1}, every=100) == {0: 0.5, 10: 0}
+
+
+@given(st.dictionaries(st.integers(1, 500), st.integers(0, 20), max_size=4), st.integers(1, 600))
+def test_the_sums_over_steps_and_line_are_equal(line, every):
+    line = {0: 3, **line}
+    steps = stepwise(line, every)
+    assert list(steps) == sorted(steps)
+    knots = sorted(line)
+    for begin, end in pairwise(knots):
+        total = sum(steps[max(step for step in steps if step <= n)] for n in range(begin, end))
+        assert total == pytest.approx((line[begin] + line[end]) / 2 * (end - begin))
+    assert steps[knots[-1]] == line[knots[-1]]
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_steps_have_a_length(every):
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        stepwise({0: 1, 10: 2}, every)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [({1: 1}, "one at position 0"), ({0: -1}, "positive"), ({0: float("nan")}, "finite")]
+)
+def test_lines_that_are_none_are_refused(line, words):
+    with pytest.raises(ValueError, match=words):
+        stepwise(line, 10)
