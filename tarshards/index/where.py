@@ -1,13 +1,14 @@
-"""Conditions on columns: the language of ``Condition`` by Arrow's compute functions; no file is read, no code is run.
+"""Conditions on columns: ``Condition`` by Arrow's compute functions; no file is read, no code is run.
 
-A comparison with null is null, as in SQL: a sample whose value is null meets neither it nor its negation. Constants and
-functions mean what they mean for samples.
+Constants, functions and nulls mean what they mean for samples. Columns are evaluated whole, also those of operands of
+``and`` and ``or`` that would not matter.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tarshards.errors import OpError, TarshardsError
 from tarshards.index.access import IndexedShards
 from tarshards.index.columns import KEY, load_columns
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.conditions import FUNCTIONS, Condition, shard_of
+from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, shard_of
 
 COMPARED = {
     ast.Eq: "equal",
@@ -75,46 +76,51 @@ def by_columns(shards: IndexedShards, condition: Condition) -> NDArray[np.bool_]
 
 def meets(condition: Condition, columns: dict[str, Any], rows: int) -> NDArray[np.bool_]:
     """Return which of the *rows* of Arrow's *columns* meet a condition; the errors are those of ``by_columns``."""
-    pa = require("pyarrow", extra="arrow")
-    evaluation = _Evaluation(condition.expression, columns)
+    compiler = ColumnCompiler(condition.expression, columns)
     try:
-        found = evaluation.truth(evaluation.of(condition.tree.body))
-    except TarshardsError:
+        found = compiler.test(condition.tree)(columns)
+    except (TarshardsError, RefusedError):
         raise
-    except (pa.ArrowException, ArithmeticError) as error:
+    except Exception as error:
         reason = f"{condition.expression!r} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         raise OpError(reason) from error
-    if isinstance(found, bool):
-        return np.full(rows, found)
-    return evaluation.compute.fill_null(found, False).to_numpy(zero_copy_only=False)
+    if not compiler.is_array(found):
+        return np.full(rows, found is True)
+    return compiler.compute.fill_null(found, False).to_numpy(zero_copy_only=False)
 
 
-class _Evaluation:
-    """The values of the nodes of an expression: Arrow's arrays, or constants of Python."""
+class ColumnCompiler(Compiler):
+    """Compiles conditions on *columns*, Arrow's arrays by name."""
 
     def __init__(self, expression: str, columns: dict[str, Any]):
+        super().__init__(expression)
         self.pa, self.compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
-        self.expression, self.columns = expression, columns
+        self.columns = columns
 
-    def of(self, node: ast.AST) -> Any:
-        visit: Callable[[Any], Any] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
-        if visit is None:
-            raise self.refused(node)
-        return visit(node)
-
-    def refused(self, node: ast.AST) -> ValueError:
-        return ValueError(
-            f"{self.expression!r}: {ast.unparse(node)} cannot be asked of columns; give a function of a sample, or "
-            "fields= to read samples"
-        )
+    def unasked(self, node: ast.AST) -> RefusedError:
+        reason = "cannot be asked of columns; give a function of a sample, or fields= to read samples"
+        return self.refused(f"{ast.unparse(node)} {reason}")
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.pa.Array | self.pa.ChunkedArray)
 
+    def by_arrays(self, of_arrays: Callable[..., Any], of_values: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function *of_arrays* where an argument is one, *of_values* otherwise; null where one is null."""
+
+        def applied(*values: Any) -> Any:
+            arrays = [value for value in values if self.is_array(value)]
+            if not arrays:
+                return of_values(*values)
+            if type(None) in map(type, values) or any(self.pa.types.is_null(array.type) for array in arrays):
+                return self.pa.nulls(len(arrays[0]))
+            return of_arrays(*values)
+
+        return applied
+
     def truth(self, value: Any) -> Any:
         """Return *value* as booleans, as Python has it: numbers besides 0, texts and lists besides empty ones."""
         if not self.is_array(value):
-            return bool(value)
+            return super().truth(value)
         kind, types, compute = value.type, self.pa.types, self.compute
         if types.is_boolean(kind):
             return value
@@ -126,48 +132,57 @@ class _Evaluation:
             return compute.not_equal(compute.list_value_length(value), 0)
         return compute.not_equal(value, 0)
 
-    def _constant(self, node: ast.Constant) -> Any:
-        return node.value
+    def negate(self, truth: Any) -> Any:
+        return self.compute.invert(truth) if self.is_array(truth) else super().negate(truth)
 
-    def _name(self, node: ast.Name) -> Any:
-        return self.columns[node.id]
+    def is_null(self, value: Any) -> Any:
+        return self.compute.is_null(value) if self.is_array(value) else super().is_null(value)
 
-    def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
-        values = [self.of(item) for item in node.elts]
-        if any(map(self.is_array, values)):
-            raise self.refused(node)
-        return values
+    def join(self, truths: Iterable[Any], decisive: bool) -> Any:
+        join = self.compute.or_kleene if decisive else self.compute.and_kleene
 
-    _tuple = _set = _list
+        def joined(left: Any, right: Any) -> Any:
+            if not (self.is_array(left) or self.is_array(right)):
+                return super(ColumnCompiler, self).join([left, right], decisive)
+            return join(*(self.pa.scalar(each, self.pa.bool_()) if each is None else each for each in (left, right)))
 
-    def _boolop(self, node: ast.BoolOp) -> Any:
-        join = self.compute.and_kleene if isinstance(node.op, ast.And) else self.compute.or_kleene
-        result, *others = (self.truth(self.of(value)) for value in node.values)
-        for other in others:
-            if self.is_array(result) or self.is_array(other):
-                result = join(result, other)
-            else:
-                result = result and other if isinstance(node.op, ast.And) else result or other
-        return result
+        return reduce(joined, truths)
 
-    def _unaryop(self, node: ast.UnaryOp) -> Any:
-        value = self.of(node.operand)
-        if isinstance(node.op, ast.Not):
-            found = self.truth(value)
-            return self.compute.invert(found) if self.is_array(found) else not found
-        if isinstance(node.op, ast.UAdd):
-            return value
-        return self.compute.negate_checked(value) if self.is_array(value) else -value
+    def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
+        return lambda columns: self._chosen(test(columns), body(columns), otherwise(columns))
 
-    def _binop(self, node: ast.BinOp) -> Any:
-        left, right = self.of(node.left), self.of(node.right)
-        if not (self.is_array(left) or self.is_array(right)):
-            raise self.refused(node)
-        if type(node.op) in COMPUTED:
-            return getattr(self.compute, COMPUTED[type(node.op)])(left, right)
-        if isinstance(node.op, ast.Div):
-            return self.compute.divide_checked(self._as_float(left), self._as_float(right))
-        return self._divided(left, right, node)
+    def _chosen(self, truth: Any, body: Any, otherwise: Any) -> Any:
+        if not self.is_array(truth):
+            return body if truth else otherwise
+        return self.compute.if_else(self.compute.fill_null(truth, False), body, otherwise)
+
+    def _boolop(self, node: ast.BoolOp) -> Evaluate:
+        values = [*map(self.value, node.values)]
+
+        def chosen(columns: dict[str, Any]) -> Any:
+            *others, found = (value(columns) for value in values)
+            for value in reversed(others):
+                pair = (value, found) if isinstance(node.op, ast.Or) else (found, value)
+                found = self._chosen(self.truth(value), *pair)
+            return found
+
+        return chosen
+
+    def signed(self, node: ast.UnaryOp) -> Callable[[Any], Any]:
+        negative = isinstance(node.op, ast.USub)
+        return self.by_arrays(
+            lambda value: self.compute.negate_checked(value) if negative else value, super().signed(node)
+        )
+
+    def arithmetic(self, node: ast.BinOp) -> Callable[[Any, Any], Any]:
+        def computed(left: Any, right: Any) -> Any:
+            if type(node.op) in COMPUTED:
+                return getattr(self.compute, COMPUTED[type(node.op)])(left, right)
+            if isinstance(node.op, ast.Div):
+                return self.compute.divide_checked(self._as_float(left), self._as_float(right))
+            return self._divided(left, right, node)
+
+        return self.by_arrays(computed, super().arithmetic(node))
 
     def _as_float(self, value: Any) -> Any:
         return value.cast(self.pa.float64()) if self.is_array(value) else float(value)
@@ -178,7 +193,7 @@ class _Evaluation:
         for value in (left, right):
             kind = value.type if self.is_array(value) else self.pa.scalar(value).type
             if not self.pa.types.is_integer(kind):
-                raise self.refused(node)
+                raise self.unasked(node)
         quotient = compute.divide_checked(left, right)
         rest = compute.subtract_checked(left, compute.multiply_checked(quotient, right))
         differ = compute.xor(compute.less(rest, 0), compute.less(right, 0))
@@ -187,74 +202,73 @@ class _Evaluation:
             return compute.subtract_checked(quotient, lower)
         return compute.add_checked(rest, compute.multiply_checked(lower, right))
 
-    def _compare(self, node: ast.Compare) -> Any:
-        operands = [self.of(value) for value in (node.left, *node.comparators)]
-        pairs = zip(node.ops, operands, operands[1:])
-        results = [self._compared(op, left, right, node) for op, left, right in pairs]
-        found = results[0]
-        for other in results[1:]:
-            found = self.compute.and_kleene(found, other)
-        return found
-
-    def _compared(self, op: ast.cmpop, left: Any, right: Any, node: ast.Compare) -> Any:
-        compute = self.compute
-        negative = isinstance(op, ast.NotEq | ast.IsNot | ast.NotIn)
-        if isinstance(op, ast.In | ast.NotIn):
-            if self.is_array(left) and isinstance(right, list):
-                found = compute.is_in(left, value_set=self.pa.array(right))
-                found = compute.if_else(compute.is_valid(left), found, None)
+    def compared(self, op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], Any]:
+        def computed(left: Any, right: Any) -> Any:
+            if type(op) in COMPARED:
+                return getattr(self.compute, COMPARED[type(op)])(left, right)
+            if not isinstance(op, ast.In | ast.NotIn):
+                raise self.unasked(node)
+            if self.is_array(left) and isinstance(right, list | tuple | set):
+                found = self.compute.is_in(left, value_set=self.pa.array(right))
+                found = self.compute.if_else(self.compute.is_valid(left), found, None)
             elif isinstance(left, str) and self.is_array(right):
-                found = compute.match_substring(right, left)
+                found = self.compute.match_substring(right, left)
             else:
-                raise self.refused(node)
-            return compute.invert(found) if negative else found
-        if not (self.is_array(left) or self.is_array(right)):
-            raise self.refused(node)
-        if left is None or right is None:
-            if type(op) not in (ast.Eq, ast.NotEq, ast.Is, ast.IsNot):
-                raise self.refused(node)
-            value = right if left is None else left
-            return compute.is_valid(value) if negative else compute.is_null(value)
-        if type(op) not in COMPARED:
-            raise self.refused(node)
-        return getattr(compute, COMPARED[type(op)])(left, right)
+                raise self.unasked(node)
+            return found if isinstance(op, ast.In) else self.negate(found)
 
-    def _ifexp(self, node: ast.IfExp) -> Any:
-        return self.compute.if_else(self.truth(self.of(node.test)), self.of(node.body), self.of(node.orelse))
+        return self.by_arrays(computed, super().compared(op, node))
 
-    def _call(self, node: ast.Call) -> Any:
-        compute = self.compute
-        if isinstance(node.func, ast.Attribute):
-            value, arguments = self.of(node.func.value), [self.of(argument) for argument in node.args]
-            if self.is_array(value) and node.func.attr in METHODS and not arguments:
-                return getattr(compute, METHODS[node.func.attr])(value)
-            if self.is_array(value) and node.func.attr in PATTERNS and [*map(type, arguments)] == [str]:
-                return getattr(compute, PATTERNS[node.func.attr])(value, arguments[0])
-            raise self.refused(node)
-        name = getattr(node.func, "id", "")
-        if name == "has":
-            if (
-                len(node.args) != 1
-                or not isinstance(node.args[0], ast.Constant)
-                or node.args[0].value not in self.columns
-            ):
-                raise self.refused(node)
-            return compute.is_valid(self.columns[node.args[0].value])
-        arguments = [self.of(argument) for argument in node.args]
-        if not any(map(self.is_array, arguments)):
-            return FUNCTIONS[name](*arguments)
-        if name in ("min", "max") and len(arguments) > 1:
-            return getattr(compute, f"{name}_element_wise")(*arguments, skip_nulls=False)
-        if len(arguments) != 1:
-            raise self.refused(node)
-        (value,) = arguments
-        if name == "len":
-            is_list = self.pa.types.is_list(value.type)
-            return compute.list_value_length(value) if is_list else compute.utf8_length(value)
-        if name == "abs":
-            return compute.abs_checked(value)
-        if name == "bool":
-            return self.truth(value)
-        if name == "float":
-            return value.cast(self.pa.float64())
-        raise self.refused(node)
+    def function(self, name: str, node: ast.Call) -> Callable[..., Any]:
+        def computed(*values: Any) -> Any:
+            if name in ("min", "max") and len(values) > 1:
+                return getattr(self.compute, f"{name}_element_wise")(*values, skip_nulls=False)
+            if len(values) != 1:
+                raise self.unasked(node)
+            (value,) = values
+            if name == "len":
+                is_list = self.pa.types.is_list(value.type)
+                return self.compute.list_value_length(value) if is_list else self.compute.utf8_length(value)
+            if name == "abs":
+                return self.compute.abs_checked(value)
+            if name == "bool":
+                return self.truth(value)
+            if name == "float":
+                return value.cast(self.pa.float64())
+            raise self.unasked(node)
+
+        return self.by_arrays(computed, super().function(name, node))
+
+    def method(self, name: str, node: ast.Call) -> Callable[..., Any]:
+        def computed(value: Any, *arguments: Any) -> Any:
+            if self.is_array(value) and name in METHODS and not arguments:
+                return getattr(self.compute, METHODS[name])(value)
+            if self.is_array(value) and name in PATTERNS and [*map(type, arguments)] == [str]:
+                return getattr(self.compute, PATTERNS[name])(value, arguments[0])
+            raise self.unasked(node)
+
+        return self.by_arrays(computed, super().method(name, node))
+
+    def has(self, node: ast.Call) -> Evaluate:
+        (field,) = node.args
+        if not isinstance(field, ast.Constant) or field.value not in self.columns:
+            raise self.unasked(node)
+        return lambda columns: self.compute.is_valid(columns[field.value])
+
+    def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Evaluate:
+        values = [*map(self.value, node.elts)]
+
+        def listed(columns: dict[str, Any]) -> list[Any]:
+            found = [value(columns) for value in values]
+            if any(map(self.is_array, found)):
+                raise self.unasked(node)
+            return found
+
+        return listed
+
+    _tuple = _set = _list
+
+    def _subscript(self, node: ast.expr) -> Evaluate:
+        raise self.unasked(node)
+
+    _listcomp = _generatorexp = _subscript

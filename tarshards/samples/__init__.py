@@ -7,7 +7,7 @@ Read in this order:
 - ``read``: members grouped into samples, and samples split into members
 - ``batch``: many samples at once, by field
 - ``seen_keys``: keys that may occur once
-- ``fields``: selections of fields; ``conditions``: expressions over samples, and templates
+- ``fields``: selections of fields; ``conditions``: the language of conditions, over samples; templates
 - ``codecs``: fields to Python values and back
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit
 - ``lines``, ``tree``: lines of text and directories, from which samples are made

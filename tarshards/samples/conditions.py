@@ -1,12 +1,20 @@
-"""Conditions on the fields of a sample and templates for its key, as typed by users; neither can run other code."""
+"""Conditions on the fields of a sample and templates for its key, as typed by users; neither can run other code.
+
+``Compiler`` turns a condition into a function of the values of its names: here of one sample, in ``index.where`` of
+columns. Nulls, None in Python, mean the same in both. What is computed from a null is null: a comparison, a sum, a
+function, a method, an item. ``x is None``, ``x == None`` and ``has`` ask for nulls. ``and``, ``or`` and ``not`` follow
+SQL: null and False is False, null or True is True, other combinations with null are null; only what is true meets a
+condition. Where ``and`` and ``or`` yield a value, as in ``(x or 0) < 3``, and before ``if``, null counts as false.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tarshards.errors import DecodeError, OpError, SampleError
+from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import find_field, no_field, place
 from tarshards.samples.keys import Sample, is_reserved
@@ -14,29 +22,28 @@ from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import without_suffix
 from tarshards.storage.location import Location
 
+Evaluate = Callable[[Any], Any]  # takes what gives the value of each name
+
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
-METHODS = {
+MAX_ITEMS = 100_000  # of a sum of texts or lists; nested sums double it
+MAX_BITS = 100_000  # of a product of integers; nested products double it. JSON's integers have at most 14,300
+MAX_TURNS = 10_000  # of all loops together
+METHODS: dict[type, set[str]] = {
     str: {"startswith", "endswith", "lower", "upper", "strip", "split", "count", "find"},
     bytes: {"startswith", "endswith", "count", "find"},
     dict: {"get", "keys", "values", "items"},
 }
-FUNCTIONS = {function.__name__: function for function in (len, min, max, sum, any, all, abs, int, float, str, bool)}
-# Powers, shifts and f-strings are excluded: a few characters of them can exhaust the memory.
-SYNTAX = (
-    *(ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Compare, ast.cmpop),
-    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.IfExp),
-    *(ast.Call, ast.Attribute, ast.Subscript, ast.Slice, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Set),
-    *(ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.expr_context),
-)
+SEQUENCES = (str, bytes, list, tuple)
 
 
 class Condition:
     """A condition on a sample in Python's syntax: comparisons, arithmetic and a few functions and methods.
 
     Names are fields, decoded when they are evaluated, or ``key`` or ``shard``. ``fields["seg.png"]`` is a field whose
-    name is not an identifier, and ``has("json")`` tests whether a field exists. Raises ValueError for an expression
-    that is malformed or uses anything else. Calling it raises SampleError for a field that the sample lacks,
-    DecodeError for a field that does not decode, and OpError if the expression fails.
+    name is not an identifier, and ``has("json")`` tests whether a field exists. What is compared with null is null, as
+    in SQL, and does not meet the condition. Raises ValueError for an expression that is malformed or uses anything
+    else. Calling it raises SampleError for a field that the sample lacks, DecodeError for a field that does not decode,
+    and OpError if the expression fails.
 
     >>> condition = Condition('cls > 3 and json["ok"]')
     >>> condition({"__key__": "a", "cls": b"7", "json": b'{"ok": true}'}), condition({"__key__": "b", "cls": b"3"})
@@ -44,71 +51,374 @@ class Condition:
     """
 
     def __init__(self, expression: str):
+        if len(expression) > MAX_LENGTH:
+            raise ValueError(f"an expression has at most {MAX_LENGTH} characters, not {len(expression)}")
         self.expression = expression
-        self.tree = _parse(expression)
-        self._evaluator: Any = None
+        try:
+            self.tree = retry_parse(ast.parse, expression.strip(), mode="eval").body
+            self._test = Compiler(expression).test(self.tree)
+        except RefusedError:
+            raise
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"{expression!r} is not an expression: {getattr(error, 'msg', error)}") from error
+
+    def __reduce__(self) -> Any:
+        return Condition, (self.expression,)
 
     def __call__(self, sample: Sample) -> bool:
-        if self._evaluator is None:
-            self._evaluator = _evaluator()
-        fields = _Fields(sample)
-        self._evaluator.names = _Names(sample, fields)
-        self._evaluator.functions = {**FUNCTIONS, "has": fields.has}
         try:
-            return bool(self._evaluator.eval(self.expression, self.tree.body))
-        except (SampleError, DecodeError):
+            return self._test(_Names(sample)) is True
+        except TarshardsError:
             raise
         except Exception as error:
             reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
             raise OpError(reason, **place(sample)) from error
 
 
-def _parse(expression: str) -> ast.Expression:
-    if len(expression) > MAX_LENGTH:
-        raise ValueError(f"an expression has at most {MAX_LENGTH} characters, not {len(expression)}")
-    try:
-        tree = retry_parse(ast.parse, expression.strip(), mode="eval")
-        nodes = list(ast.walk(tree))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{expression!r} is not an expression: {getattr(error, 'msg', error)}") from error
-    for node in nodes:
-        if refused := _refused(node):
-            raise ValueError(f"{expression!r}: {refused}")
-    return tree
+class RefusedError(ValueError):
+    """An expression uses what a condition may not use."""
 
 
-def _refused(node: ast.AST) -> str | None:
-    """Return what is wrong with *node*, or None."""
-    if not isinstance(node, SYNTAX):
-        return f"{type(node).__name__} is not allowed"
-    if isinstance(node, ast.Attribute) and not any(node.attr in names for names in METHODS.values()):
-        return f"no attribute or method {node.attr}; write items as json[{node.attr!r}]"
-    if isinstance(node, ast.Name) and node.id.startswith("__"):
-        return f"no name {node.id}"
-    if isinstance(node, ast.Call):
+def truth_of(value: Any) -> bool | None:
+    """Return whether a value is true, None if it is null."""
+    return None if value is None else bool(value)
+
+
+def join_truths(truths: Iterable[Any], decisive: bool) -> bool | None:
+    """Return *decisive* if one of *truths* is, otherwise None if one of them is, otherwise the opposite.
+
+    >>> join_truths([True, None], True), join_truths([True, None], False), join_truths([False, None], False)
+    (True, None, False)
+    """
+    found: bool | None = not decisive
+    for truth in truths:
+        if truth is decisive:
+            return decisive
+        if truth is None:
+            found = None
+    return found
+
+
+class Compiler:
+    """Turns the nodes of an expression into functions of what its names stand for; refuses all but a few of them.
+
+    Powers, shifts and f-strings are excluded: a few characters of them can exhaust the memory.
+    """
+
+    def __init__(self, expression: str):
+        self.expression = expression
+
+    def refused(self, reason: str) -> RefusedError:
+        return RefusedError(f"{self.expression!r}: {reason}")
+
+    def test(self, node: ast.expr) -> Evaluate:
+        """Return what says whether *node* is true: True, False, or None for null."""
+        if isinstance(node, ast.BoolOp):
+            tests, decisive = [*map(self.test, node.values)], isinstance(node.op, ast.Or)
+            return lambda names: self.join((test(names) for test in tests), decisive)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            denied = self.test(node.operand)
+            return lambda names: self.negate(denied(names))
+        if isinstance(node, ast.IfExp):
+            return self.choose(*map(self.test, (node.test, node.body, node.orelse)))
+        value = self.value(node)
+        return lambda names: self.truth(value(names))
+
+    def value(self, node: ast.AST) -> Evaluate:
+        """Return what evaluates *node*."""
+        compiled: Callable[[Any], Evaluate] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if compiled is None:
+            raise self.refused(f"{type(node).__name__} is not allowed")
+        return compiled(node)
+
+    # What nodes mean of the values of one sample.
+
+    def truth(self, value: Any) -> Any:
+        return truth_of(value)
+
+    def negate(self, truth: Any) -> Any:
+        return None if truth is None else not truth
+
+    def is_null(self, value: Any) -> Any:
+        return value is None
+
+    def join(self, truths: Iterable[Any], decisive: bool) -> Any:
+        return join_truths(truths, decisive)
+
+    def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
+        return lambda names: body(names) if test(names) else otherwise(names)
+
+    def signed(self, node: ast.UnaryOp) -> Callable[[Any], Any]:
+        return _of_values(SIGNS[type(node.op)])
+
+    def arithmetic(self, node: ast.BinOp) -> Callable[[Any, Any], Any]:
+        return _of_values(ARITHMETIC[type(node.op)])
+
+    def compared(self, op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], Any]:
+        function = COMPARISONS[type(op)]
+        return function if isinstance(op, ast.Is | ast.IsNot) else _of_values(function)
+
+    def function(self, name: str, node: ast.Call) -> Callable[..., Any]:
+        return _of_values(FUNCTIONS[name])
+
+    def method(self, name: str, node: ast.Call) -> Callable[..., Any]:
+        def call(value: Any, *arguments: Any) -> Any:
+            if value is None or (arguments and arguments[0] is None):
+                return None
+            if name not in METHODS.get(type(value), ()):
+                raise TypeError(f"{type(value).__name__} has no method {name}")
+            return getattr(value, name)(*arguments)
+
+        return call
+
+    def has(self, node: ast.Call) -> Evaluate:
+        field = self.value(node.args[0])
+        return lambda names: names.fields.has(field(names))
+
+    # The nodes.
+
+    def _constant(self, node: ast.Constant) -> Evaluate:
+        return lambda names: node.value
+
+    def _name(self, node: ast.Name) -> Evaluate:
+        if node.id.startswith("__"):
+            raise self.refused(f"no name {node.id}")
+        return lambda names: names[node.id]
+
+    def _list(self, node: ast.List) -> Evaluate:
+        values = [*map(self.value, node.elts)]
+        return lambda names: [value(names) for value in values]
+
+    def _tuple(self, node: ast.Tuple) -> Evaluate:
+        values = [*map(self.value, node.elts)]
+        return lambda names: tuple([value(names) for value in values])
+
+    def _set(self, node: ast.Set) -> Evaluate:
+        values = [*map(self.value, node.elts)]
+        return lambda names: {value(names) for value in values}
+
+    def _boolop(self, node: ast.BoolOp) -> Evaluate:
+        decisive = isinstance(node.op, ast.Or)
+        *values, last = map(self.value, node.values)
+
+        def first(names: Any) -> Any:
+            for value in values:
+                found = value(names)
+                if bool(self.truth(found)) is decisive:
+                    return found
+            return last(names)
+
+        return first
+
+    def _unaryop(self, node: ast.UnaryOp) -> Evaluate:
+        if isinstance(node.op, ast.Not):
+            return self.test(node)
+        if type(node.op) not in SIGNS:
+            raise self.refused(f"{type(node.op).__name__} is not allowed")
+        function, value = self.signed(node), self.value(node.operand)
+        return lambda names: function(value(names))
+
+    def _binop(self, node: ast.BinOp) -> Evaluate:
+        if type(node.op) not in ARITHMETIC:
+            raise self.refused(f"{type(node.op).__name__} is not allowed")
+        function, left, right = self.arithmetic(node), self.value(node.left), self.value(node.right)
+        return lambda names: function(left(names), right(names))
+
+    def _compare(self, node: ast.Compare) -> Evaluate:
+        nodes = [node.left, *node.comparators]
+        values = [*map(self.value, nodes)]
+        links = [self._link(*each, node) for each in zip(node.ops, nodes, nodes[1:])]
+        if len(links) == 1:
+            (link,), (left, right) = links, values
+            return lambda names: link(left(names), right(names))
+
+        def each(names: Any) -> Iterator[Any]:
+            left = values[0](names)
+            for link, value in zip(links, values[1:]):
+                right = value(names)
+                yield self.truth(link(left, right))
+                left = right
+
+        return lambda names: self.join(each(names), False)
+
+    def _link(self, op: ast.cmpop, left: ast.expr, right: ast.expr, node: ast.Compare) -> Callable[[Any, Any], Any]:
+        """Return what compares two values; beside ``None`` in the expression it asks for a null."""
+        which = [isinstance(each, ast.Constant) and each.value is None for each in (left, right)]
+        if not any(which) or not isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
+            return self.compared(op, node)
+        at = 0 if which[1] else 1
+        if isinstance(op, ast.Eq | ast.Is):
+            return lambda *values: self.is_null(values[at])
+        return lambda *values: self.negate(self.is_null(values[at]))
+
+    def _ifexp(self, node: ast.IfExp) -> Evaluate:
+        return self.choose(self.test(node.test), self.value(node.body), self.value(node.orelse))
+
+    def _attribute(self, node: ast.Attribute) -> Evaluate:
+        raise self.refused(f"no attribute or method {node.attr}; write items as json[{node.attr!r}]")
+
+    def _call(self, node: ast.Call) -> Evaluate:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            return "functions take positional arguments only"
-        if not isinstance(node.func, ast.Attribute) and getattr(node.func, "id", None) not in {*FUNCTIONS, "has"}:
-            return f"no function {ast.unparse(node.func)}; known: has {' '.join(FUNCTIONS)}"
-    return None
+            raise self.refused("functions take positional arguments only")
+        operands = node.args
+        if isinstance(node.func, ast.Attribute):
+            if not any(node.func.attr in names for names in METHODS.values()):
+                return self._attribute(node.func)
+            function, operands = self.method(node.func.attr, node), [node.func.value, *operands]
+        elif isinstance(node.func, ast.Name) and node.func.id == "has":
+            if len(operands) != 1:
+                raise self.refused("has takes one field")
+            return self.has(node)
+        elif isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+            function = self.function(node.func.id, node)
+        else:
+            raise self.refused(f"no function {ast.unparse(node.func)}; known: has {' '.join(FUNCTIONS)}")
+        values = [*map(self.value, operands)]
+        return lambda names: function(*[value(names) for value in values])
+
+    def _subscript(self, node: ast.Subscript) -> Evaluate:
+        item, value, index = _of_values(operator.getitem), self.value(node.value), self.value(node.slice)
+        return lambda names: item(value(names), index(names))
+
+    def _slice(self, node: ast.Slice) -> Evaluate:
+        parts = [None if part is None else self.value(part) for part in (node.lower, node.upper, node.step)]
+        return lambda names: slice(*[part and part(names) for part in parts])
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Evaluate:
+        """Return what makes the list of a comprehension; a loop over null is one over nothing."""
+        value, bound = self.value(node.elt), set[str]()
+        loops = []
+        for loop in node.generators:
+            targets = [each for each in ast.walk(loop.target) if not isinstance(each, ast.expr_context)]
+            if loop.is_async or not all(isinstance(each, ast.Name | ast.Tuple | ast.List) for each in targets):
+                raise self.refused(f"no loop over {ast.unparse(loop.target)}")
+            bound.update(each.id for each in targets if isinstance(each, ast.Name))
+            loops.append((loop.target, self.value(loop.iter), [*map(self.test, loop.ifs)]))
+
+        def turns(names: _Names, loops: list[Any]) -> Iterator[Any]:
+            (target, values, tests), *inner = loops
+            items = values(names)
+            for item in () if items is None else items:
+                names.turns += 1
+                if names.turns > MAX_TURNS:
+                    raise ValueError(f"loops have at most {MAX_TURNS} turns")
+                _bind(names, target, item)
+                if all(test(names) for test in tests):
+                    if inner:
+                        yield from turns(names, inner)
+                    else:
+                        yield value(names)
+
+        def listed(names: _Names) -> list[Any]:
+            hidden = {name: names[name] for name in bound if name in names}
+            found = list(turns(names, loops))
+            for name in bound:
+                names.pop(name, None)
+            names.update(hidden)
+            return found
+
+        return listed
+
+    _generatorexp = _listcomp
 
 
-def _evaluator() -> Any:
-    from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes  # type: ignore[import-untyped]
+def _bind(names: _Names, target: Any, value: Any) -> None:
+    if isinstance(target, ast.Name):
+        names[target.id] = value
+    else:
+        for each, item in zip(target.elts, value, strict=True):
+            _bind(names, each, item)
 
-    arithmetic = {kind: _of_numbers(DEFAULT_OPERATORS[kind]) for kind in (ast.Mult, ast.Mod)}
-    return EvalWithCompoundTypes(operators={**DEFAULT_OPERATORS, **arithmetic}, allowed_attrs=METHODS)
+
+def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *function* as one that returns null where an argument is null."""
+
+    def applied(*values: Any) -> Any:
+        for value in values:
+            if value is None:
+                return None
+        return function(*values)
+
+    return applied
 
 
-def _of_numbers(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Prevent *operator* from formatting ("%999999999d" % 1) and from repeating ([[0] * 99999] * 99999)."""
+def _of_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Prevent *function* from formatting ("%999999999d" % 1) and from repeating ([[0] * 99999] * 99999)."""
 
     def checked(left: Any, right: Any) -> Any:
-        if isinstance(left, (str, bytes, list, tuple)) or isinstance(right, (str, bytes, list, tuple)):
+        if isinstance(left, SEQUENCES) or isinstance(right, SEQUENCES):
             raise TypeError("* and % accept numbers only")
-        return operator(left, right)
+        return function(left, right)
 
     return checked
+
+
+def _add(left: Any, right: Any) -> Any:
+    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES) and len(left) + len(right) > MAX_ITEMS:
+        raise ValueError(f"+ makes texts and lists of at most {MAX_ITEMS} items")
+    return left + right
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
+        raise ValueError(f"* makes integers of at most {MAX_BITS} bits")
+    return left * right
+
+
+def _sum(values: Iterable[Any], start: Any = 0) -> Any:
+    if isinstance(start, SEQUENCES):
+        raise TypeError("sum accepts numbers only")
+    return sum(values, start)
+
+
+SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: _add,
+    ast.Sub: operator.sub,
+    ast.Mult: _of_numbers(_multiply),
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: _of_numbers(operator.mod),
+}
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "len": len,
+    "min": min,
+    "max": max,
+    "sum": _sum,
+    "any": lambda values: join_truths(map(truth_of, values), True),
+    "all": lambda values: join_truths(map(truth_of, values), False),
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+}
+
+
+class _Names(dict[str, Any]):
+    """The values of the names in a condition: of a sample's fields, once they are asked for, and of loops."""
+
+    def __init__(self, sample: Sample):
+        self.sample, self.fields, self.turns = sample, _Fields(sample), 0
+
+    def __missing__(self, name: str) -> Any:
+        if name == "key":
+            return self.sample["__key__"]
+        if name == "shard":
+            return shard_of(self.sample)
+        return self.fields if name == "fields" else self.fields[name]
 
 
 class _Fields:
@@ -119,33 +429,23 @@ class _Fields:
         self._decoded: Sample = {}
 
     def has(self, field: str) -> bool:
-        return find_field(self._sample, [field]) is not None and not is_reserved(field)
+        found = find_field(self._sample, [field])
+        return found is not None and not is_reserved(field) and self._sample[found] is not None
 
     def __getitem__(self, field: str) -> Any:
         if field not in self._decoded:
-            if not self.has(field):
+            found = find_field(self._sample, [field])
+            if found is None or is_reserved(field):
                 reason = no_field([field], self._sample)
                 raise SampleError(f"{reason}; test for it with has({field!r})", **place(self._sample))
-            self._decoded[field] = self._decode(field)
+            self._decoded[field] = self._decode(field, self._sample[found])
         return self._decoded[field]
 
-    def _decode(self, field: str) -> Any:
-        value = self._sample[find_field(self._sample, [field]) or field]
+    def _decode(self, field: str, value: Any) -> Any:
         try:
             return decode_field(field, value) if isinstance(value, bytes) else value
         except DecodeError as error:
             raise DecodeError(error.reason, **place(self._sample), field=field) from error
-
-
-class _Names:
-    """The values of the names in a condition."""
-
-    def __init__(self, sample: Sample, fields: _Fields):
-        self._known = {"key": sample["__key__"], "shard": shard_of(sample), "fields": fields}
-        self._fields = fields
-
-    def __getitem__(self, name: str) -> Any:
-        return self._known[name] if name in self._known else self._fields[name]
 
 
 class Template:

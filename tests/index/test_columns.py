@@ -331,6 +331,9 @@ VALUES = {
     "s": st.text("aäB ", max_size=3),
     "l": st.lists(st.integers(0, 3), max_size=2),
 }
+ROWS = st.lists(
+    st.fixed_dictionaries({name: st.none() | each for name, each in VALUES.items()}), min_size=1, max_size=6
+)
 NUMBERS = st.sampled_from(
     ["i", "f", "i + 1", "-i", "abs(f)", "i * 2", "i // 3", "i % -4", "f / 2", "len(s)", "len(l)", "max(i, 2)"]
 )
@@ -343,7 +346,9 @@ TERMS = st.one_of(
     st.tuples(st.sampled_from(["s in ('a', 'B')", "'ä' in s", "i in [1, 2, -3]", "s not in ['']", "i not in {1}"])),
     st.tuples(st.sampled_from(["b", "not b", "s", "i", "not f", "l", "b == True", "has('i')", "1"])),
     st.tuples(st.sampled_from(["s.startswith('a')", "s.lower() == 'b'", "s.strip() == 'a'", "not s.endswith(' ')"])),
-    st.tuples(st.sampled_from(["(i if b else f) > 0", "bool(s) == b", "float(i) < f"])),
+    st.tuples(st.sampled_from(["(i if b else f) > 0", "bool(s) == b", "float(i) < f", "i if b else f > 1"])),
+    st.tuples(st.sampled_from(["i is None", "f is not None", "None != s", "(i or 1) < 3", "(s and 'a') == s"])),
+    st.tuples(st.sampled_from(["(b or i > 1) == b", "not (i > f or b)", "b > None", "len(s) + None > i", "None"])),
 ).map(" ".join)
 CONDITIONS = st.recursive(
     TERMS,
@@ -356,8 +361,9 @@ CONDITIONS = st.recursive(
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=6), condition=CONDITIONS)
+@given(rows=ROWS, condition=CONDITIONS)
 @example(rows=[{"i": -7, "f": 0.0, "b": True, "s": "", "l": []}], condition="i // 3 == -3 and i % 3 == 2")
+@example(rows=[dict.fromkeys(VALUES)], condition="not (b and i > 3) or s is not None")
 def test_conditions_mean_the_same_of_columns_and_samples(rows, condition):
     asked = Condition(condition)
     types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
@@ -372,12 +378,7 @@ def test_conditions_mean_the_same_of_columns_and_samples(rows, condition):
 
 
 @settings(deadline=None)
-@given(
-    rows=st.lists(
-        st.fixed_dictionaries({name: st.none() | each for name, each in VALUES.items()}), min_size=1, max_size=6
-    ),
-    condition=TERMS,
-)
+@given(rows=ROWS, condition=TERMS)
 def test_null_meets_neither_a_comparison_nor_its_negation(rows, condition):
     types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
     columns = {name: pa.array([row[name] for row in rows], of) for name, of in types.items()}
@@ -388,7 +389,7 @@ def test_null_meets_neither_a_comparison_nor_its_negation(rows, condition):
     if "has(" not in condition:
         named = [name for name in types if name in names(condition)]
         for row, one, other in zip(rows, meeting, negated):
-            if not ({row[name] is None for name in named} - {False}) or " if " in condition:
+            if not ({row[name] is None for name in named} - {False}) or re.search(" if |None| or | and ", condition):
                 continue
             assert not one
             assert not other
@@ -410,11 +411,25 @@ def names(condition):
         ("has('i')", [True, False]),
         ("i > 0 or f > 0", [True, True]),
         ("not has('i') or i > 3", [False, True]),
+        ("not i > 3", [True, False]),
+        ("i in (1, 2)", [True, False]),
+        ("i not in (2, 3)", [True, False]),
+        ("not (i > 3 and f > 1)", [True, True]),
+        ("not (i > 3 or f > 1)", [True, False]),
+        ("not (i > 3 if f > 1 else i > 5)", [True, False]),
+        ("(i or 0) < 1", [False, True]),
+        ("(i and 5) == 5", [True, False]),
+        ("f > 0 if i > 3 else f < 1", [True, True]),
+        ("0 < i < 3 or None", [True, False]),
+        ("max(i, None) is None", [True, True]),
+        ("n > 3 or abs(n) is None and n.lower() is None", [True, True]),
     ],
 )
 def test_nulls(condition, expected):
-    columns = {"i": pa.array([1, None]), "f": pa.array([0.5, 0.5])}
+    columns = {"i": pa.array([1, None]), "f": pa.array([0.5, 0.5]), "n": pa.array([None, None])}
     assert meets(Condition(condition), columns, 2).tolist() == expected
+    rows = ({"__key__": "", "i": i, "f": 0.5, "n": None} for i in (1, None))
+    assert [Condition(condition)(row) for row in rows] == expected
 
 
 @pytest.mark.parametrize(
