@@ -1,14 +1,14 @@
 """Tools that start in milliseconds: forks of one process that has imported the package.
 
-Each tool on the PATH that :func:`serving` makes is fork_client.c, compiled. It sends its open files to the server, which
-reads the rest of what a process is given (arguments, environment, directory, umask, ignored signals) in /proc. A fork of
-the server becomes the tool; the client passes signals on to it, and ends as it ends. If the client is killed, so is the
-tool.
+Each tool on the PATH that :func:`serving` makes is fork_client.c, compiled. It sends its open files to the server,
+which reads the rest of what a process is given (arguments, environment, directory, umask, ignored signals) in /proc. A
+fork of the server becomes the tool; the client passes signals on to it, and ends as it ends. If the client is killed,
+so is the tool.
 
-A tool starts in a process of its own where a fork would differ: with other settings that Python or a package reads while
-it is imported, with other limits, in other namespaces, and where the server has ended. Three differences are left: the
-tool's parent is the server, its process group is its own, and /proc shows the server's command line and environment.
-Tests of these, of kill -9, and of what happens while Python starts take ``path_with_started_tools``.
+A tool starts in a process of its own where a fork would differ: with other settings that Python or a package reads
+while it is imported, with other limits, in other namespaces, and where the server has ended. Three differences are
+left: the tool's parent is the server, its process group is its own, and /proc shows the server's command line and
+environment. Tests of these, of kill -9, and of what happens while Python starts take ``path_with_started_tools``.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def reopened(stream: TextIOWrapper) -> TextIOWrapper | None:
     except OSError:
         return None
     at_once = stream.write_through  # with PYTHONUNBUFFERED
-    file = open(number, "wb" if number else "rb", 0 if number and at_once else -1, closefd=False)
+    file = open(number, "wb" if number else "rb", 0 if number and at_once else -1, closefd=False)  # noqa: SIM115
     getattr(file, "raw", file).name = stream.name
     by_lines = not at_once and (number == 2 or file.isatty())
     opened = TextIOWrapper(file, stream.encoding, stream.errors, "\n", by_lines, at_once)

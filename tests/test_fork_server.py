@@ -37,8 +37,8 @@ LINES = [
     "trap '' HUP TERM; " + SHOW.format("kill $$; kill -HUP $$; echo alive >&2"),
     "TZ=Asia/Tokyo tarcheck -v a.tar",
     "tarcat pipe:'>began; sleep 9' & until [ -e began ]; do sleep 0.01; done; kill $!; wait $!; echo $?",
-    # A job in the background is killed, and what it reads has no reader any more.
-    "mkfifo f; tarcat f 2>&- & exec 9>f; kill -9 $!; wait $! 2>&-; echo $?; trap '' PIPE; while echo >&9; do :; done 2>&-",
+    # Killed, it reads no more: who writes to it is told.
+    "mkfifo f; tarcat f 2>&- & exec 9>f 2>&-; kill -9 $!; wait $!; echo $?; trap '' PIPE; while echo >&9; do :; done",
 ]
 
 
