@@ -38,6 +38,10 @@ collect_ignore_glob = [
 if find_spec("torch"):
     collect_ignore_glob = ["*compat/scripts.py"]  # which begins a rank
 
+# Workers of pytest share the cores; threads of theirs that wait for each other would spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # No test outlives a power loss, and a disk takes milliseconds to flush a file.
 os.fsync = lambda descriptor: None
 

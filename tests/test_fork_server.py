@@ -36,7 +36,7 @@ LINES = [
     "export X=$'\\xff\\n='; unset HOME; " + SHOW.format("env -0 | sort -z | grep -zv ^_= >&2"),
     "trap '' HUP TERM; " + SHOW.format("kill $$; kill -HUP $$; echo alive >&2"),
     "TZ=Asia/Tokyo tarcheck -v a.tar",
-    "tarcat pipe:'>began; sleep 9' & until [ -e began ]; do sleep 0.01; done; kill $!; wait $!; echo $?",
+    "tarcat pipe:'>began; exec sleep 9 2>&-' & until [ -e began ]; do sleep 0.01; done; kill $!; wait $!; echo $?",
     # Killed, it reads no more: who writes to it is told.
     "mkfifo f; tarcat f 2>&- & exec 9>f 2>&-; kill -9 $!; wait $!; echo $?; trap '' PIPE; while echo >&9; do :; done",
 ]

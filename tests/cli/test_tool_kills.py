@@ -73,7 +73,7 @@ def test_killed_and_run_again(tmp_path, start, tool):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(tool)
-    for _ in range(2 * SOAK):
+    for _ in range(SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0, seconds))
         process.kill()
@@ -95,7 +95,7 @@ def test_interrupted_at_any_moment(tmp_path, start, tool, number):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(f"{tool}{number}")
-    for _ in range(2 * SOAK):
+    for _ in range(SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0.2, 1) * seconds)
         process.send_signal(number)
