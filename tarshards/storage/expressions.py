@@ -28,7 +28,8 @@ MOST_SHARDS = 3_000_000  # of an expression: as many as the largest manifest nam
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 _NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")  # of a range
-_MARKS = (*"{}*?[#~", "::", "\0@", "\0\0", ".json\0")  # of names, between NULs, that are not just URLs of shards
+# What names, between NULs, have that are not just URLs of shards, after a character of it that is found in less time.
+_MARKS = (*zip("{}*?[#~", "{}*?[#~"), (":", "::"), ("@", "\0@"), ("j", ".json\0"))
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression in an error
@@ -156,7 +157,9 @@ def _are_urls(names: list[str]) -> bool:
     (True, False, False)
     """
     text = "\0" + "\0".join(names) + "\0"
-    if any(mark in text for mark in _MARKS) or text.count("\0") != len(names) + 1:
+    if "" in names or text.count("\0") != len(names) + 1:
+        return False
+    if any(rare in text and mark in text for rare, mark in _MARKS):
         return False
     return ":" not in text or all("://" in name or ":" not in name for name in names)
 
@@ -378,16 +381,16 @@ def _shards_of(location: Location) -> Shards:
         shards = parse_manifest(location.read(MAX_BYTES), location.name)
         shards.urls = _resolved(location, shards.urls)
         return shards
-    urls = [_plain(url) for url in found if url == location.url or not _base(url).endswith(_BESIDE)]
+    urls = [
+        _plain(url) if ":" in url else url
+        for url in found
+        if not (Location(url).base if ":" in url else url).endswith(_BESIDE) or url == location.url
+    ]
     if not urls:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
     return Shards(urls)
-
-
-def _base(url: str) -> str:
-    return Location(url).base if ":" in url else url
 
 
 def _plain(url: str) -> str:
