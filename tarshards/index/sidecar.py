@@ -619,18 +619,20 @@ def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
 
 def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
     paths = paths_of(urls)
-    found = array("q", [-1, -1, -1] * len(urls))
-    for folder, numbers in _by_folder(paths).items():
-        shards = paths if len(numbers) == len(paths) else [paths[number] for number in numbers]
-        given = folder, _index_folder(folder, remote), "\0".join(shards)
+    folders = _by_folder(paths)
+    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
+    for folder, numbers in folders.items():
+        given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
         with suppress(ValueError):  # of names that cannot be
             heads = array("q", read_heads(*map(os.fsencode, given)))
-            if len(heads) == 3 * len(paths):
+            if len(folders) == 1:
                 found = heads
-            elif len(heads) == 3 * len(shards):
+            elif len(heads) == 3 * len(numbers):
                 for place, number in enumerate(numbers):
                     found[3 * number : 3 * number + 3] = heads[3 * place : 3 * place + 3]
-    if -1 in found:
+    if len(found) != 3 * len(urls):
+        found = array("q", [-1, -1, -1] * len(urls))
+    if min(found) < 0:
         for place, url in enumerate(urls):
             if found[3 * place] < 0:
                 found[3 * place : 3 * place + 3] = array("q", _find_head(Location.of(url, remote)))

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import islice, product
+from itertools import islice, product, starmap
+from operator import add
 from typing import Any
 
 from tarshards.errors import UrlError, shortened
@@ -311,10 +312,25 @@ def _ranges(part: str) -> Iterator[str] | None:
         if len(first) != len(last) or first > last:
             return None
         before = begin if names is None else ""
-        form = f"{before.replace('%', '%%')}%0{len(first)}d{text.replace('%', '%%')}"
-        numbers = map(form.__mod__, range(int(first), int(last) + 1))
+        numbers = _numbered(before, first, last, text)
         names = numbers if names is None else map("".join, product(names, numbers))
     return names
+
+
+def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
+    """Yield the numbers from *first* to *last*, which have as many digits, between *before* and *after*.
+
+    >>> list(_numbered("a", "08", "10", "b")), len([*_numbered("", "00998", "03001", "")])
+    (['a08b', 'a09b', 'a10b'], 2004)
+    """
+    begin, count = int(first), int(last) - int(first) + 1
+    if len(first) < 4 or count < 1000:
+        form = f"{before.replace('%', '%%')}%0{len(first)}d{after.replace('%', '%%')}"
+        return map(form.__mod__, range(begin, begin + count))
+    # Joining two halves of a name takes a fifth of the time that formatting its number does.
+    heads = [f"{before}{number:0{len(first) - 3}d}" for number in range(begin // 1000, int(last) // 1000 + 1)]
+    tails = [f"{number:03d}{after}" for number in range(1000)]
+    return islice(starmap(add, product(heads, tails)), begin % 1000, begin % 1000 + count)
 
 
 def _count(part: str) -> int:

@@ -357,7 +357,9 @@ class Location:
 
             names = list(map(quote, names))
         folder, query = self.folder, self.query
-        return [folder + name.removeprefix("./") + query for name in names] if folder else [n + query for n in names]
+        if folder and not _have_none(names, "./"):
+            names = [name.removeprefix("./") for name in names]
+        return [folder + name + query for name in names] if query else [folder + name for name in names]
 
     def relative(self, other: Location) -> str:
         """Return the name by which `beside` gives *other*; its path or URL where there is none.
