@@ -96,30 +96,50 @@ class Order:
         return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
 
     def make_tables(self) -> tuple[NDArray[Any], ...]:
-        """Make what places are looked up in, 8 bytes a sample where blocks and windows are of one, or 12 a block."""
+        """Make what places are looked up in: 8 bytes a sample where blocks and windows are of one sample.
+
+        Otherwise 4 bytes a block, and 12 for each that is shorter than the others, as the last one of a shard may be.
+        """
         return (self._line(),) if self.block == self.window == 1 else self._blocks()
 
     @cached_property
     def tables(self) -> Sequence[NDArray[Any]]:
         return self.make_tables()
 
-    def _blocks(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The blocks in the order of the line, and where each begins in it."""
+    def _blocks(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """The blocks in the order of the line; which of them come first or follow a short one; where those begin."""
         total = int(self.first_block[-1])
         kind = np.uint32 if total < 2**32 else np.int64
         if self.shuffle and total:
             order: NDArray[Any] = permutations(self.block_key, [total], total)[0].astype(kind)
         else:
             order = np.arange(total, dtype=kind)
-        lengths = np.full(total, min(self.block, 2**32 - 1), np.uint32)
-        some = np.flatnonzero(self.counts)
-        lengths[self.first_block[some + 1] - 1] = (self.counts[some].astype(np.int64) - 1) % self.block + 1
-        begin = np.zeros(total + 1, np.int64)
-        for i in range(0, total, CHUNK):  # together they would need as much memory again
-            part = begin[i : i + CHUNK + 1]
-            np.cumsum(lengths[order[i : i + CHUNK]], out=part[1:])
-            part[1:] += part[0]
-        return order, begin[:-1]
+        lacking = -self.counts.astype(np.int64) % self.block  # samples of each shard's last block
+        are_short = np.zeros(total, np.bool_)
+        are_short[self.first_block[1:][lacking > 0] - 1] = True
+        short = np.zeros(0, np.int64)
+        if are_short.any():
+            parts = (i + np.flatnonzero(are_short[order[i : i + CHUNK]]) for i in range(0, total, CHUNK))
+            short = np.concatenate([*parts])
+        lost = np.cumsum(lacking[self._shard_of(order[short])])
+        after = np.concatenate(([0], short + 1))
+        return order, after.astype(kind), after * self.block - np.concatenate(([0], lost))
+
+    def _shard_of(self, blocks: NDArray[Any]) -> NDArray[np.int64]:
+        return np.searchsorted(self.first_block, blocks.astype(np.int64), "right") - 1
+
+    def _block_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which block of the line each place is in."""
+        _, after, begin = self.tables
+        i = np.searchsorted(begin, places, "right") - 1
+        return after[i] + (places - begin[i]) // self.block
+
+    def _begin_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place in the line where each block of it begins."""
+        _, after, begin = self.tables
+        i = np.searchsorted(after, numbers, "right") - 1
+        found: NDArray[np.int64] = begin[i] + (numbers - after[i]) * self.block
+        return found
 
     def _line(self) -> NDArray[np.uint64]:
         """Shards and samples of all places in the line, each pair in one number, where a block is one sample."""
@@ -136,11 +156,10 @@ class Order:
             (line,) = self.tables
             shards, samples = line.take(places).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
             return shards, samples
-        order, begin = self.tables
-        i = np.searchsorted(begin, places, "right") - 1
-        block = order[i].astype(np.int64)
-        shard = np.searchsorted(self.first_block, block, "right") - 1
-        return shard, (block - self.first_block[shard]) * self.block + places - begin[i]
+        i = self._block_at(places)
+        block = self.tables[0][i].astype(np.int64)
+        shard = self._shard_of(block)
+        return shard, (block - self.first_block[shard]) * self.block + places - self._begin_of(i)
 
     def windows(self, lane: NDArray[np.int64], window: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Shards and samples of whole windows in their order: an array of (windows, places, 2)."""
@@ -158,16 +177,16 @@ class Order:
 
         Only the blocks in them are searched for, which is faster than ``locate`` by about their size.
         """
-        order, begin = self.tables
-        low = np.searchsorted(begin, first, "right") - 1
-        counts = np.searchsorted(begin, first + sizes - 1, "right") - low  # of the blocks in each run
+        low = self._block_at(first)
+        counts = self._block_at(first + sizes - 1) + 1 - low  # of the blocks in each run
         run = np.repeat(np.arange(len(first)), counts)
         i = np.arange(len(run)) + (low - np.cumsum(counts) + counts)[run]
-        start = np.maximum(begin[i], first[run])
+        begin = self._begin_of(i)
+        start = np.maximum(begin, first[run])
         out = start + (np.cumsum(sizes) - sizes - first)[run]  # where each begins in the result
-        block = order[i].astype(np.int64)
-        shard = np.searchsorted(self.first_block, block, "right") - 1
-        sample = (block - self.first_block[shard]) * self.block + start - begin[i]
+        block = self.tables[0][i].astype(np.int64)
+        shard = self._shard_of(block)
+        sample = (block - self.first_block[shard]) * self.block + start - begin
         total = int(sizes.sum())
         lengths = np.diff(out, append=total)
         located = np.empty((total, 2), np.uint32)

@@ -13,6 +13,14 @@
 
 #define HEAD 256 /* bytes; what is read of them ends before 200 */
 #define BLOCK 512
+#define INDEX ".index"
+#define LONGEST 4096 /* bytes of a name, with INDEX */
+
+#ifdef O_PATH
+#define FOLDER (O_PATH | O_DIRECTORY | O_CLOEXEC) /* one that may not be listed, too */
+#else
+#define FOLDER (O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+#endif
 
 typedef struct {
     const unsigned char *at, *end;
@@ -74,16 +82,23 @@ static int parse(Cursor *cursor, int64_t *found) {
     return size >= 0 && found[0] <= size / BLOCK;
 }
 
-/* Read what the index at *sidecar* says of *shard*, which must have the size that it says. */
-static int read_head(const char *shard, const char *sidecar, int64_t *found) {
+/* Read what the index in the folder *indexes* says of a shard in *folder*, which must have the size that it says. The
+ * system looks up one name, not a path.
+ */
+static int read_head(int folder, int indexes, const char *name, size_t length, int64_t *found) {
     unsigned char head[HEAD];
+    char sidecar[LONGEST];
     struct stat status;
-    int file = open(sidecar, O_RDONLY | O_CLOEXEC);
+    if (length + sizeof INDEX > LONGEST) return 0;
+    memcpy(sidecar, name, length);
+    memcpy(sidecar + length, INDEX, sizeof INDEX);
+    int file = openat(indexes, sidecar, O_RDONLY | O_CLOEXEC);
     if (file < 0) return 0;
-    ssize_t length = pread(file, head, HEAD, 0);
+    ssize_t size = pread(file, head, HEAD, 0);
     close(file);
-    Cursor cursor = {head, head + (length < 0 ? 0 : length)};
-    return parse(&cursor, found) && stat(shard, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == found[1];
+    Cursor cursor = {head, head + (size < 0 ? 0 : size)};
+    if (!parse(&cursor, found) || fstatat(folder, name, &status, 0) != 0) return 0;
+    return S_ISREG(status.st_mode) && status.st_size == found[1];
 }
 
 /* Count names with NULs between them. */
@@ -96,20 +111,25 @@ static int64_t count_names(PyObject *names) {
 
 static PyObject *read_heads(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *shards, *sidecars;
-    if (!PyArg_ParseTuple(args, "SS:read_heads", &shards, &sidecars)) return NULL;
-    int64_t count = count_names(sidecars);
-    if (count_names(shards) != count) return PyErr_Format(PyExc_ValueError, "not as many shards as sidecars");
+    const char *folder, *indexes;
+    PyObject *paths;
+    if (!PyArg_ParseTuple(args, "yyS:read_heads", &folder, &indexes, &paths)) return NULL;
+    int64_t count = count_names(paths);
     PyObject *result = PyBytes_FromStringAndSize(NULL, count * 24);
     if (!result) return NULL;
     int64_t *found = (int64_t *)(void *)PyBytes_AsString(result);
-    const char *shard = PyBytes_AsString(shards), *sidecar = PyBytes_AsString(sidecars);
+    const char *path = PyBytes_AsString(paths);
     Py_BEGIN_ALLOW_THREADS
+    size_t before = strlen(folder);
+    int shards = open(*folder ? folder : ".", FOLDER), sidecars = open(*indexes ? indexes : ".", FOLDER);
     for (int64_t i = 0; i < count; i++, found += 3) {
-        if (!read_head(shard, sidecar, found)) found[0] = found[1] = found[2] = -1;
-        shard += strlen(shard) + 1;
-        sidecar += strlen(sidecar) + 1;
+        size_t length = strlen(path);
+        size_t begin = length < before ? length : before;
+        if (!read_head(shards, sidecars, path + begin, length - begin, found)) found[0] = found[1] = found[2] = -1;
+        path += length + 1;
     }
+    if (shards >= 0) close(shards);
+    if (sidecars >= 0) close(sidecars);
     Py_END_ALLOW_THREADS
     return result;
 }
@@ -183,7 +203,7 @@ static PyObject *are_listed(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"read_heads", read_heads, METH_VARARGS, "read_heads(shards, sidecars) -> bytes; see tarshards.index._sidecars_py"},
+    {"read_heads", read_heads, METH_VARARGS, "read_heads(folder, indexes, shards) -> bytes; see tarshards.index._sidecars_py"},
     {"are_listed", are_listed, METH_VARARGS, "are_listed(folder, names) -> bytes; see tarshards.index._sidecars_py"},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,7 @@ from array import array
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tarshards.storage.beside import FORMAT
+from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.tar.read import BLOCK
 
 BEGINNING = 256  # bytes; what is read of them ends before 200
@@ -51,18 +51,18 @@ def parse_head(data: bytes) -> Head:
     return head
 
 
-def read_heads(shards: bytes, sidecars: bytes) -> bytes:
-    """Return three int64 of each of the *sidecars*, paths with NULs between them: samples, bytes, 1 if split "last".
+def read_heads(folder: bytes, indexes: bytes, shards: bytes) -> bytes:
+    """Return three int64 for each of the *shards*: samples, bytes, and 1 if its names were split at the last dot.
 
-    They are -1 where a sidecar is missing or damaged, or its shard has not as many bytes as it says.
+    *shards* are paths in *folder*, with NULs between them; their sidecars are in the folder *indexes*. Both folders end
+    in a slash, or are empty. The numbers are -1 where a sidecar is missing or damaged, or its shard has not as many
+    bytes as it says.
     """
-    if shards.count(b"\0") != sidecars.count(b"\0"):
-        raise ValueError("not as many shards as sidecars")
     found = array("q")
-    for shard, sidecar in zip(shards.split(b"\0"), sidecars.split(b"\0")):
+    for shard in shards.split(b"\0"):
         numbers = -1, -1, -1
         with suppress(OSError, ValueError, TypeError, KeyError):
-            with open(sidecar, "rb", buffering=0) as file:
+            with open(indexes + shard.removeprefix(folder) + INDEX.encode(), "rb", buffering=0) as file:
                 head = parse_head(file.read(BEGINNING))
             status = os.stat(shard)
             if stat.S_ISREG(status.st_mode) and status.st_size == head.size:

@@ -511,10 +511,11 @@ def has_index(urls: Sequence[str | Location], remote: Remote | None = None) -> l
     names = [url.url if isinstance(url, Location) else url for url in urls]
     if not are_local(names):
         return list(for_each_shard(_has_index, [Location.of(url, remote) for url in urls]))
-    paths = _paths(names, remote)
+    paths = paths_of(names)
     there = [False] * len(paths)
-    for folder, numbers in _by_folder(paths).items():
-        bases = [paths[number][len(folder) :] for number in numbers]
+    for shards, numbers in _by_folder(paths).items():
+        folder = _index_folder(shards, remote)
+        bases = [paths[number][len(shards) :] + INDEX for number in numbers]
         listed = _listed(folder, bases) if len(bases) > FEW else None
         for number, is_there in zip(numbers, listed or (os.path.exists(folder + base) for base in bases)):
             there[number] = bool(is_there)
@@ -525,7 +526,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
     """Return the numbers of *paths* by their folders, which end in a slash."""
     folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
     text = "\0" + "\0".join(paths)
-    if text.count("\0" + folder) == len(paths) and text.count("/") == folder.count("/") * len(paths):
+    if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
         return {folder: range(len(paths))}  # soon told, of many thousands
     folders: dict[str, Any] = {}
     for number, path in enumerate(paths):
@@ -554,20 +555,11 @@ def _has_index(location: Location) -> bool:
         raise
 
 
-def _paths(urls: list[str], remote: Remote | None) -> list[str]:
-    """Return the paths of the sidecars of local shards."""
-    paths = paths_of(urls)
+def _index_folder(folder: str, remote: Remote | None) -> str:
+    """Return the folder, with its slash, of the sidecars of local shards in *folder*."""
     if (remote or default()).index_dir is None:
-        return [path + INDEX for path in paths]
-    folders: dict[str, str] = {}  # to find one takes long
-    found = []
-    for folder, base in map(os.path.split, paths):
-        if folder not in folders:
-            folders[folder] = os.path.dirname(
-                str(index_location(Location(f"{folder}/x" if folder else "x", remote)).path)
-            )
-        found.append(os.path.join(folders[folder], base + INDEX))
-    return found
+        return folder
+    return os.path.join(os.path.dirname(str(index_location(Location(f"{folder}x", remote)).path)), "")
 
 
 def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
@@ -581,14 +573,14 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
     """
     if not (numbers := shards.uncounted):
         return shards, []
-    urls = [shards.urls[number] for number in numbers]
-    heads = [[-1] * len(urls) for _ in range(3)]
+    urls = shards.urls if len(numbers) == len(shards) else [shards.urls[number] for number in numbers]
+    heads = [array("q", bytes(8 * len(urls))) for _ in range(3)]
     step = -(-len(urls) // PROBED)
     for begin in range(step):
         found = _read_heads(urls[begin::step], remote)
         for which, values in enumerate(heads):
             values[begin::step] = found[which::3]
-        if begin == 0 and max(heads[0]) < 0:
+        if begin == 0 and max(found) < 0:
             return shards, list(numbers)
     counts, sizes, are_last = heads
     if min(counts) < 0:
@@ -604,9 +596,13 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
             if count == 0 or splits[number] == SPLITS[not is_last]:
                 location = Location.of(url, remote)
                 Index.load(location).check_split(splits[number])
-    columns = {name: shards.column(name).copy() for name in COUNTS}
-    for number, *pair in zip(numbers, counts, sizes):
-        columns["samples"][number], columns["size"][number] = pair
+    columns = {}
+    for name, told in zip(COUNTS, (counts, sizes)):
+        columns[name] = told.tolist()
+        if len(told) < len(shards):
+            columns[name] = shards.column(name).copy()
+            for number, value in zip(numbers, told):
+                columns[name][number] = value
     return shards.replace(**columns), []
 
 
@@ -622,14 +618,21 @@ def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
 
 
 def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
-    found = array("q")
-    with suppress(ValueError):  # of names that cannot be
-        found.frombytes(
-            read_heads(*(os.fsencode("\0".join(paths)) for paths in (paths_of(urls), _paths(urls, remote))))
-        )
+    paths = paths_of(urls)
+    folders = _by_folder(paths)
+    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
+    for folder, numbers in folders.items():
+        given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
+        with suppress(ValueError):  # of names that cannot be
+            heads = array("q", read_heads(*map(os.fsencode, given)))
+            if len(folders) == 1:
+                found = heads
+            elif len(heads) == 3 * len(numbers):
+                for place, number in enumerate(numbers):
+                    found[3 * number : 3 * number + 3] = heads[3 * place : 3 * place + 3]
     if len(found) != 3 * len(urls):
         found = array("q", [-1, -1, -1] * len(urls))
-    if -1 in found:
+    if min(found) < 0:
         for place, url in enumerate(urls):
             if found[3 * place] < 0:
                 found[3 * place : 3 * place + 3] = array("q", _find_head(Location.of(url, remote)))

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import islice, product
+from itertools import islice, product, starmap
+from operator import add
 from typing import Any
 
 from tarshards.errors import UrlError, shortened
@@ -28,7 +29,8 @@ MOST_SHARDS = 3_000_000  # of an expression: as many as the largest manifest nam
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 _NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")  # of a range
-_MARKS = (*"{}*?[#~", "::", "\0@", "\0\0", ".json\0")  # of names, between NULs, that are not just URLs of shards
+# What names, between NULs, have that are not just URLs of shards, after a character of it that is found in less time.
+_MARKS = (*zip("{}*?[#~", "{}*?[#~"), (":", "::"), ("@", "\0@"), ("j", ".json\0"))
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression in an error
@@ -162,7 +164,9 @@ def _are_urls(names: list[str]) -> bool:
     (True, False, False)
     """
     text = "\0" + "\0".join(names) + "\0"
-    if any(mark in text for mark in _MARKS) or text.count("\0") != len(names) + 1:
+    if "" in names or text.count("\0") != len(names) + 1:
+        return False
+    if any(rare in text and mark in text for rare, mark in _MARKS):
         return False
     return ":" not in text or all("://" in name or ":" not in name for name in names)
 
@@ -314,10 +318,25 @@ def _ranges(part: str) -> Iterator[str] | None:
         if len(first) != len(last) or first > last:
             return None
         before = begin if names is None else ""
-        form = f"{before.replace('%', '%%')}%0{len(first)}d{text.replace('%', '%%')}"
-        numbers = map(form.__mod__, range(int(first), int(last) + 1))
+        numbers = _numbered(before, first, last, text)
         names = numbers if names is None else map("".join, product(names, numbers))
     return names
+
+
+def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
+    """Yield the numbers from *first* to *last*, which have as many digits, between *before* and *after*.
+
+    >>> list(_numbered("a", "08", "10", "b")), len([*_numbered("", "00998", "03001", "")])
+    (['a08b', 'a09b', 'a10b'], 2004)
+    """
+    begin, count = int(first), int(last) - int(first) + 1
+    if len(first) < 4 or count < 1000:
+        form = f"{before.replace('%', '%%')}%0{len(first)}d{after.replace('%', '%%')}"
+        return map(form.__mod__, range(begin, begin + count))
+    # Joining two halves of a name takes a fifth of the time that formatting its number does.
+    heads = [f"{before}{number:0{len(first) - 3}d}" for number in range(begin // 1000, int(last) // 1000 + 1)]
+    tails = [f"{number:03d}{after}" for number in range(1000)]
+    return islice(starmap(add, product(heads, tails)), begin % 1000, begin % 1000 + count)
 
 
 def _count(part: str) -> int:
@@ -389,16 +408,16 @@ def _shards_of(location: Location) -> Shards:
         shards = parse_manifest(location.read(MAX_BYTES), location.name)
         shards.urls = _resolved(location, shards.urls)
         return shards
-    urls = [_plain(url) for url in found if url == location.url or not _base(url).endswith(_BESIDE)]
+    urls = [
+        _plain(url) if ":" in url else url
+        for url in found
+        if not (Location(url).base if ":" in url else url).endswith(_BESIDE) or url == location.url
+    ]
     if not urls:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
     return Shards(urls)
-
-
-def _base(url: str) -> str:
-    return Location(url).base if ":" in url else url
 
 
 def _plain(url: str) -> str:

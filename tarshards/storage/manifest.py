@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 from tarshards.errors import UrlError
@@ -24,6 +25,7 @@ SUFFIX = ".shards.json"
 DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # what an entry says of its shard
 MARKS = ("concatenated", "indexed")  # those that are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 150 bytes a shard
+_COUNTS = {"nsamples": "samples", "filesize": "size"}  # what the entries of ``Shard`` are called in a manifest
 _HEX = b"0123456789abcdef"
 _DIGITS = {"sha256": 64, "digest": 32}  # how many hexadecimal digits each has
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
@@ -86,6 +88,8 @@ class Shards(Sequence[Shard]):
     @property
     def uncounted(self) -> Sequence[int]:
         """The numbers of those whose samples or bytes are not known."""
+        if not self._columns.keys() >= {"samples", "size"}:
+            return range(len(self))
         samples, sizes = self.column("samples"), self.column("size")
         if None not in samples and None not in sizes:
             return []
@@ -203,13 +207,13 @@ def _parse(text: bytes | str, url: str) -> Shards:
     if found.get("datasets"):
         raise UrlError("a manifest of other datasets; name their manifests instead", url=url)
     columns = _columns_of([entry for entry in entries if isinstance(entry, dict)])
-    if len(columns["url"]) < len(entries) or not _are_right(columns):
+    names = columns.pop("url", [])
+    if len(names) < len(entries) or not _are_right(names, columns):
         for place, entry in enumerate(entries):
             _check_entry(entry, place, url)
-    if len(set(columns["url"])) < len(entries):
+    if len(set(names)) < len(entries):
         raise UrlError("a manifest that names a shard twice", url=url)
-    names, samples, size, *others = (columns[word] for word in ("url", "nsamples", "filesize", *MARKS, *_DIGITS))
-    return Shards(names, samples=samples, size=size, **dict(zip((*MARKS, *_DIGITS), others)))
+    return Shards(names, **{_COUNTS.get(word, word): column for word, column in columns.items()})
 
 
 def dump_manifest(shards: Iterable[Shard]) -> str:
@@ -262,29 +266,33 @@ def _dump(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
 
 
 def _columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return what the *entries* of a manifest say, by word."""
-    columns = {word: [entry.get(word) for entry in entries] for word in ("url", *MOST, *_DIGITS)}
-    return columns | {word: [entry.get(word, False) for entry in entries] for word in MARKS}
+    """Return what the *entries* of a manifest say, by word; words that none has may be left out."""
+    words = ("url", *DESCRIPTION)
+    first = entries[0].keys() if entries else {}.keys()
+    if sum(map(len, entries)) == len(first) * len(entries):  # as where all have the same words
+        with suppress(KeyError):
+            return {word: [*map(itemgetter(word), entries)] for word in words if word in first}
+    return {word: [entry.get(word, False if word in MARKS else None) for entry in entries] for word in words}
 
 
-def _are_right(columns: dict[str, list[Any]]) -> bool:
+def _are_right(names: list[Any], columns: dict[str, list[Any]]) -> bool:
     """Return whether ``_check_entry`` raises for none of the entries, which takes less time for all of them."""
-    for word, most in MOST.items():
+    for word in MOST.keys() & columns.keys():
         numbers = _given(columns[word])
-        if set(map(type, numbers)) - {int} or (numbers and not 0 <= min(numbers) <= max(numbers) <= most):
+        if set(map(type, numbers)) - {int} or (numbers and not 0 <= min(numbers) <= max(numbers) <= MOST[word]):
             return False
-    if any(set(map(type, columns[word])) - {bool} for word in MARKS):
+    if any(set(map(type, columns[word])) - {bool} for word in columns.keys() & MARKS):
         return False
     try:
-        "".join(columns["url"])
-        for word, digits in _DIGITS.items():
+        "".join(names)
+        for word in _DIGITS.keys() & columns.keys():
             values = _given(columns[word])
             text = "".join(values).encode(errors="replace")
-            if set(map(len, values)) - {digits} or text.translate(None, _HEX):
+            if set(map(len, values)) - {_DIGITS[word]} or text.translate(None, _HEX):
                 return False
     except TypeError:
         return False
-    return all(columns["url"])
+    return all(names)
 
 
 def _given(column: list[Any]) -> list[Any]:

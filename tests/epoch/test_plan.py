@@ -279,6 +279,14 @@ def test_positions_arrays_and_slices_agree(counts, options, data):
     assert [array.dtype for array in plan[part]] == [np.int64, np.int64]
 
 
+@pytest.mark.parametrize(("counts", "short"), [([160] * 500, 0), ([160, 157] * 250, 250), ([1, 0, 5] * 500, 1000)])
+def test_a_block_takes_4_bytes_and_a_short_one_12_more(counts, short):
+    plan = EpochPlan(counts, seed=0, epoch=0, block=16, pool=100)
+    blocks = sum(-(-count // 16) for count in counts)
+    assert sum(table.nbytes for table in plan.order.tables) == 4 * blocks + 12 * (short + 1)
+    assert sorted(plan) == everything(counts)
+
+
 def test_long_arrays_in_any_order():
     plan = EpochPlan([1000] * 300, seed=1, epoch=2, pool=20_000)
     whole = np.stack(plan[:])

@@ -8,6 +8,7 @@ import pickle
 import random
 import re
 import shutil
+from array import array
 from pathlib import Path
 from tarfile import DIRTYPE, TarInfo
 from typing import Any
@@ -320,5 +321,25 @@ def test_the_twins_list_the_same(tmp_path_factory, names):
     for kernel in map(load_kernel, KERNELS):
         with pytest.raises(FileNotFoundError):
             kernel.are_listed(b"/nowhere/at/all", text)
-        with pytest.raises(ValueError, match="not as many"):
-            kernel.read_heads(b"a\0b", b"a")
+        for place in b"/nowhere/at/all", os.fsencode(folder):
+            assert set(array("q", kernel.read_heads(place, place, text))) == {-1}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_shards_of_several_folders_keep_their_counts(tmp_path, monkeypatch, kernel, count):
+    monkeypatch.setattr(sidecar, "read_heads", load_kernel(kernel).read_heads)
+    monkeypatch.chdir(tmp_path)
+    names, counts = [], [3, 0, 2, 4, 1]
+    for i in range(5 * count):
+        names.append(f"{'abcd'[i % 4]}/x/{i}.tar" if i % 3 else f"{i}.tar")
+        os.makedirs(os.path.dirname(names[-1]) or ".", exist_ok=True)
+        with TarWriter(names[-1]) as writer:
+            for sample in range(counts[i % 5]):
+                writer.write({"__key__": f"{sample}", "cls": sample})
+        build_index(names[-1]).save(names[-1])
+    assert IndexedShards(names).counts.tolist() == counts * count
+    assert IndexedShards(names).sizes.tolist() == [*map(os.path.getsize, names)]
+    os.unlink(f"{names[-1]}.index")
+    with pytest.raises(ShardIndexError, match="no index found"):
+        IndexedShards(names)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,19 @@ def test_globs_are_sorted_and_stay_in_their_place(here):
     assert expand_urls("{b,a}*.tar") == ["b-0.tar", "b-1.tar", "a.tar"]
     assert expand_urls("*/c.tar") == ["sub/c.tar"]
     assert expand_urls(here / "a*.tar") == [str(here / "a.tar")]
+
+
+PATTERNS = ["*", "*.tar", "a*", "a*.tar", "?*", "[!a]*", "a[*", "[ab]*r", "*a*", "aa*aa", ".*", ".*r", "a?", "**"]
+
+
+@pytest.mark.parametrize("folder", ["", "d/", "./", "d//", "no/", "[d]/"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_globs_find_what_pythons_find(here, pattern, folder):
+    (here / "d").mkdir()
+    for name in "a.tar", "b.tar", ".a.tar", "aa", "aaa", "aaaa", "a[", "b", "a.tar.index", "c\nd.tar":
+        (here / name).touch()
+        (here / "d" / name).touch()
+    assert Location(folder + pattern).glob() == sorted(glob(folder + pattern))
 
 
 def test_a_name_that_exists_is_no_glob(here):
@@ -487,3 +501,20 @@ def test_shards_name_themselves():
     shard = Shard("{0..1}.tar", 7)  # a name, no expression
     assert expand_shards([shard, "b.tar"]) == [shard, Shard("b.tar")]
     assert expand_shards(shard) == [shard]
+
+
+@pytest.mark.parametrize("pattern", ["a{0000..9999}%d", "{00998..03001}", "{000..999}", "%s{1990..3990}-{0..1}"])
+def test_long_ranges_are_those_of_braceexpand(pattern):
+    assert expand_urls(pattern) == list(braceexpand(pattern))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [[{}, {"nsamples": 3, "filesize": 9}], [{"nsamples": None}], [{"filesize": 9, "sha256": "0" * 64}], [{"x": 1}]],
+)
+def test_entries_of_a_manifest_may_have_different_words(others):
+    entries = [{"url": "0.tar", "nsamples": 7}, *({"url": f"{i}.tar"} | other for i, other in enumerate(others, 1))]
+    found = parse_manifest(json.dumps({"wids_version": 1, "shardlist": entries}), "x.shards.json")
+    assert [(shard.url, shard.samples, shard.size, shard.sha256) for shard in found] == [
+        tuple(entry.get(word) for word in ("url", "nsamples", "filesize", "sha256")) for entry in entries
+    ]
