@@ -94,6 +94,14 @@ class Opening:
         """Return the shards that *urls*, a shard expression, names, marked as *concatenated* and *allow_pipe* say."""
         return find_shards(urls, self.remote, concatenated=self.concatenated, allow_pipe=self.allow_pipe)
 
+    def connect(self, spec: Any) -> None:
+        """Open the connections for the first batch while *spec* is read, if it is a remote manifest."""
+        if self.index and isinstance(spec, str) and spec.endswith(".json") and are_remote([spec]):
+            from tarshards.index.fetch import connect
+
+            location = Location.of(spec, self.remote)
+            connect(location, location.remote.connections)
+
     def find_indexed(self, shards: Shards) -> Shards | None:
         """Return *shards* with what their indexes say of them if they are read through these; else None.
 
