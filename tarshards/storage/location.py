@@ -67,10 +67,12 @@ class Location:
 
     url: str  #: as it was given
     remote: Remote  #: how it is read, if it is remote
-    sync: bool  #: whether what is written there waits until it is on the disk, if it is local
+    sync: bool = True  #: whether what is written there waits until it is on the disk, if it is local
 
     def __init__(self, url: str, remote: Remote | None = None, *, sync: bool = True):
-        self.__dict__.update(url=url, remote=remote or default(), sync=sync)
+        self.__dict__.update(url=url, remote=remote or default())
+        if not sync:
+            self.__dict__["sync"] = False
 
     @classmethod
     def of(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, sync: bool = True) -> Location:
@@ -84,7 +86,7 @@ class Location:
                 return url
             return cls(url.url, remote or url.remote, sync=sync and url.sync)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
-            return cls(text, remote, sync=sync)
+            return cls(text, remote) if sync else cls(text, remote, sync=False)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:

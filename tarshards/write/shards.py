@@ -116,18 +116,24 @@ class TarWriter(_Writer):
         """
         fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
-        self.write_encoded(key, fields, values, pack_members(key, fields, values), sample.get("__url__"))
+        self.write_members(key, fields, values, pack_members(key, fields, values), sample.get("__url__"))
 
-    def write_encoded(
+    def write_members(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], shard: str | None = None
     ) -> None:
-        """Append one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
-        members, offset = self._members, self.size - len(END)
+        """Append the members of one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
+        members = self._members
         if members is not None and fields not in members.numbers:
             members.check_room(key, fields, str(self.target))
-        self.write_members(key, packed, shard)
+        if key in self._keys:
+            raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
+        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
+        size = sum(map(len, packed))
+        self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         if members is not None:
-            members.add_written(key, fields, values, packed, offset)
+            members.add_written(key, fields, values, packed, self.size - len(END))
+        self.size += size
+        self.samples += 1
 
     def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
         """Append samples, of which *packed* has all the members of each in one."""
@@ -142,16 +148,6 @@ class TarWriter(_Writer):
             self._members.add_packed(parts, self.size - len(END))
         self.size += size
         self.samples += len(keys)
-
-    def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
-        """Append the members of one sample, without an index; *shard* is where it was read."""
-        if key in self._keys:
-            raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
-        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
-        size = sum(map(len, packed))
-        self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
-        self.size += size
-        self.samples += 1
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
@@ -310,7 +306,7 @@ class ShardWriter(_Writer):
             if not self._is_open:
                 raise ValueError(f"{self._location.name}: closed, so nothing more can be written")
             writer = self._writer = self._begin_shard()
-        writer.write_encoded(key, fields, values, packed, sample.get("__url__"))
+        writer.write_members(key, fields, values, packed, sample.get("__url__"))
         self.samples += 1
 
     def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
