@@ -34,10 +34,9 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression, without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
 from tarshards.write.map import is_pattern, output_names
 from tarshards.write.once import check_free, discard, finish, make_all
-from tarshards.write.shards import name_leftovers, write_shard
+from tarshards.write.shards import made_shard, name_leftovers, write_shard
 
 MAX_BYTES = 10**9
 FILES: dict[str, Callable[[list[str], list[str], int], Plan]] = {
@@ -109,7 +108,8 @@ def import_dataset(
         raise SampleError("no samples: no row became one", url=name)
     columns = _columns(plan, [each["fields"] for each in made], name)
     columns.save(Location.of(record_url(names), sync=sync))
-    list(update_manifests(with_digests(map(_shard_of, made)), sync=sync))
+    shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
+    list(update_manifests(with_digests(shards), sync=sync))
     finish(units)
     if is_pattern(pattern):
         name_leftovers(os.fspath(pattern), len(names))
@@ -237,8 +237,3 @@ def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
     order = list(dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
     schema = None if plan.schema is None else plan.schema.serialize().to_pybytes()
     return Columns(naming.fields, order, schema, plan.omit)
-
-
-def _shard_of(made: dict[str, Any]) -> Shard:
-    size = None if named_compression(Location.of(made["shard"])) else made["size"]
-    return Shard(made["shard"], made["samples"], size, indexed=size is not None)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpError, check_function
+from tarshards.parallel import ProcessPool
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import read_shard
@@ -23,7 +24,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, make_once
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import name_leftovers, shard_name, write_shard
+from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
 
 if TYPE_CHECKING:
     pass
@@ -90,7 +91,7 @@ def map_shards(
         for target in targets:
             target.make_folder()
             claims.take(target)
-        executor = executor or stack.enter_context(_default_pool())
+        executor = executor or stack.enter_context(ProcessPool())
         todo = list(enumerate(zip(shards, targets)))
         for left in range(retries, -1, -1):
             outcomes = stack.enter_context(closing(run_all(work, todo, executor, progress=progress)))
@@ -110,16 +111,12 @@ def map_shards(
                     ledger(failure)
         rows = [reports[number] for number in sorted(reports)]
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
-        list(update_manifests(with_digests(_made_shards(rows)), sync=sync))
+        made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
+        entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
+        list(update_manifests(with_digests(entries), sync=sync))
         if is_pattern(outputs):
             name_leftovers(os.fspath(outputs), len(names))
     return rows
-
-
-def _default_pool() -> Executor:
-    from tarshards.parallel import ProcessPool
-
-    return ProcessPool()
 
 
 def output_names(outputs: Any, count: int) -> list[str]:
@@ -201,14 +198,6 @@ def _write_report(location: Location, rows: Iterable[Any]) -> None:
 
     with location.open("wb") as stream:
         stream.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows).encode())
-
-
-def _made_shards(reports: Iterable[ShardReport]) -> Iterator[Shard]:
-    for row in reports:
-        output = Location.of(row.output)
-        if row.error is None and not output.is_stream:
-            size = None if named_compression(output) else row.bytes
-            yield Shard(row.output, row.samples_out, size, indexed=size is not None)
 
 
 def _error_of(entry: Quarantined) -> OpError:

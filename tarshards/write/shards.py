@@ -447,6 +447,12 @@ def write_shard(
     return writer.samples, writer.size
 
 
+def made_shard(url: str, samples: int, size: int) -> Shard:
+    """Return the entry of a manifest for what ``write_shard`` wrote; a compressed shard has no index."""
+    is_indexed = named_compression(Location.of(url)) is None
+    return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
+
+
 def _write_each(
     writer: TarWriter,
     samples: Iterable[Sample | SampleBatch],
