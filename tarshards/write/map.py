@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tarshards.errors import OpError, check_function
 from tarshards.parallel import ProcessPool
@@ -25,11 +25,6 @@ from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, make_once
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
-
-if TYPE_CHECKING:
-    pass
-
-AHEAD = 1000  # shards submitted to the executor at a time
 
 
 @dataclass(frozen=True)
