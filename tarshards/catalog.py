@@ -362,7 +362,7 @@ class Catalog:
         """Write the file, whole or not at all; what it had besides entries, such as comments, is lost."""
         self._check_ours()
         text = self.dump().encode()
-        with self.location.open("wb", sync=sync) as stream:
+        with Location.of(self.location, sync=sync).open("wb") as stream:
             stream.write(text)
 
     def _check_ours(self) -> None:

@@ -109,11 +109,11 @@ def write_card(
     """
     import json
 
-    location = Location.of(target)
+    location = Location.of(target, sync=sync)
     beside = Location("card.json") if location.is_stream else location
     plain = location.url == "-" and sys.stdout.isatty()  # a terminal might obey what is in the names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
-    with location.open("wb", sync=sync) as stream:
+    with location.open("wb") as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -26,7 +26,7 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.storage.location import Location
-from tarshards.storage.opening import open_shard, open_url
+from tarshards.storage.opening import open_shard
 from tarshards.write.map import output_names
 from tarshards.write.once import check_free, discard, finish, is_begun, make_all
 
@@ -80,11 +80,12 @@ def export_dataset(
     if kind in ("jsonl", "msgpack"):
         named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
-    units = [_ExportedShard(shard, name, kind, columns, *each) for shard, name, *each in zip(sources, names, repeated)]
+    targets = [Location.of(name, sync=sync) for name in names]
+    units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
     check_free(units, overwrite=overwrite)
     if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
         raise OpenError("the folder has files; --overwrite writes into it", url=output)
-    made = make_all(units, ledger, executor=executor, progress=progress, sync=sync)
+    made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
     ledger.count(shards=len(made), samples=samples, streamed=samples)
     if not samples:
@@ -134,7 +135,7 @@ class _ExportedShard:
     """A file made of a shard, or the files in a folder, but those of the samples with the numbers *repeated*."""
 
     shard: Shard
-    output: str
+    output: Location
     format: str
     columns: Columns
     repeated: dict[int, str]
@@ -149,31 +150,29 @@ class _ExportedShard:
         about = [self.format, *file_identity(self.shard.url), self.columns.fields, self.columns.omit, schema]
         return [*about, *self.repeated]
 
-    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+    def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
             lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
 
         samples = read_shard(self.shard, ledger=ledger)
         if self.format == "parquet":
-            count = _write_parquet(samples, self.output, self.columns, reject, sync)
+            count = _write_parquet(samples, self.output, self.columns, reject)
         elif self.format == "jsonl":
-            count = _write_lines(samples, self.output, self.columns, reject, sync)
+            count = _write_lines(samples, self.output, self.columns, reject)
         elif self.format == "msgpack":
-            count, _ = write_msgpack(_rows(samples, self.columns, reject), self.output, sync=sync, reject=reject)
+            count, _ = write_msgpack(_rows(samples, self.columns, reject), self.output, reject=reject)
         else:
-            folder = os.path.dirname(self.output)
-            count = _write_files(samples, folder, self.columns, self.repeated, reject, sync)
-        return {"file": self.output, "samples": count}
+            count = _write_files(samples, self.output, self.columns, self.repeated, reject)
+        return {"file": self.output.url, "samples": count}
 
 
-def _write_parquet(samples: Iterable[Sample], output: str, columns: Columns, reject: Reject, sync: bool) -> int:
+def _write_parquet(samples: Iterable[Sample], output: Location, columns: Columns, reject: Reject) -> int:
     parquet = require("pyarrow.parquet", extra="arrow")
     tables = Tables(columns, ())
-    location = Location.of(output)
-    location.make_folder()
+    output.make_folder()
     count = 0
     with (
-        open_url(location, "wb", sync=sync) as stream,
+        output.open("wb") as stream,
         parquet.ParquetWriter(stream, tables.schema, write_page_checksum=True) as writer,
     ):
         for rows in _groups(tables.rows(samples, reject)):
@@ -211,11 +210,10 @@ def _fits(tables: Tables, row: dict[str, Any], reject: Reject) -> bool:
     return True
 
 
-def _write_lines(samples: Iterable[Sample], output: str, columns: Columns, reject: Reject, sync: bool) -> int:
+def _write_lines(samples: Iterable[Sample], output: Location, columns: Columns, reject: Reject) -> int:
     count = 0
-    location = Location.of(output)
-    location.make_folder()
-    with open_shard(location, "wb", sync=sync) as stream:
+    output.make_folder()
+    with open_shard(output, "wb") as stream:
         for row in _rows(samples, columns, reject):
             try:
                 items = [
@@ -260,8 +258,9 @@ def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterat
 
 
 def _write_files(
-    samples: Iterable[Sample], folder: str, columns: Columns, repeated: Mapping[int, str], reject: Reject, sync: bool
+    samples: Iterable[Sample], output: Location, columns: Columns, repeated: Mapping[int, str], reject: Reject
 ) -> int:
+    folder = os.path.dirname(output.url)
     count = 0
     for number, sample in enumerate(samples):
         key = sample["__key__"]
@@ -272,9 +271,9 @@ def _write_files(
             reject(sample, SampleError(repeated[number]))
             continue
         for field in _exported(sample, columns):
-            location = Location.of(os.path.join(folder, f"{key}.{field}"))
+            location = output.at(os.path.join(folder, f"{key}.{field}"))
             location.make_folder()
-            with open_url(location, "wb", sync=sync) as stream:
+            with location.open("wb") as stream:
                 stream.write(sample[field])
         count += 1
     return count

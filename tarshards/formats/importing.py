@@ -34,10 +34,9 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression, without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
 from tarshards.write.map import is_pattern, output_names
 from tarshards.write.once import check_free, discard, finish, make_all
-from tarshards.write.shards import name_leftovers, write_shard
+from tarshards.write.shards import made_shard, name_leftovers, write_shard
 
 MAX_BYTES = 10**9
 FILES: dict[str, Callable[[list[str], list[str], int], Plan]] = {
@@ -85,6 +84,8 @@ def import_dataset(
     function of the error), and that row alone is left out. Raises ModuleNotFoundError, which names the extra to
     install, where the library for a format is missing.
     """
+    from tarshards.index.manifests import update_manifests, with_digests
+
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
     named_compression(Location.of(pattern))  # raises UrlError for a name of another format
@@ -97,17 +98,18 @@ def import_dataset(
     if not plan.pieces:
         raise SampleError("no samples: there are no rows", url=name)
     names = output_names(os.fspath(pattern), len(plan.pieces))
-    units = [_ImportedShard(piece, name, template) for piece, name in zip(plan.pieces, names)]
+    units = [_ImportedShard(piece, Location.of(name, sync=sync), template) for piece, name in zip(plan.pieces, names)]
     check_free(units, overwrite=overwrite)
-    made = make_all(units, ledger, executor=executor, progress=progress, sync=sync)
+    made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
     ledger.count(samples=samples, streamed=samples)
     if not samples:
         discard(units)
         raise SampleError("no samples: no row became one", url=name)
     columns = _columns(plan, [each["fields"] for each in made], name)
-    columns.save(record_url(names), sync=sync)
-    _write_manifest(made, sync)
+    columns.save(Location.of(record_url(names), sync=sync))
+    shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
+    list(update_manifests(with_digests(shards), sync=sync))
     finish(units)
     if is_pattern(pattern):
         name_leftovers(os.fspath(pattern), len(names))
@@ -134,7 +136,7 @@ class _ImportedShard:
     """A shard made of a piece of an input."""
 
     piece: Piece
-    output: str
+    output: Location
     template: str
     is_file = True
 
@@ -142,19 +144,19 @@ class _ImportedShard:
     def identity(self) -> list[Any]:
         return [type(self.piece).__name__, self.template, *self.piece.identity, *_place_of(self.piece)]
 
-    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+    def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
             lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
 
         naming = Naming()
         samples = self.piece.samples(naming, self.template, ledger)
         try:
-            count, size = write_shard(samples, self.output, sync=sync, reject=reject)
+            count, size = write_shard(samples, self.output, reject=reject)
         except TarshardsError as error:
             if error.url is not None:
                 raise
             raise type(error)(error.reason, url=self.piece.name, key=error.key, field=error.field) from error
-        return {"shard": self.output, "samples": count, "size": size, "fields": naming.fields}
+        return {"shard": self.output.url, "samples": count, "size": size, "fields": naming.fields}
 
 
 def _place_of(piece: Any) -> list[Any]:
@@ -235,13 +237,3 @@ def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
     order = list(dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
     schema = None if plan.schema is None else plan.schema.serialize().to_pybytes()
     return Columns(naming.fields, order, schema, plan.omit)
-
-
-def _write_manifest(made: Sequence[dict[str, Any]], sync: bool) -> None:
-    from tarshards.index.manifests import update_manifests, with_digests
-
-    shards = []
-    for each in made:
-        size = None if named_compression(Location.of(each["shard"])) else each["size"]
-        shards.append(Shard(each["shard"], each["samples"], size, indexed=size is not None))
-    list(update_manifests(with_digests(shards), sync=sync))

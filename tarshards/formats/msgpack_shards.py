@@ -237,7 +237,7 @@ def _pack_array(value: Any) -> Any:
 
 def write_msgpack(
     samples: Iterable[Sample],
-    target: str,
+    target: str | Location,
     *,
     sync: bool = True,
     reject: Callable[[Sample, TarshardsError], object] | None = None,
@@ -248,11 +248,11 @@ def write_msgpack(
     suffix, and appears under its name when it is whole; Squirrel reads those that end in ``.gz``. A sample that cannot
     be encoded is passed to *reject* with the error and left out; by default the EncodeError is raised.
     """
-    location = Location.of(target)
+    location = Location.of(target, sync=sync)
     location.make_folder()
     pack = packer()
     count = size = 0
-    with open_shard(location, "wb", sync=sync) as stream:
+    with open_shard(location, "wb") as stream:
         for sample in samples:
             try:
                 data = packed(pack, {name: value for name, value in sample.items() if name != "__url__"})

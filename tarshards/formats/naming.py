@@ -263,11 +263,11 @@ class Columns(NamedTuple):
         """Return the column of a field; one that was added since is a column of its own name."""
         return self.fields.get(field, field)
 
-    def save(self, url: str, *, sync: bool) -> None:
+    def save(self, location: Location) -> None:
         """Write the record, whole or not at all."""
         schema = None if self.schema is None else b64encode(self.schema).decode()
         text = {"version": 1, "fields": self.fields, "order": self.order, "schema": schema, "omit": self.omit}
-        with Location.of(url).open("wb", sync=sync) as stream:
+        with location.open("wb") as stream:
             stream.write(json.dumps(text, indent=1).encode() + b"\n")
 
     @classmethod

@@ -248,9 +248,7 @@ class ShardColumns(NamedTuple):
             raise ShardIndexError(f"stale: {reason}; rebuild it with {_cure(sources)}", url=location.name)
         return cls(table, sources)
 
-    def added(
-        self, values: Mapping[str, Any], sources: dict[str, str], shard: Location, index: Index, *, sync: bool
-    ) -> str:
+    def added(self, values: Mapping[str, Any], sources: dict[str, str], shard: Location, index: Index) -> str:
         """Write these and other columns of *shard*, whole or not at all; return the name of the file."""
         pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
         table = self.table
@@ -271,7 +269,7 @@ class ShardColumns(NamedTuple):
         metadata = {FORMAT: json.dumps({"version": VERSION, **about, "columns": self.sources | sources})}
         parquet.write_table(table.replace_schema_metadata(metadata), packed, compression="zstd")
         location.make_folder()
-        with location.open("wb", sync=sync) as stream:
+        with location.open("wb") as stream:
             stream.write(packed.getvalue())
         return location.name
 
@@ -309,7 +307,8 @@ def build_columns(
     """
     sources, handle = parse_columns(columns), error_handler(on_error)
     tasks = [
-        (shard, Location.of(shard.url), sources, handle is not None, overwrite, sync) for shard in expand_shards(urls)
+        (shard, Location.of(shard.url, sync=sync), sources, handle is not None, overwrite)
+        for shard in expand_shards(urls)
     ]
     built = map(_build, tasks) if executor is None else bounded_map(_build, tasks, executor=executor, window=TASKS)
     written = []
@@ -324,10 +323,10 @@ def build_columns(
 
 
 def _build(
-    task: tuple[Shard, Location, dict[str, Source], bool, bool, bool],
+    task: tuple[Shard, Location, dict[str, Source], bool, bool],
 ) -> tuple[str | None, list[TarshardsError]]:
     """Write the columns of one shard that are due; return the name of the file, None if there is none to write."""
-    shard, location, sources, goes_on, overwrite, sync = task
+    shard, location, sources, goes_on, overwrite = task
     index, kept = Index.load(location), _current(location)
     due = {name: source for name, source in sources.items() if overwrite or kept.sources.get(name) != str(source)}
     if not due and kept.table is not None:
@@ -335,7 +334,7 @@ def _build(
     values, errors = _values(shard, index, due, goes_on)
     if errors and not goes_on:
         return None, errors
-    return kept.added(values, {name: str(source) for name, source in due.items()}, location, index, sync=sync), errors
+    return kept.added(values, {name: str(source) for name, source in due.items()}, location, index), errors
 
 
 def _current(location: Location) -> ShardColumns:
@@ -424,10 +423,10 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
         raise SampleError(f"no row has the key of a sample, such as {own[0]}", url=origin)
     wanted, begin, written = rows.select(names).take(found), 0, []
     for shard, count in zip(shards, samples.counts.tolist()):
-        location, part = Location.of(shard.url), wanted.slice(begin, count)
+        location, part = Location.of(shard.url, sync=sync), wanted.slice(begin, count)
         values = {name: part.column(name).combine_chunks() for name in names}
         made = dict.fromkeys(names, f"table:{origin}")
-        written.append(_current(location).added(values, made, location, Index.load(location), sync=sync))
+        written.append(_current(location).added(values, made, location, Index.load(location)))
         begin += count
     return Attached(written, found.null_count, len(keys) - len(compute.unique(found.drop_null())))
 

@@ -64,7 +64,7 @@ def export_energon(
                 counts[name] = len(index)
                 with Location.of(url).ranges() as ranges:
                     _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)
-                    yield _write(f"{_path(url)}.idx", pack_offsets(index, ranges), dry_run, sync)
+                    yield _write(Location(f"{_path(url)}.idx", sync=sync), pack_offsets(index, ranges), dry_run)
             database.executescript(LOOKUPS)
             database.commit()
         except sqlite3.OperationalError as error:
@@ -89,7 +89,7 @@ def export_energon(
     for name, data in files.items():
         target = os.path.join(meta, name)
         if name not in ("split.yaml", "dataset.yaml") or not os.path.exists(target):
-            yield _write(target, data, dry_run, sync)
+            yield _write(Location(target, sync=sync), data, dry_run)
 
 
 def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: list[int], url: str) -> None:
@@ -122,8 +122,8 @@ def _path(url: str) -> str:
     return location.path
 
 
-def _write(path: str, content: bytes, dry_run: bool, sync: bool) -> str:
+def _write(location: Location, content: bytes, dry_run: bool) -> str:
     if not dry_run:
-        with Location(path).open("wb", sync=sync) as stream:
+        with location.open("wb") as stream:
             stream.write(content)
-    return path
+    return location.url

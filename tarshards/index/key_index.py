@@ -64,7 +64,7 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
 def key_index_location(shard_url: str | Location) -> Location:
     """Return the location of the key index of a series of shards, by its first shard."""
     shard = Location.of(shard_url).described
-    location = Location.of(series_url(shard.url), shard.remote)
+    location = shard.at(series_url(shard.url))
     return location.with_base(key_index_name(location.base))
 
 
@@ -85,7 +85,7 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     Memory is that of 1/256 of the keys, 20 bytes each, and of some indexes. Raises ShardIndexError for a shard without
     index, with an index that has no digest, and of more than 2 TiB.
     """
-    location = key_index_location(shards[0].url)
+    location = Location.of(key_index_location(shards[0].url), sync=sync)
     location.make_folder()
     tasks = [(number, Location.of(shard.url)) for number, shard in enumerate(shards)]
     found = map(_entries, tasks) if executor is None else bounded_map(_entries, tasks, executor=executor, window=TASKS)
@@ -103,7 +103,7 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
                 for part, begin, end in zip(parts, [0, *ends.tolist()], ends.tolist()):
                     if begin < end:
                         part.write(entries[begin:end].tobytes())
-        stream = stack.enter_context(location.open("wb", sync=sync))
+        stream = stack.enter_context(location.open("wb"))
         names = digest_names(shard.url for shard in shards)
         head = HEADER.pack(MAGIC, count, names, digest_shards(digests), 0)[:-4]
         stream.write((head + crc32(head).to_bytes(4, "little")).ljust(_block_size(), b"\0"))

@@ -93,7 +93,7 @@ def update_manifests(
         if not dry_run:
             if url is None:
                 Location.of(name).make_folder()
-            write_manifest(name, group, sync=sync)
+            write_manifest(Location.of(name, sync=sync), group)
         yield name
 
 
@@ -118,11 +118,11 @@ def _may_exist(location: Location) -> bool:
     return not location.is_local or location.exists()
 
 
-def write_manifest(url: str, shards: Iterable[Shard], *, sync: bool = True) -> None:
+def write_manifest(url: str | Location, shards: Iterable[Shard]) -> None:
     """Write the manifest *url* of *shards*, whole or not at all; shards beside or below it get relative names."""
     location = Location.of(url)
     text = dump_manifest(shard._replace(url=location.relative(Location.of(shard.url))) for shard in shards)
-    with location.open("wb", sync=sync) as stream:
+    with location.open("wb") as stream:
         stream.write(text.encode())
 
 

@@ -123,7 +123,7 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
     if dry_run and not fresh:
         index.pack()
     elif not fresh:
-        _save(index, url, sync=sync)
+        _save(index, Location.of(url, sync=sync))
     location = index_location(url)
     is_beside = location == Location.of(url).sibling(INDEX)
     found = index.shard(url, indexed=is_beside and (fresh or not dry_run))
@@ -133,11 +133,11 @@ def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutc
     return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
 
 
-def _save(index: Index, url: str, *, sync: bool) -> None:
+def _save(index: Index, shard: Location) -> None:
     try:
-        index.save(url, sync=sync)
+        index.save(shard)
     except OpenError as error:
-        if error.errno not in (EROFS, EACCES, EPERM) and not (Location.of(url).is_remote and is_answer(error)):
+        if error.errno not in (EROFS, EACCES, EPERM) and not (shard.is_remote and is_answer(error)):
             raise
         reason = f"{error.reason}; `--index-dir FOLDER` puts indexes elsewhere"
         raise OpenError(reason, url=error.url, errno=error.errno) from error
@@ -192,7 +192,8 @@ def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool, syn
 
     index = find_index(shard)
     write = {"dali": write_dali, "tar.idx": write_offsets}[format]
-    return IndexOutcome(index.shard(shard.url), write(index, shard.url, folder, dry_run=dry_run, sync=sync))
+    name = write(index, Location.of(shard.url, sync=sync), folder, dry_run=dry_run)
+    return IndexOutcome(index.shard(shard.url), name)
 
 
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:

@@ -420,9 +420,9 @@ class Index:
 
     def save(self, shard_url: str | Location, *, sync: bool = True) -> None:
         """Write the sidecar of *shard_url*, whole or not at all, and with *sync* to the disk."""
-        location = index_location(shard_url)
+        location = index_location(Location.of(shard_url, sync=sync))
         location.make_folder()
-        with location.open("wb", sync=sync) as stream:
+        with location.open("wb") as stream:
             stream.write(self.pack())
 
     def check_split(self, split: str | None) -> None:

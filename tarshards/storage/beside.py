@@ -21,7 +21,7 @@ LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds for the lock of a folder
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
-def forget(location: Location, *, sync: bool = True) -> None:
+def forget(location: Location) -> None:
     """Remove what is derived from the shard at *location*; called before it is replaced.
 
     So a new shard never stands beside what describes an old one, whenever the process dies. It is the index and, of a
@@ -40,10 +40,10 @@ def forget(location: Location, *, sync: bool = True) -> None:
     Location(key_index_name(series_url(path))).remove()
     _remove_exports(path)
     if os.path.isfile(path):
-        _forget_counts(path, sync)
+        _forget_counts(path, location)
         _forget_energon(path)
     if os.path.islink(path):  # writing replaces the file that it leads to
-        forget(Location(os.path.realpath(path)), sync=sync)
+        forget(location.at(os.path.realpath(path)))
 
 
 def _remove_index(location: Location) -> None:
@@ -68,7 +68,7 @@ def key_index_name(manifest: str) -> str:
     return manifest.removesuffix("json") + "keys"
 
 
-def _forget_counts(path: str, sync: bool) -> None:
+def _forget_counts(path: str, location: Location) -> None:
     folder, base = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         manifests = [entry.path for entry in entries if entry.name.endswith(SUFFIX[1:]) and entry.is_file()]
@@ -98,7 +98,7 @@ def _forget_counts(path: str, sync: bool) -> None:
                 if (first := local(shards[0].url)) is not None:
                     Location(key_index_name(series_url(first))).remove()
                 if (bare := without_counts(text, replaced)) is not None:
-                    with Location(manifest).open("wb", sync=sync) as stream:
+                    with location.at(manifest).open("wb") as stream:
                         stream.write(bare.encode())
 
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -64,7 +65,7 @@ class Store(Transport):
 
         return address_of(location)
 
-    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+    def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if mode == "rb":
             return StoreInput(location) if self.address(location) is None else ReadAhead([location]).open(0)
         store, path = find_store(location)
@@ -334,30 +335,23 @@ class StoreRanges(Ranges):
 
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
-        self._version: tuple[Any, ...] | None = None
         self._lock, self._is_begun = PerProcess(Lock), False
-        self._fetch = PerProcess(self._open)  # stores have threads, which a fork does not copy
-        self._fetch()
-
-    def _open(self) -> Callable[[int, int], bytes]:
-        opened = Opened(self._location)
-        try:
-            if opened.size is None:
-                raise OpenError("the store tells no size, which random access requires")
-            if self._version not in (None, opened.version):
-                raise OpenError(CHANGED)
-        except Exception as exc:
-            raise failed(exc, self._location) from self._location.safe(exc)
+        self._opened = PerProcess(partial(Opened, location))  # stores have threads, which a fork does not copy
+        opened = self._opened()
+        if opened.size is None:
+            raise OpenError("the store tells no size, which random access requires", url=self.name)
         self.size, self._version = int(opened.size), opened.version
-        return opened.fetch
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         try:
+            opened = self._opened()
+            if opened.version != self._version:
+                raise OpenError(CHANGED)
             # The first alone, for which a cache of fsspec may fetch the whole file; others would find a part of it.
             with nullcontext() if self._is_begun else self._lock():
-                data = self._fetch()(offset, offset + size) if size else b""
+                data = opened.fetch(offset, offset + size) if size else b""
                 self._is_begun = True
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)
@@ -366,5 +360,5 @@ class StoreRanges(Ranges):
         return bytes(data)
 
     @property
-    def version(self) -> tuple[Any, ...] | None:
+    def version(self) -> tuple[Any, ...]:
         return self._version

@@ -31,7 +31,7 @@ class Http(Transport):
     def address(self, location: Location) -> Address:
         return Address(location)
 
-    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+    def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if mode == "rb":
             return ReadAhead([location]).open(0)
         address = Address(location)

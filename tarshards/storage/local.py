@@ -26,10 +26,10 @@ _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
 class Local(Transport):
-    def open(self, location: Location, mode: str, *, sync: bool) -> io.FileIO | OutputStream:
+    def open(self, location: Location, mode: str) -> io.FileIO | OutputStream:
         path = str(location.path)
         try:
-            return _open_reader(path) if mode == "rb" else open_writer(path, location.name, sync=sync)
+            return _open_reader(path) if mode == "rb" else _open_writer(path, location)
         except (OSError, ValueError) as exc:
             error = failure(exc, location.name)
             raise OpenError(error.reason + _cure(exc, path, mode), url=error.url, errno=error.errno) from exc
@@ -84,13 +84,13 @@ def _cure(exc: Exception, path: str, mode: str) -> str:
     return "; the name begins or ends with white space" if path != path.strip() else ""
 
 
-def open_writer(path: str, name: str, *, sync: bool) -> OutputStream:
-    """Return an OutputStream that replaces *path* in one step, when all bytes are written, with *sync* to the disk."""
+def _open_writer(path: str, location: Location) -> OutputStream:
+    """Return an OutputStream that replaces the file at *path* in one step, when all bytes are written."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
-        return OutputStream(name, file.write, commit=file.close, discard=file.raw.close, file=file)
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
     with defer_signals():
-        return _open_temporary(os.path.realpath(path), name, sync)
+        return _open_temporary(os.path.realpath(path), location)
 
 
 @contextmanager
@@ -103,19 +103,19 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _open_temporary(target: str, name: str, sync: bool) -> OutputStream:
+def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
     file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
     # The lock is held until the temporary name is gone, so that no one takes the file for a left-over.
 
     def finish() -> None:
         file.close()
-        if sync:
+        if location.sync:
             os.fsync(descriptor)
 
     def commit() -> None:
         # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
-        with synced_folder(os.path.dirname(target)) if sync else nullcontext():
+        with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
             os.replace(temporary, target)
         os.close(descriptor)
 
@@ -127,7 +127,7 @@ def _open_temporary(target: str, name: str, sync: bool) -> OutputStream:
         finally:
             close(descriptor)
 
-    return OutputStream(name, file.write, finish=finish, commit=commit, discard=discard, file=file)
+    return OutputStream(location.name, file.write, finish=finish, commit=commit, discard=discard, file=file)
 
 
 @contextmanager

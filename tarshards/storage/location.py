@@ -62,30 +62,42 @@ class Location:
     """An immutable URL or path, parsed on demand and only once; no other code in the package parses URLs.
 
     Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials. The
-    locations derived from it are read as *remote* says, too.
+    locations derived from it are read as *remote* and written as *sync* says, too.
     """
 
     url: str  #: as it was given
     remote: Remote  #: how it is read, if it is remote
-    allow_pipe: bool  #: whether it may run its command, if it is `pipe:command`
+    allow_pipe: bool = False  #: whether it may run its command, if it is `pipe:command`
+    sync: bool = True  #: whether what is written there waits until it is on the disk, if it is local
 
-    def __init__(self, url: str, remote: Remote | None = None, *, allow_pipe: bool = False):
-        self.__dict__.update(url=url, remote=remote or default(), allow_pipe=allow_pipe)
+    def __init__(self, url: str, remote: Remote | None = None, *, allow_pipe: bool = False, sync: bool = True):
+        self.__dict__.update(url=url, remote=remote or default())
+        if allow_pipe:
+            self.__dict__["allow_pipe"] = True
+        if not sync:
+            self.__dict__["sync"] = False
 
     @classmethod
     def of(
-        cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, allow_pipe: bool = False
+        cls,
+        url: str | os.PathLike[str] | Location,
+        remote: Remote | None = None,
+        *,
+        allow_pipe: bool = False,
+        sync: bool = True,
     ) -> Location:
         """Return the location of a URL or path, to be read as *remote* says; a Location keeps its own without it.
 
-        One that may run its command keeps that, too. Anything else is a TypeError.
+        With *sync* False what is written there does not wait for the disk. A Location that may run its command, or
+        that does not wait, keeps that. Anything else is a TypeError.
         """
         if isinstance(url, Location):
-            if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe):
+            if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe) and (sync or not url.sync):
                 return url
-            return cls(url.url, remote or url.remote, allow_pipe=allow_pipe or url.allow_pipe)
+            marks = {"allow_pipe": allow_pipe or url.allow_pipe, "sync": sync and url.sync}
+            return cls(url.url, remote or url.remote, **marks)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
-            return cls(text, remote, allow_pipe=allow_pipe)
+            return cls(text, remote, allow_pipe=allow_pipe, sync=sync)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -154,7 +166,7 @@ class Location:
         number = next((i for i, link in enumerate(self.links) if link not in CHAINED), 0)
         before = "".join(f"{link}::" for link in self.links[:number])
         after = "".join(f"::{link}" for link in self.links[number + 1 :])
-        return before, Location(self.links[number], self.remote) if before or after else self, after
+        return before, self.at(self.links[number]) if before or after else self, after
 
     @property
     def _is_plain(self) -> bool:
@@ -322,18 +334,21 @@ class Location:
 
                 parts.append(blake2b(query.encode(errors="surrogateescape"), digest_size=8).hexdigest())
             inner, base = "/".join(part or "%" for part in parts), self.base
-        return Location(
-            f"{os.fspath(folder).rstrip('/')}/{inner.strip('/')}/{base}", replace(self.remote, index_dir=None)
-        )
+        url = f"{os.fspath(folder).rstrip('/')}/{inner.strip('/')}/{base}"
+        return Location(url, replace(self.remote, index_dir=None), sync=self.sync)
 
     @property
     def as_output(self) -> Location:
         """It as a shard that is written: what describes it lies beside it."""
         return self if self.remote.index_dir is None else Location.of(self, replace(self.remote, index_dir=None))
 
+    def at(self, url: str) -> Location:
+        """Return the location of another URL, which is read and written as this one is."""
+        return Location(url, self.remote, sync=self.sync)
+
     def with_base(self, base: str) -> Location:
         """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
-        return Location(self.folder + base + self.query, self.remote)
+        return self.at(self.folder + base + self.query)
 
     def sibling(self, suffix: str) -> Location:
         """Return the location whose name is longer by *suffix*; OpenError for a stream.
@@ -342,7 +357,7 @@ class Location:
         ('data/a.tar.index', 'https://host/a.tar.index?token=x')
         """
         if self._is_plain:
-            return Location(self.url + suffix, self.remote)
+            return self.at(self.url + suffix)
         if self.is_stream:
             raise OpenError(f"a stream has no {suffix} file beside it", url=self.name)
         return self.with_base(self.base + suffix)
@@ -353,7 +368,7 @@ class Location:
         >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
         ('d/b 1.tar', 'http://h/d/b%201.tar?key')
         """
-        return Location(self.all_beside([name])[0], self.remote)
+        return self.at(self.all_beside([name])[0])
 
     def all_beside(self, names: list[str]) -> list[str]:
         """Return the URLs of the files *names*, as ``beside`` gives each."""
@@ -390,7 +405,7 @@ class Location:
 
     def absolute(self) -> Location:
         """Return the location of a local path from the root; others are returned as they are."""
-        return self if self.path is None or self.scheme else Location(os.path.abspath(self.path), self.remote)
+        return self if self.path is None or self.scheme else self.at(os.path.abspath(self.path))
 
     def expanduser(self) -> Location:
         """Return the location with a leading `~` of its path replaced by the home directory."""
@@ -398,7 +413,7 @@ class Location:
             return self
         prefix = self.url[: len(self._file_prefix)]
         try:
-            return Location(prefix + os.path.expanduser(self.url[len(prefix) :]), self.remote)
+            return self.at(prefix + os.path.expanduser(self.url[len(prefix) :]))
         except ValueError as error:
             raise UrlError(str(error), url=self.name) from error
 
@@ -435,7 +450,7 @@ class Location:
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
         """Return this location, whose stream for reading comes from *opener*, which has begun to fetch it."""
-        location = Location(self.url, self.remote)
+        location = self.at(self.url)
         location.__dict__["_opener"] = opener
         return location
 
@@ -447,7 +462,7 @@ class Location:
     def _transport(self) -> Transport:
         return _transport_of("local" if self._is_plain else self.family)
 
-    def open(self, mode: str = "rb", *, sync: bool = True, encodings: Container[str] = ()) -> BinaryIO:
+    def open(self, mode: str = "rb", *, encodings: Container[str] = ()) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
 
         A server may send bytes with one of *encodings*, as its Content-Encoding says; any other is an OpenError.
@@ -457,7 +472,7 @@ class Location:
         if mode == "rb" and (opener := self.__dict__.get("_opener")) is not None:
             stream = opener()
         else:
-            stream = self._transport.open(self, mode, sync=sync)
+            stream = self._transport.open(self, mode)
         if (encoding := getattr(stream, "encoding", "")) and encoding.lower() not in encodings:
             stream.close()
             raise encoded(encoding, self.name)
@@ -542,13 +557,13 @@ def _transport_of(family: str) -> Transport:
 class Transport:
     """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
 
-    def open(self, location: Location, mode: str, *, sync: bool) -> Any:
+    def open(self, location: Location, mode: str) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
 
     def read(self, location: Location, most: int) -> bytes:
         """Return the bytes of a file, no more than *most*."""
-        with self.open(location, "rb", sync=True) as stream:
+        with self.open(location, "rb") as stream:
             return read_at_most(stream, most, 1 << 24)
 
     def hold(self, location: Location, most: int) -> Any:

@@ -132,6 +132,8 @@ class PerProcess(Generic[T]):
     True
     """
 
+    __slots__ = ("__weakref__", "_made", "_make", "_making")
+
     def __init__(self, make: Callable[[], T]):
         self._make = make
         self.renew()

@@ -41,11 +41,11 @@ def read_marker(url: str | Location) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def write_marker(url: str | Location, record: Record, *, sync: bool = True) -> None:
-    """Write *record* to *url*, whole or not at all and with *sync* to the disk; make a local folder that is missing."""
+def write_marker(url: str | Location, record: Record) -> None:
+    """Write *record* to *url*, whole or not at all; make a local folder that is missing."""
     location = Location.of(url)
     location.make_folder()
-    with location.open("wb", sync=sync) as stream:
+    with location.open("wb") as stream:
         stream.write(json.dumps(record).encode() + b"\n")
 
 
@@ -80,7 +80,6 @@ def make_once(
     *,
     output: Location | None = None,
     resume: bool = True,
-    sync: bool = True,
 ) -> tuple[Record, bool]:
     """Return the record of what was made, and whether an earlier call made it; otherwise *make* does, and returns it.
 
@@ -94,7 +93,7 @@ def make_once(
         return record, True
     made = make()
     record = made if digest is None else {"digest": digest, **made}
-    write_marker(url, record, sync=sync)
+    write_marker(url, record)
     return record, False
 
 

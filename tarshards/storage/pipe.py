@@ -18,7 +18,7 @@ OPENED: ContextVar[list[PipeInput]] = ContextVar("OPENED")
 
 
 class Pipe(Transport):
-    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+    def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if not location.allow_pipe:
             raise OpenError("a command runs only with allow_pipe=True", url=location.name)
         command = location.url.partition(":")[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import OutputStream, failure
@@ -12,7 +11,7 @@ BUFFER = 1 << 16  # bytes; what a pipe holds
 
 
 class Stdio(Transport):
-    def open(self, location: Location, mode: str, **_: Any) -> io.FileIO | OutputStream:
+    def open(self, location: Location, mode: str) -> io.FileIO | OutputStream:
         try:
             if mode == "rb":
                 return io.FileIO(0, closefd=False)

@@ -77,7 +77,8 @@ def write_dataset(
     writer is at work under the same local *pattern*, SampleError for a dataset without samples, and StateError for an
     iterator whose first item is that of the interrupted call and a later one is not: it cannot start anew.
     """
-    pattern, max_bytes = Location.of(pattern).url, whole_number("max_bytes", max_bytes, 1)
+    location, max_bytes = Location.of(pattern, sync=sync), whole_number("max_bytes", max_bytes, 1)
+    pattern = location.url
     if to_sample is not None:
         check_function(to_sample, "to_sample=")
     source = _Source(dataset)
@@ -86,7 +87,7 @@ def write_dataset(
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
         claims.take(shard_name(pattern, 0))  # the journal may be that of a call which is at work
-        journal = _Journal(pattern, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)), sync)
+        journal = _Journal(location, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
         if executor is None:
             from tarshards.parallel import ProcessPool, call_shared
 
@@ -202,12 +203,12 @@ class _Source:
 class _Journal:
     """What a call has written, kept in a file beside its first shard, with *marks*, digests of some of its items."""
 
-    def __init__(self, pattern: str, digest: str, sync: bool):
-        self.pattern, self.digest, self._rank, self._sync = pattern, digest, 0, sync
-        self._location = Location.of(shard_name(pattern, 0)).sibling(".writing")
+    def __init__(self, pattern: Location, digest: str):
+        self.pattern, self.digest, self._rank = pattern, digest, 0
+        self._location = pattern.at(shard_name(pattern, 0)).sibling(".writing")
         self.name = self._location.name
         begun = read_marker(self._location) or {}
-        self._written_as: str = begun.get("pattern", pattern)
+        self._written_as: str = begun.get("pattern", pattern.url)
         self.shards = [shard_name(self._written_as, number) for number in range(begun.get("shards", 0))]
         self.items: int = begun.get("items", 0)
         self._sizes: list[int | None] = begun.get("sizes", [])
@@ -235,7 +236,7 @@ class _Journal:
         self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
 
     def _save(self, **record: Any) -> None:
-        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern, **record}, sync=self._sync)
+        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.url, **record})
 
     def changed_shard(self) -> str | None:
         """Say which shard is not as it was written, None if all are."""
@@ -270,9 +271,9 @@ class _Journal:
 
     def _remove_discarded(self) -> None:
         for number in range(self._discarded):
-            shard = Location.of(shard_name(self._written_as, number))
+            shard = self.pattern.at(shard_name(self._written_as, number))
             with suppress(OpenError):  # where nothing can be removed, shards are written over
-                forget(shard, sync=self._sync)
+                forget(shard)
                 shard.remove()
 
     def remove(self) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tarshards.errors import OpError, check_function
+from tarshards.parallel import ProcessPool
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import read_shard
@@ -22,14 +23,8 @@ from tarshards.storage.expressions import common_name, expand_shards, expand_url
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of, make_once
-from tarshards.storage.opening import open_url
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import name_leftovers, shard_name, write_shard
-
-if TYPE_CHECKING:
-    pass
-
-AHEAD = 1000  # shards submitted to the executor at a time
+from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
 
 
 @dataclass(frozen=True)
@@ -76,26 +71,29 @@ def map_shards(
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has an output of its
     own, and OpenError where another writer is at work on a local one.
     """
+    from tarshards.index.manifests import update_manifests, with_digests
+
     check_function(function, "map_shards")
     shards = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
     named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)
-    work = _ShardTask(function, per_sample, handler is not None, resume, sync, _name_of(function))
+    work = _ShardTask(function, per_sample, handler is not None, resume, _name_of(function))
     ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
     first: dict[int, BaseException] = {}
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
-        for name in names:
-            Location.of(name).make_folder()
-            claims.take(name)
-        executor = executor or stack.enter_context(_default_pool())
-        todo = list(enumerate(zip(shards, names)))
+        targets = [Location.of(name, sync=sync) for name in names]
+        for target in targets:
+            target.make_folder()
+            claims.take(target)
+        executor = executor or stack.enter_context(ProcessPool())
+        todo = list(enumerate(zip(shards, targets)))
         for left in range(retries, -1, -1):
             outcomes = stack.enter_context(closing(run_all(work, todo, executor, progress=progress)))
             todo = []
-            for (number, (shard, name)), result, error in outcomes:
+            for (number, (shard, target)), result, error in outcomes:
                 if error is None:
                     reports[number], quarantined = result
                     for entry in quarantined:
@@ -103,23 +101,19 @@ def map_shards(
                     continue
                 first.setdefault(number, error)
                 if left:
-                    todo.append((number, (shard, name)))
+                    todo.append((number, (shard, target)))
                 else:
                     failure = at_shard(first[number], shard.url)
-                    reports[number] = ShardReport(shard.url, name, error=str(failure))
+                    reports[number] = ShardReport(shard.url, target.url, error=str(failure))
                     ledger(failure)
         rows = [reports[number] for number in sorted(reports)]
-        write_report(common_name(names) + ".report.jsonl", rows, sync=sync)
-        write_manifests([row for row in rows if row.error is None], sync=sync)
+        _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
+        made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
+        entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
+        list(update_manifests(with_digests(entries), sync=sync))
         if is_pattern(outputs):
             name_leftovers(os.fspath(outputs), len(names))
     return rows
-
-
-def _default_pool() -> Executor:
-    from tarshards.parallel import ProcessPool
-
-    return ProcessPool()
 
 
 def output_names(outputs: Any, count: int) -> list[str]:
@@ -151,27 +145,25 @@ class _ShardTask:
     per_sample: bool
     forgiving: bool
     resume: bool
-    sync: bool
     name: str
 
-    def __call__(self, pair: tuple[int, tuple[Shard, str]]) -> tuple[ShardReport, list[Quarantined]]:
-        _, (shard, output) = pair
-        url = shard.url
+    def __call__(self, pair: tuple[int, tuple[Shard, Location]]) -> tuple[ShardReport, list[Quarantined]]:
+        _, (shard, target) = pair
+        url, output = shard.url, target.url
         digest = digest_of(url, output, self.per_sample, self.name)
-        target = Location.of(output)
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
 
         def make() -> dict[str, Any]:
             begun, counted = time.time(), Ledger()
             samples = read_shard(shard, ledger=counted)
             results = self._each(samples, failures) if self.per_sample else self.function(samples)
-            count, size = write_shard(results, output, sync=self.sync)
+            count, size = write_shard(results, target)
             seconds = round(time.time() - begun, 3)
             report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
             return {"report": asdict(report)}
 
         marker = target.sibling(".done")
-        record, resumed = make_once(marker, digest, make, output=target, resume=self.resume, sync=self.sync)
+        record, resumed = make_once(marker, digest, make, output=target, resume=self.resume)
         return ShardReport(**{**record["report"], "resumed": resumed}), failures.quarantined
 
     def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
@@ -196,25 +188,12 @@ def _name_of(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def write_report(url: str, rows: Iterable[Any], *, sync: bool = True) -> None:
+def _write_report(location: Location, rows: Iterable[Any]) -> None:
     """Write *rows*, which are dataclasses, as lines of JSON."""
     import json
 
-    with open_url(url, "wb", sync=sync) as stream:
+    with location.open("wb") as stream:
         stream.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows).encode())
-
-
-def write_manifests(reports: Iterable[ShardReport], *, sync: bool = True) -> None:
-    """Write the manifests of the outputs in *reports*."""
-    from tarshards.index.manifests import update_manifests, with_digests
-
-    shards = []
-    for row in reports:
-        output = Location.of(row.output)
-        if not output.is_stream:
-            size = None if named_compression(output) else row.bytes
-            shards.append(Shard(row.output, row.samples_out, size, indexed=size is not None))
-    list(update_manifests(with_digests(shards), sync=sync))
 
 
 def _error_of(entry: Quarantined) -> OpError:

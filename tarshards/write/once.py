@@ -63,7 +63,7 @@ class Unit(Protocol):
     """
 
     @property
-    def output(self) -> str: ...
+    def output(self) -> Location: ...
 
     @property
     def is_file(self) -> bool: ...
@@ -71,7 +71,7 @@ class Unit(Protocol):
     @property
     def identity(self) -> list[Any]: ...
 
-    def make(self, ledger: Ledger, *, sync: bool) -> dict[str, Any]:
+    def make(self, ledger: Ledger) -> dict[str, Any]:
         """Write the output, errors of rows to *ledger*; return what is to be known of it, as JSON holds it."""
         ...
 
@@ -79,20 +79,16 @@ class Unit(Protocol):
 @dataclass(frozen=True)
 class _Task:
     forgiving: bool
-    sync: bool
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
-            made = unit.make(failures, sync=self.sync)
+            made = unit.make(failures)
             return {"made": made, "errors": failures.quarantined, "failed": failures.failed}
 
-        output = Location.of(unit.output)
-        digest = digest_of(unit.output, *unit.identity)
-        record, _ = make_once(
-            output.sibling(".done"), digest, make, output=output if unit.is_file else None, sync=self.sync
-        )
-        return record
+        digest = digest_of(unit.output.url, *unit.identity)
+        output = unit.output if unit.is_file else None
+        return make_once(unit.output.sibling(".done"), digest, make, output=output)[0]
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
@@ -100,12 +96,12 @@ def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
     if overwrite or is_begun(units):
         return
     for unit in units:
-        if (location := Location.of(unit.output)).is_taken():
-            raise OpenError("the file exists; --overwrite replaces it", url=location.name)
+        if unit.output.is_taken():
+            raise OpenError("the file exists; --overwrite replaces it", url=unit.output.name)
 
 
 def make_all(
-    units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool, sync: bool
+    units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool
 ) -> list[dict[str, Any]]:
     """Make every unit that a killed run has not made; return what is known of each, in their order.
 
@@ -114,16 +110,14 @@ def make_all(
     """
     with Claims() as claims:
         for unit in units:
-            Location.of(unit.output).make_folder()
+            unit.output.make_folder()
             claims.take(unit.output)
-        return _make_all(units, ledger, executor, progress, sync)
+        return _make_all(units, ledger, executor, progress)
 
 
-def _make_all(
-    units: Sequence[Unit], ledger: Ledger, executor: Executor | None, progress: bool, sync: bool
-) -> list[dict[str, Any]]:
-    write_marker(_begun(units), {"outputs": len(units)}, sync=sync)
-    task = _Task(ledger.max_errors > 0, sync)
+def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, progress: bool) -> list[dict[str, Any]]:
+    write_marker(_begun(units), {"outputs": len(units)})
+    task = _Task(ledger.max_errors > 0)
     made: dict[int, dict[str, Any]] = {}
     try:
         with ExitStack() as stack:
@@ -132,7 +126,7 @@ def _make_all(
                 executor = stack.enter_context(ProcessPool())
             for unit, result, error in stack.enter_context(closing(run_all(task, units, executor, progress=progress))):
                 if error is not None:
-                    ledger(at_shard(error, unit.output))
+                    ledger(at_shard(error, unit.output.url))
                     continue
                 made[numbers[id(unit)]], failed = result["made"], result["failed"]
                 ledger.count(samples=failed, streamed=failed, failed=failed)
@@ -140,7 +134,7 @@ def _make_all(
                     ledger(OpError(reason, url=url, key=key, field=field, offset=offset))
     except BaseException:
         for unit in units:
-            _sweep(Location.of(unit.output))
+            _sweep(unit.output)
         raise
     return [made[number] for number in sorted(made)]
 
@@ -155,16 +149,15 @@ def _sweep(location: Location) -> None:
 def finish(units: Sequence[Unit]) -> None:
     """Remove the markers of all units: everything is made."""
     for unit in units:
-        remove_marker(Location.of(unit.output).sibling(".done"))
+        remove_marker(unit.output.sibling(".done"))
     remove_marker(_begun(units))
 
 
 def discard(units: Sequence[Unit]) -> None:
     """Remove all outputs, which hold nothing, and the markers."""
     for unit in units:
-        location = Location.of(unit.output)
-        forget(location)
-        location.remove()
+        forget(unit.output)
+        unit.output.remove()
     finish(units)
 
 
@@ -174,4 +167,4 @@ def is_begun(units: Sequence[Unit]) -> bool:
 
 
 def _begun(units: Sequence[Unit]) -> Location:
-    return Location.of(units[0].output).sibling(".begun")
+    return units[0].output.sibling(".begun")

@@ -61,12 +61,11 @@ class _Resharding:
     """The parameters of both passes."""
 
     inputs: list[Shard]
-    pattern: str
+    pattern: Location
     folder: str
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
     seed: int | None
     rekey: str | None
-    sync: bool
 
     def order(self, shard: int, sample: int) -> int:
         """Return the position of a sample; positions are unique because splitmix64 is a bijection."""
@@ -76,8 +75,15 @@ class _Resharding:
     def bucket(self, shard: int, order: int) -> int:
         return shard if self.seed is None else order * self.buckets >> 64
 
-    def scattered(self, shard: int, end: str) -> str:
-        return f"{self.folder}/scattered-{shard:06d}.{end}"
+    def output(self, number: int) -> Location:
+        return self.pattern.at(shard_name(self.pattern, number))
+
+    def file(self, name: str) -> Location:
+        """Return a file of the folder, written as the outputs are."""
+        return self.pattern.at(f"{self.folder}/{name}")
+
+    def scattered(self, shard: int, end: str) -> Location:
+        return self.file(f"scattered-{shard:06d}.{end}")
 
     @property
     def table(self) -> str:
@@ -126,10 +132,11 @@ def reshard(
     from tarshards.index.manifests import remove_manifest, with_digests, write_manifest
 
     shuffle, seed = flag("shuffle", shuffle), whole_number("seed", seed)
-    cut, output_pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern).url
+    cut, pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern, sync=sync)
+    output_pattern = pattern.url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
         raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
-    named_compression(Location.of(output_pattern))  # raises UrlError for a name of another format
+    named_compression(pattern)  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
     named = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
@@ -139,15 +146,15 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, sync)
+    plan = _Resharding(named, pattern, folder, buckets, seed if shuffle else None, rekey)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
 
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
-        for name in (shard_name(output_pattern, 0), folder):  # the folder of another call may have the same name
-            Location.of(name).make_folder()
-            claims.take(name)
-        _prepare(folder, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules), sync)
+        for location in (plan.output(0), Location(folder)):  # the folder of another call may have the same name
+            location.make_folder()
+            claims.take(location)
+        _prepare(plan, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules))
         if executor is None:
             from tarshards.parallel import ProcessPool
 
@@ -166,14 +173,14 @@ def reshard(
         gather = _Gather(plan, starts)
         spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
         for span in spans:
-            claims.take(shard_name(output_pattern, span[0]))
+            claims.take(plan.output(span[0]))
         remove_manifest(manifest)  # it lists shards that are being replaced
-        found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
+        found = _run(gather, spans, executor, lambda span: plan.output(span[0]).url, progress)
         made = with_digests(
             Shard(url, samples, size, indexed=size is not None)
             for url, samples, size in (found[span] for span in spans)
         )
-        write_manifest(manifest, made, sync=sync)
+        write_manifest(pattern.at(manifest), made)
         name_leftovers(output_pattern, len(made))
         os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from
         shutil.rmtree(folder)
@@ -198,11 +205,11 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
     return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
 
 
-def _prepare(folder: str, digest: str, sync: bool) -> None:
+def _prepare(plan: _Resharding, digest: str) -> None:
     """Create the folder, or keep the folder of an interrupted call with the same arguments."""
-    if find_made(f"{folder}/{RECORD}", digest) is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        write_marker(f"{folder}/{RECORD}", {"digest": digest}, sync=sync)
+    if find_made(plan.file(RECORD), digest) is None:
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        write_marker(plan.file(RECORD), {"digest": digest})
 
 
 def _run(
@@ -225,15 +232,15 @@ class _Scatter:
     plan: _Resharding
 
     def __call__(self, shard: int) -> dict[str, Any]:
-        marker = self.plan.scattered(shard, "done")
-        return make_once(marker, None, partial(self._scatter, shard), sync=self.plan.sync)[0]
+        return make_once(self.plan.scattered(shard, "done"), None, partial(self._scatter, shard))[0]
 
     def _scatter(self, shard: int) -> dict[str, Any]:
         import numpy as np
 
         ledger = Ledger()
         entries: list[tuple[int, ...]] = []
-        with open(self.plan.scattered(shard, "data"), "wb") as file:
+        data = self.plan.scattered(shard, "data")
+        with open(data.url, "wb") as file:
             offset = 0
             for piece in self._pieces(shard, ledger):
                 for bucket, order, key, record in piece:
@@ -241,11 +248,11 @@ class _Scatter:
                     file.write(key)
                     file.write(record)
                     offset += len(key) + len(record)
-            if self.plan.sync:
+            if data.sync:
                 file.flush()
                 os.fsync(file.fileno())
         table = np.array(entries, dtype=ENTRY)
-        with Location(self.plan.scattered(shard, "npy")).open("wb", sync=self.plan.sync) as stream:
+        with self.plan.scattered(shard, "npy").open("wb") as stream:
             np.save(stream, table[np.argsort(table["bucket"], kind="stable")])
         return {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
 
@@ -276,7 +283,7 @@ def _merge_tables(plan: _Resharding) -> list[int]:
     import numpy as np
 
     buckets = plan.buckets if plan.seed is not None else len(plan.inputs)
-    names = [plan.scattered(shard, "npy") for shard in range(len(plan.inputs))]
+    names = [plan.scattered(shard, "npy").url for shard in range(len(plan.inputs))]
     counts = np.zeros(buckets, np.int64)
     for name in names:
         found, numbers = np.unique(retry_parse(np.load, name)["bucket"], return_counts=True)
@@ -341,15 +348,13 @@ class _Gather:
 
     def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
         number, low, high = span
-        target = Location.of(shard_name(self.plan.pattern, number))
-        marker = f"{self.plan.folder}/shard-{number:06d}.done"
-        make = partial(self._gather, target, low, high)
-        record, _ = make_once(marker, None, make, output=target, sync=self.plan.sync)
+        target, marker = self.plan.output(number), self.plan.file(f"shard-{number:06d}.done")
+        record, _ = make_once(marker, None, partial(self._gather, target, low, high), output=target)
         return tuple(record["shard"])
 
     def _gather(self, target: Location, low: int, high: int) -> dict[str, Any]:
         target.make_folder()
-        with TarWriter(target.url, sync=self.plan.sync) as writer:
+        with TarWriter(target) as writer:
             writer.add_index()
             keys: list[str] = []
             packed: list[bytes] = []
@@ -381,7 +386,7 @@ class _Gather:
                 if shard not in files:
                     if len(files) >= most:
                         files.pop(next(iter(files))).close()
-                    files[shard] = open(self.plan.scattered(shard, "data"), "rb", buffering=0)  # noqa: SIM115
+                    files[shard] = open(self.plan.scattered(shard, "data").url, "rb", buffering=0)  # noqa: SIM115
                 record = os.pread(files[shard].fileno(), length + size, offset)
                 yield record[:length].decode(errors="surrogateescape"), record[length:]
 

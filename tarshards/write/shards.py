@@ -84,9 +84,9 @@ class TarWriter(_Writer):
         if _is_file(target):
             self._stream = passed_on(target)
         else:
-            location = Location.of(target, allow_pipe=allow_pipe)  # type: ignore[arg-type]
-            self.target, self.is_compressed = location.url, named_compression(location) is not None
-            self._stream = open_shard(location, "wb", sync=sync)
+            self._location = Location.of(target, allow_pipe=allow_pipe, sync=sync)  # type: ignore[arg-type]
+            self.target, self.is_compressed = self._location.url, named_compression(self._location) is not None
+            self._stream = open_shard(self._location, "wb")
         self._digest: Any = None
         if flag("sha256", sha256) and not self.is_compressed:
             import hashlib
@@ -95,7 +95,6 @@ class TarWriter(_Writer):
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
         self.index: Index | None = None  # after ``close``, if it was written too
-        self._sync = sync
         self._members: Members | None = None
         self._keys = SeenKeys()  # with the shards that they come from
 
@@ -104,7 +103,7 @@ class TarWriter(_Writer):
 
         To be called before the first sample is written.
         """
-        if self.target is not None and not self.is_compressed and not Location.of(self.target).is_stream:
+        if self.target is not None and not self.is_compressed and not self._location.is_stream:
             from tarshards.index.members import Members
 
             self._members = Members()
@@ -117,18 +116,24 @@ class TarWriter(_Writer):
         """
         fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
-        self.write_encoded(key, fields, values, pack_members(key, fields, values), sample.get("__url__"))
+        self.write_members(key, fields, values, pack_members(key, fields, values), sample.get("__url__"))
 
-    def write_encoded(
+    def write_members(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], shard: str | None = None
     ) -> None:
-        """Append one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
-        members, offset = self._members, self.size - len(END)
+        """Append the members of one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
+        members = self._members
         if members is not None and fields not in members.numbers:
             members.check_room(key, fields, str(self.target))
-        self.write_members(key, packed, shard)
+        if key in self._keys:
+            raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
+        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
+        size = sum(map(len, packed))
+        self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         if members is not None:
-            members.add_written(key, fields, values, packed, offset)
+            members.add_written(key, fields, values, packed, self.size - len(END))
+        self.size += size
+        self.samples += 1
 
     def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
         """Append samples, of which *packed* has all the members of each in one."""
@@ -143,16 +148,6 @@ class TarWriter(_Writer):
             self._members.add_packed(parts, self.size - len(END))
         self.size += size
         self.samples += len(keys)
-
-    def write_members(self, key: str, packed: list[bytes], shard: str | None = None) -> None:
-        """Append the members of one sample, without an index; *shard* is where it was read."""
-        if key in self._keys:
-            raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
-        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
-        size = sum(map(len, packed))
-        self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
-        self.size += size
-        self.samples += 1
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
@@ -201,7 +196,7 @@ class TarWriter(_Writer):
             self.sha256 = None if self._digest is None else self._digest.hexdigest()
             if self._members is not None and self.target is not None:
                 self.index = self._members.index(self.size, self.target)
-                self.index.save(Location.of(self.target).as_output, sync=self._sync)
+                self.index.save(self._location.as_output)
 
     def _send(self, parts: Iterable[bytes | Extent | MemberFile]) -> None:
         try:
@@ -279,10 +274,11 @@ class ShardWriter(_Writer):
         open_writer: Callable[[str], TarWriter] | None = None,
         on_finish: Callable[[str, TarWriter], Any] | None = None,
     ):
-        self.pattern = Location.of(pattern).url
+        self._location = Location.of(pattern, sync=sync)
+        self.pattern = self._location.url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
-        named_compression(Location.of(self.pattern))  # raises UrlError for a name of another format
+        named_compression(self._location)  # raises UrlError for a name of another format
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}
@@ -290,13 +286,13 @@ class ShardWriter(_Writer):
         open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
         self._open_writer = open_writer or partial(open_tar, self._claims)
         self._sha256 = sha256
-        self._on_finish, self._sync = on_finish, sync
+        self._on_finish = on_finish
         self.shards: list[str] = []
         self.samples = 0
         self._start = self._number = whole_number("start", start, 0)
         self._writer: TarWriter | None = None
         self._is_open = True
-        self._index = flag("index", index) and not Location.of(self.pattern).is_stream
+        self._index = flag("index", index) and not self._location.is_stream
         self._entries: dict[str, Shard] = {}
 
     def write(self, sample: Sample) -> None:
@@ -308,9 +304,9 @@ class ShardWriter(_Writer):
             self._finish_shard()
         if (writer := self._writer) is None:
             if not self._is_open:
-                raise ValueError(f"{Location.of(self.pattern).name}: closed, so nothing more can be written")
+                raise ValueError(f"{self._location.name}: closed, so nothing more can be written")
             writer = self._writer = self._begin_shard()
-        writer.write_encoded(key, fields, values, packed, sample.get("__url__"))
+        writer.write_members(key, fields, values, packed, sample.get("__url__"))
         self.samples += 1
 
     def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
@@ -360,7 +356,7 @@ class ShardWriter(_Writer):
                     if shard.url not in self._entries:
                         self._entries[shard.url] = self._with_sha256(shard)
             shards = sorted(self._entries.values(), key=lambda shard: natural_order(shard.url))
-            write_manifest(url, shards, sync=self._sync)
+            write_manifest(self._location.at(url), shards)
         self._entries = {}
 
     def _with_sha256(self, shard: Shard) -> Shard:
@@ -436,20 +432,25 @@ def write_samples(
 
 def write_shard(
     samples: Iterable[Sample | SampleBatch],
-    target: str,
+    target: Location,
     *,
-    sync: bool = True,
     reject: Callable[[Sample, TarshardsError], object] | None = None,
 ) -> tuple[int, int]:
     """Write *samples* to a shard, as ``write_samples`` does, and its index; return their number and its size in bytes.
 
     The folder of a local shard is made if it is missing.
     """
-    Location.of(target).make_folder()
-    with TarWriter(target, sync=sync) as writer:
+    target.make_folder()
+    with TarWriter(target) as writer:
         writer.add_index()
         _write_each(writer, samples, reject)
     return writer.samples, writer.size
+
+
+def made_shard(url: str, samples: int, size: int) -> Shard:
+    """Return the entry of a manifest for what ``write_shard`` wrote; a compressed shard has no index."""
+    is_indexed = named_compression(Location.of(url)) is None
+    return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 
 
 def _write_each(
@@ -467,7 +468,7 @@ def _write_each(
                 reject(sample, error)  # type: ignore[arg-type]
 
 
-def shard_name(pattern: str | os.PathLike[str], shard: int, values: Mapping[str, str] | None = None) -> str:
+def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: Mapping[str, str] | None = None) -> str:
     """Replace the shard number and the names in *values* in *pattern*; other names stay as they are.
 
     >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})

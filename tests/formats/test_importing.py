@@ -229,6 +229,19 @@ def test_a_killed_run_does_only_what_is_left_and_sees_what_was_changed(tmp_path,
     assert [sample["n.json"] for sample in read_samples(shards)] == [b"%d" % (100 + n) for n in range(9)]
 
 
+def test_a_file_that_was_removed_after_a_kill_is_made_again(tmp_path, kill_at):
+    source, options = write_lines(tmp_path / "a.jsonl", ({"n": n} for n in range(9))), {"executor": Inline()}
+    make = partial(import_dataset, source, str(tmp_path / "o-%d.tar"), max_bytes=30, sync=False, **options)
+    assert kill_at(make, 7, "after")
+    (tmp_path / "o-0.tar").unlink()
+    shards = make()
+    assert len(list(read_samples(shards))) == 9
+    export = partial(export_dataset, shards, str(tmp_path / "e-%d.jsonl"), sync=False, **options)
+    assert kill_at(export, 5, "after")
+    (tmp_path / "e-0.jsonl").unlink()
+    assert len([line for name in export() for line in Path(name).read_text().splitlines()]) == 9
+
+
 def tree(folder: Path, files: dict[str, bytes]) -> str:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from tarshards.index import sidecar
 from tarshards.index.sidecar import Index
 from tarshards.storage import expressions, markers
 from tarshards.storage.location import FAMILIES, Location, look_up
+from tarshards.storage.remote import Remote
 
 words = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 secrets = words.map("s3cr3t".__add__)
@@ -80,6 +81,19 @@ def test_a_location_is_a_value():
     for name in "url", "path", "other":
         with pytest.raises(AttributeError, match="immutable"):
             setattr(location, name, "x")
+
+
+def test_what_derives_from_a_location_is_written_as_it_is():
+    scratch = Location.of("d/a.tar", Remote(index_dir="/i"), sync=False)
+    derived = [scratch.sibling(".index"), scratch.described, scratch.as_output, scratch.with_base("b"), scratch.at("c")]
+    derived += [scratch.beside("b"), scratch.absolute(), Location.of(scratch), pickle.loads(pickle.dumps(scratch))]
+    derived += [Location.of(scratch, sync=True), Location.of(scratch, Remote()), Location("~/a.tar", sync=False)]
+    derived += [Location("~/a.tar", sync=False).expanduser()]
+    assert [location.sync for location in derived] == [False] * len(derived)
+    lasting = Location.of("a.tar")
+    assert lasting.sync
+    assert lasting.sibling(".index").sync
+    assert not Location.of(lasting, sync=False).sync
 
 
 def test_it_is_parsed_once():

@@ -16,11 +16,14 @@ from tool_lines import OTHERS, ROOT, WRITING, command_of, make_inputs
 from tarshards import Catalog, ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
 from tarshards.errors import SampleError, ShardIndexError, TarError
 from tarshards.formats.croissant import write_card
+from tarshards.formats.exporting import export_dataset
+from tarshards.formats.importing import import_dataset
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
 from tarshards.index.manifests import update_manifests
 from tarshards.index.refresh import export_indexes, refresh_indexes
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.storage.location import Location
 from tarshards.storage.markers import write_marker
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.repair import repair_shards
@@ -126,7 +129,10 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", sync=sync)): 1,
     lambda sync: list(export_energon(["in-0.tar"], sync=sync)): 4,
     lambda sync: list(update_manifests([], "out.shards.json", sync=sync)): 1,
-    lambda sync: write_marker("deep/out.done", {}, sync=sync): 1,
+    lambda sync: write_marker(Location("deep/out.done", sync=sync), {}): 1,
+    lambda sync: import_dataset("rows.jsonl", "out-%d.tar", sync=sync): 6,
+    lambda sync: export_dataset("in-{0..2}.tar", "out-%d.jsonl", sync=sync): 7,
+    lambda sync: export_dataset("in-{0..2}.tar", "out", sync=sync): 22,
     lambda sync: write_contact_sheet(SAMPLES, "out.html", title="", sync=sync): 1,
     lambda sync: repair_shards(["in-0.tar"], "out.tar", sync=sync): 1,
     lambda sync: write_card("out.json", {"all": "in-0.tar"}, name="all", sync=sync): 1,
