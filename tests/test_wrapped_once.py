@@ -19,6 +19,7 @@ from tarshards.index.sidecar import Index
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.ledger import Ledger
 from tarshards.storage import transfer
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import dump_manifest
 from tarshards.storage.markers import read_marker
@@ -50,8 +51,8 @@ def only(error: TarshardsError, name: str) -> None:
 READS = {
     "stream": lambda url: open_shard(url, allow_pipe=True).read(),
     "samples": lambda url: list(read_samples(url, allow_pipe=True)),
-    "members": lambda url: list(read_loose_members([url], allow_pipe=True, ledger=Ledger())),
-    "plain": lambda url: [file.read(0, 10) for file in [open_plain(url, allow_pipe=True).__enter__()]],
+    "members": lambda url: list(read_loose_members(find_shards(url, allow_pipe=True), ledger=Ledger())),
+    "plain": lambda url: [file.read(0, 10) for file in [open_plain(Location(url, allow_pipe=True)).__enter__()]],
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
+    from tarshards.storage.location import Location
     from tarshards.storage.manifest import Shard
     from tarshards.write.shards import TarWriter
 
@@ -381,19 +382,18 @@ class Input:
             from tarshards.verbs.grep import KeyFilter
 
             refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
-            self._wanted = KeyFilter(read_keys(keys, allow_pipe=True))
+            self._wanted = KeyFilter(read_keys(typed(keys)))
 
     def _selected(self) -> Iterator[Sample]:
         """Yield the samples that were selected: those alone are read if indexes, and columns, say which they are."""
         from tarshards.verbs.grep import by_columns, matching
 
         condition, wanted = self._condition, self._wanted
-        options: Any = {"on_error": self.ledger, "concatenated": self.concatenated, "allow_pipe": True}
         samples: Iterable[Sample] | None = None
         with usage_errors("--where"):
             samples = None if condition is None else by_columns(self.shards, condition, wanted, on_error=self.ledger)
         if samples is None:
-            samples = self._all() if wanted is None else wanted.candidates(self.shards, **options)
+            samples = self._all() if wanted is None else wanted.candidates(self.shards, on_error=self.ledger)
             if wanted is not None:
                 samples = filter(self.counted(wanted, "--keys"), samples)
             if condition is not None:
@@ -412,13 +412,13 @@ class Input:
         if any(self.selection):
             return self._selected()
         if to_copy:
-            return read_to_copy(self.shards, ledger=self.ledger, concatenated=self.concatenated)
+            return read_to_copy(self.shards, ledger=self.ledger)
         return self._all()
 
     def _all(self) -> Iterator[Sample]:
         from tarshards.samples.read import read_samples
 
-        return read_samples(self.shards, on_error=self.ledger, concatenated=self.concatenated, allow_pipe=True)
+        return read_samples(self.shards, on_error=self.ledger)
 
     def chosen(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Return those of *samples*, all that there are, that the command line asks for."""
@@ -446,7 +446,7 @@ class Input:
     @cached_property
     def shards(self) -> list[Shard]:
         """The shards that the command line names."""
-        return named_shards(self.specs, False, self.split)
+        return named_shards(self.specs, self.concatenated, self.split)
 
     def _has_no_shard(self) -> bool:
         """Say whether the command line names several local shards, and none of them exists."""
@@ -780,15 +780,23 @@ def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
     return splits
 
 
-def named_shards(specs: Iterable[str], ignore_zeros: bool, split: str | None = None) -> list[Shard]:
-    """Return the shards that *specs* name; with *ignore_zeros* each may consist of several archives.
+def named_shards(specs: Iterable[str], ignore_zeros: bool = False, split: str | None = None) -> list[Shard]:
+    """Return the shards that *specs*, which a person typed, name; they may run commands.
 
-    Their names are split into key and field at the *split* dot.
+    With *ignore_zeros* each may consist of several archives. Their names are split into key and field at the *split*
+    dot.
     """
-    from tarshards.storage.expressions import expand_shards
+    from tarshards.storage.expressions import find_shards
 
-    shards = expand_shards(specs)
-    return [shard._replace(concatenated=ignore_zeros or shard.concatenated, split=split) for shard in shards]
+    shards = find_shards(specs, concatenated=ignore_zeros, allow_pipe=True)
+    return [shard._replace(split=split) for shard in shards]
+
+
+def typed(name: str) -> Location:
+    """Return the location that a person typed: it may run a command."""
+    from tarshards.storage.location import Location
+
+    return Location.of(name, allow_pipe=True)
 
 
 def refuse(wrong: object, reason: str) -> None:
@@ -894,7 +902,7 @@ def write_new_keys(
             error = SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key)
         reject(sample, error)
 
-    write_samples(samples, output, allow_pipe=True, reject=refuse, sync=sync)
+    write_samples(samples, typed(output), reject=refuse, sync=sync)
 
 
 def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:

@@ -9,12 +9,14 @@ from tarshards.cli._common import (
     FILE,
     allow_empty_option,
     check_output,
+    named_shards,
     output_option,
     overwrite_option,
     quiet_option,
     required,
     sync_option,
     tool,
+    typed,
     usage_errors,
 )
 from tarshards.errors import SampleError
@@ -46,7 +48,7 @@ def main(
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """
     with usage_errors():
-        samples = read_text(list(files) or ["-"], field=field, key=key, allow_pipe=True)
+        samples = read_text(named_shards(list(files) or ["-"]), field=field, key=key)
     check_output(output, overwrite)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)
@@ -54,7 +56,7 @@ def main(
         from tarshards.stream.ops import progress
 
         samples = progress(samples)
-    write_samples(samples, output, allow_pipe=True, sync=sync)
+    write_samples(samples, typed(output), sync=sync)
 
 
 def _refuse_nothing() -> None:

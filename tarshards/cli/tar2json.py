@@ -15,6 +15,7 @@ from tarshards.cli._common import (
     shown,
     sync_option,
     tool,
+    typed,
 )
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
@@ -35,7 +36,7 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: b
     if output != "-":
         check_output(output, overwrite)
     fields, source.fields = source.fields or "*", None  # the old name of a field tells its type, not the new one
-    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
+    with open_shard(typed(output), "wb", sync=sync) as stream:
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
         for line in source.require(lines):
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.

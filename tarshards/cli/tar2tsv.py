@@ -15,6 +15,7 @@ from tarshards.cli._common import (
     shown,
     sync_option,
     tool,
+    typed,
     usage_errors,
 )
 from tarshards.samples.lines import escape_bytes
@@ -45,7 +46,7 @@ def main(
     fields, source.fields = source.fields or "*", None  # the table decides about missing fields
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
-    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
+    with open_shard(typed(output), "wb", sync=sync) as stream:
         heading = islice(lines, 0 if noheader else 1)
         for line in chain(heading, source.require(lines)):
             stream.write(shown(line, output, escape_bytes).encode() + b"\n")

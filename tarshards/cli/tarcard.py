@@ -13,6 +13,7 @@ from tarshards.cli._common import (
     refuse,
     sync_option,
     tool,
+    typed,
 )
 
 
@@ -57,7 +58,7 @@ def main(
     from tarshards.formats.croissant import write_card
 
     write_card(
-        output,
+        typed(output),
         named_splits(shards),
         name=name,
         description=description,
@@ -67,6 +68,5 @@ def main(
         version=release,
         published=published,
         url=homepage,
-        allow_pipe=True,
         sync=sync,
     )

@@ -113,7 +113,5 @@ def main(
     if width is None:
         samples = source.read(to_copy=not holds)
     else:
-        samples = interleave(
-            source.shards, width, on_error=source.ledger, concatenated=source.concatenated, allow_pipe=True
-        )
+        samples = interleave(source.shards, width, on_error=source.ledger)
     write_new_keys(arrange(samples), output, source.reject, sync=sync)

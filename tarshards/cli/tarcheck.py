@@ -83,11 +83,9 @@ def main(
         check_output(repair, overwrite)
     shown = shard_progress(named, len(named), quiet)
     if repair is None:
-        report = check_shards(shown, decode=decode, jobs=parallel, allow_pipe=True, allow_empty=allow_empty)
+        report = check_shards(shown, decode=decode, jobs=parallel, allow_empty=allow_empty)
     else:
-        report, saved = repair_shards(
-            shown, repair, decode=decode, jobs=parallel, allow_pipe=True, sync=sync, allow_empty=allow_empty
-        )
+        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, sync=sync, allow_empty=allow_empty)
         wrote = f"{saved} samples are in {repair}"
         say(wrote if saved or allow_empty else f"no sample is whole, so {repair} is not written; {ACCEPT}")
     if as_json:

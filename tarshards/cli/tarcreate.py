@@ -25,6 +25,7 @@ from tarshards.cli._common import (
     say,
     sync_option,
     tool,
+    typed,
 )
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
@@ -107,11 +108,11 @@ def main(
     if folder is not None:
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
     elif lines is not None:
-        samples = read_member_lines(lines, folder=base, allow_pipe=allow_pipe)
+        samples = read_member_lines(typed(lines), folder=base, allow_pipe=allow_pipe)
     elif jsonl is not None:
-        samples = read_json_lines(jsonl, allow_pipe=True)
+        samples = read_json_lines(typed(jsonl))
     else:
-        samples = read_plan(plan or "-", key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
+        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
     if not allow_empty:
         source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
         samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped))
@@ -122,7 +123,7 @@ def main(
     if dry_run:
         _count(samples, output)
     else:
-        write_samples(samples, output, allow_pipe=True, sync=sync)
+        write_samples(samples, typed(output), sync=sync)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:

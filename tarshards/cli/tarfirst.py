@@ -15,6 +15,7 @@ from tarshards.cli._common import (
     refuse,
     sync_option,
     tool,
+    typed,
     usage_errors,
     where_option,
 )
@@ -55,7 +56,7 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
     if sample is None:
         raise SampleError("no sample matches")
     if whole:
-        write_samples([sample], output, allow_pipe=True, sync=sync)
+        write_samples([sample], typed(output), sync=sync)
     else:
-        with open_url(output, "wb", allow_pipe=True, sync=sync) as stream:
+        with open_url(typed(output), "wb", sync=sync) as stream:
             stream.write(sample[pick_field(sample, wanted[0])])

@@ -24,6 +24,7 @@ from tarshards.cli._common import (
     shown,
     sync_option,
     tool,
+    typed,
     usage_errors,
     where_option,
 )
@@ -117,7 +118,7 @@ def main(
     if not invert:
         source.select(where, keys)
     elif keys is not None:
-        wanted = KeyFilter(read_keys(keys, allow_pipe=True))
+        wanted = KeyFilter(read_keys(typed(keys)))
         conditions.insert(0, wanted)
     samples = iter(source)
 
@@ -130,7 +131,7 @@ def main(
     if list_keys:
         count = _write_keys(found(), output, sync=sync)
     else:
-        count = write_samples(found(), output, allow_pipe=True, reject=source.reject, sync=sync)
+        count = write_samples(found(), typed(output), reject=source.reject, sync=sync)
     for name, missing in (pattern.missing if pattern else duplicate.missing if duplicate else {}).items():
         say(f"{missing} samples have no field {name}")
     if not count:
@@ -141,7 +142,7 @@ def main(
 
 def _write_keys(samples: Iterator[Sample], output: str, *, sync: bool) -> int:
     count = 0
-    with open_shard(output, "wb", allow_pipe=True, sync=sync) as stream:
+    with open_shard(typed(output), "wb", sync=sync) as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
             line = escape(sample["__key__"].encode(errors="surrogateescape"))
             stream.write(shown(line, output, escape_bytes).encode() + b"\n")

@@ -17,6 +17,7 @@ from tarshards.cli._common import (
     spill_options,
     sync_option,
     tool,
+    typed,
 )
 from tarshards.verbs.join import CONFLICT, MISSING, join_shards
 from tarshards.write.shards import write_samples
@@ -68,6 +69,6 @@ def main(
         leave_out=source.ledger.leave_out,
     )
     joined = source.choose(source.require(samples))
-    write_samples(joined, output, allow_pipe=True, reject=source.reject, sync=sync)
+    write_samples(joined, typed(output), reject=source.reject, sync=sync)
     if count := source.ledger.filtered.get("missing"):
         say(f"skipped {count} samples that not all inputs have")

@@ -53,14 +53,6 @@ def main(
     Up to -M bytes wait to be written, besides one sample for each reader; --shuffle N holds N more samples.
     """
     check_output(output, overwrite)
-    samples = read_parallel(
-        source.shards,
-        readers=parallel,
-        memory=memory,
-        ordered=keep_order,
-        on_error=source.ledger,
-        concatenated=source.concatenated,
-        allow_pipe=True,
-    )
+    samples = read_parallel(source.shards, readers=parallel, memory=memory, ordered=keep_order, on_error=source.ledger)
     with closing(samples):
         write_new_keys(arrange(samples), output, source.reject, sync=sync)

@@ -16,6 +16,7 @@ from tarshards.cli._common import (
     spill_options,
     sync_option,
     tool,
+    typed,
     usage_errors,
 )
 from tarshards.samples.keys import key_rule
@@ -68,9 +69,7 @@ def main(
     check_output(output, overwrite)
     samples = iter(source)
     if regroup:
-        members = read_loose_members(
-            source.shards, ledger=source.ledger, concatenated=source.concatenated, allow_pipe=True
-        )
+        members = read_loose_members(source.shards, ledger=source.ledger)
         rule = key_rule(source.split)
         regrouped = regroup_members(members, ledger=source.ledger, split=rule, memory=memory, tmpdir=tmpdir)
         samples = source.choose(source.require(regrouped))
@@ -89,6 +88,6 @@ def main(
             reject=source.reject,
             leave_out=source.ledger.leave_out,
         )
-    write_samples(source.require(samples), output, allow_pipe=True, reject=source.reject, sync=sync)
+    write_samples(source.require(samples), typed(output), reject=source.reject, sync=sync)
     if count := source.ledger.filtered.get("repeated key"):
         say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

@@ -24,6 +24,7 @@ from tarshards.cli._common import (
     size_option,
     sync_option,
     tool,
+    typed,
 )
 from tarshards.storage.compression import TAR_ENDING
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
@@ -95,7 +96,7 @@ def main(
     with command or nullcontext():
         shards = split_samples(
             source.chosen(source.read(to_copy=by is None)),
-            _full_pattern(output, list(routes)),
+            typed(_full_pattern(output, list(routes))),
             max_samples=samples,
             max_bytes=DEFAULT_SIZE if samples is None and size is None else size,
             first=first,

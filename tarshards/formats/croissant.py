@@ -101,12 +101,7 @@ _BYTES = ("sc:Text", "application/octet-stream")
 
 
 def write_card(
-    target: str | os.PathLike[str],
-    splits: Mapping[str, Spec],
-    *,
-    allow_pipe: bool = False,
-    sync: bool = True,
-    **about: Any,
+    target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], *, sync: bool = True, **about: Any
 ) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
@@ -118,7 +113,7 @@ def write_card(
     beside = Location("card.json") if location.is_stream else location
     plain = location.url == "-" and sys.stdout.isatty()  # a terminal might obey what is in the names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
-    with location.open("wb", allow_pipe=allow_pipe, sync=sync) as stream:
+    with location.open("wb", sync=sync) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -62,7 +62,7 @@ def export_dataset(
 
     It works in parallel, resumes, and treats errors as ``import_dataset`` does; errors name shard and key.
     """
-    sources = expand_shards(shards)
+    sources = expand_shards(shards, concatenated=concatenated)
     ledger = Ledger.of(on_error)
     output = os.fspath(output)
     kind = format or _format_of(output)
@@ -70,7 +70,7 @@ def export_dataset(
         raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
     columns = Columns.load(record_url([shard.url for shard in sources]))
     if kind == "parquet":
-        looked_at = islice(read_samples(sources, on_error=on_error and "skip", concatenated=concatenated), LOOKED_AT)
+        looked_at = islice(read_samples(sources, on_error=on_error and "skip"), LOOKED_AT)
         schema = Tables(columns, looked_at).schema
         columns = columns._replace(schema=schema.serialize().to_pybytes())
     if kind == "folder":
@@ -79,7 +79,6 @@ def export_dataset(
         names = output_names(output, len(sources))
     if kind in ("jsonl", "msgpack"):
         named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
-    sources = [shard._replace(concatenated=concatenated or shard.concatenated) for shard in sources]
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
     units = [_ExportedShard(shard, name, kind, columns, *each) for shard, name, *each in zip(sources, names, repeated)]
     check_free(units, overwrite=overwrite)

@@ -15,7 +15,7 @@ from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, T
 from tarshards.samples.codecs.basic import WITH_BYTES, check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
@@ -39,17 +39,17 @@ def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = 
     1,048,576 items.
     """
     ledger = Ledger.of(on_error)
-    for url in expand_urls(urls):
-        yield from read_msgpack_shard(url, ledger=ledger, allow_pipe=allow_pipe)
+    for shard in find_shards(urls, allow_pipe=allow_pipe):
+        yield from read_msgpack_shard(shard.location(), ledger=ledger)
 
 
-def read_msgpack_shard(url: str, *, ledger: Ledger, allow_pipe: bool = False) -> Iterator[Sample]:
+def read_msgpack_shard(url: str | Location, *, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of one msgpack shard, as ``read_msgpack`` does."""
     location = Location.of(url)
     stem, name = stem_of(location), location.name
     count = 0
     try:
-        for number, (record, refused) in enumerate(_records(location, allow_pipe)):
+        for number, (record, refused) in enumerate(_records(location)):
             if refused is None and not isinstance(record, dict):
                 refused = f"a sample is a dict, not {shortened(record)}"
             if refused is None and not isinstance(record.get("__key__", ""), str):
@@ -84,7 +84,7 @@ def stem_of(location: Location) -> str:
     return location.base.lstrip(".").partition(".")[0].strip("_") or "file"
 
 
-def _records(location: Location, allow_pipe: bool) -> Iterator[tuple[Any, str | None]]:
+def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
     """Yield every object of a shard, each with the reason why it is refused, or None."""
     import msgpack
 
@@ -92,7 +92,7 @@ def _records(location: Location, allow_pipe: bool) -> Iterator[tuple[Any, str | 
     unpacker = _unpacker(refusals)
     number = fed = done = 0
     try:
-        with open_shard(location, allow_pipe=allow_pipe) as stream:
+        with open_shard(location) as stream:
             while data := stream.read(PIECE):
                 unpacker.feed(data)
                 fed += len(data)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.sidecar import PROBED, check_there, has_index, with_counts
@@ -15,6 +15,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, are_local, are_remote
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote, default, with_index_dir
@@ -89,6 +90,10 @@ class Opening:
         """The rule that *split* is, or names."""
         return key_rule(self.split)
 
+    def find_shards(self, urls: Any) -> Shards:
+        """Return the shards that *urls*, a shard expression, names, marked as *concatenated* and *allow_pipe* say."""
+        return find_shards(urls, self.remote, concatenated=self.concatenated, allow_pipe=self.allow_pipe)
+
     def find_indexed(self, shards: Shards) -> Shards | None:
         """Return *shards* with what their indexes say of them if they are read through these; else None.
 
@@ -147,11 +152,9 @@ class Opening:
         samples = read_shard(
             shard,
             ledger=ledger,
-            allow_pipe=self.allow_pipe,
             on_damage=self.on_damage,
             split=self.rule,
             end=self.end,
-            concatenated=self.concatenated,
             location=location,
             lazy=self.lazy,
         )

@@ -22,13 +22,13 @@ _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
-def numbered_lines(url: str, *, allow_pipe: bool = False) -> Iterator[tuple[str, str]]:
+def numbered_lines(url: str | Location) -> Iterator[tuple[str, str]]:
     """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``.
 
     The text is in UTF-8, or as its byte order mark says, which is left out.
     """
     name = Location.of(url).name
-    with open_shard(url, allow_pipe=allow_pipe) as stream, BufferedReader(Utf8(stream, name), 1 << 16) as lines:
+    with open_shard(url) as stream, BufferedReader(Utf8(stream, name), 1 << 16) as lines:
         for number, line in enumerate(lines, 1):
             place = f"{name}: line {number}"
             try:
@@ -134,9 +134,9 @@ def unescape(text: str) -> bytes:
     return re.sub(rb"\\(?:x([0-9a-f]{2})|.|$)", plain, text.encode(), flags=re.DOTALL)
 
 
-def read_keys(url: str, *, allow_pipe: bool = False) -> Iterator[str]:
+def read_keys(url: str | Location) -> Iterator[str]:
     """Yield the keys in the text *url*, one per line, escaped as in a table; blank lines are ignored."""
-    for place, line in numbered_lines(url, allow_pipe=allow_pipe):
+    for place, line in numbered_lines(url):
         if line.strip():
             with located(place):
                 key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")

@@ -83,25 +83,18 @@ def read_samples(
     """
     names = lazy_fields(lazy)
     check_reading(on_error, on_damage, end, names)
-    flag("allow_pipe", allow_pipe)
-    flag("concatenated", concatenated)
+    marks = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
+    find = partial(find_shards, urls, remote, **marks)
     read = partial(
-        read_shard,
-        ledger=Ledger.of(on_error),
-        allow_pipe=allow_pipe,
-        on_damage=on_damage,
-        split=key_rule(split),
-        end=end,
-        concatenated=concatenated,
-        lazy=names,
+        read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), end=end, lazy=names
     )
-    return closed_at_exit(_read_all(urls, read, remote, ahead=names is None))
+    return closed_at_exit(_read_all(find, read, remote, ahead=names is None))
 
 
 def _read_all(
-    urls: Any, read: Callable[..., Iterator[Sample]], remote: Remote | None, *, ahead: bool
+    find: Callable[[], Shards], read: Callable[..., Iterator[Sample]], remote: Remote | None, *, ahead: bool
 ) -> Generator[Sample, None, None]:
-    yield from read_in_turn(find_shards(urls, remote), read, remote, ahead=ahead)
+    yield from read_in_turn(find(), read, remote, ahead=ahead)
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -133,7 +126,7 @@ def read_in_turn(
     The memory for that is shared with as many *processes* on this host.
     """
     urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
-    locations: Iterable[Location] = (Location.of(url, remote) for url in urls)
+    locations: Iterable[Location] = (shard.location(remote) for shard in shards)
     if ahead and any(":" in url and _is_remote(Location(url)) for url in urls):
         from tarshards.storage.ahead import opened_ahead
 
@@ -142,13 +135,12 @@ def read_in_turn(
         yield from read(shard, location=location)
 
 
-def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger, concatenated: bool) -> Iterator[Sample]:
+def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of all *shards* to be written again, each before the next is taken.
 
     They are those of ``read_samples``, but the large fields of plain local files are not read; see ``read_shard``.
     """
-    read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=True, extents=True)
-    return read_in_turn(shards, read)
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
 
 
 def _is_remote(location: Location) -> bool:
@@ -174,11 +166,9 @@ def read_shard(
     shard: Shard | str,
     *,
     ledger: Ledger,
-    allow_pipe: bool = False,
     on_damage: OnDamage = "end",
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
-    concatenated: bool = False,
     location: Location | None = None,
     extents: bool = False,
     lazy: FieldNames | None = None,
@@ -188,12 +178,11 @@ def read_shard(
     It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
     each is an ``Extent``, which lasts until the next sample is taken. Each field that *lazy* names is a ``MemberFile``;
     a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. The
-    other options are those of ``Opening``. What a manifest or a tool says of *shard* applies: it may be concatenated,
-    its names may be split by another rule, and another number of samples is an error (if *split* is the default).
+    other options are those of ``Opening``. What *shard* says of itself applies: it may be concatenated, its names may
+    be split by another rule, and another number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
-    location = location or Location.of(shard.url)
-    concatenated = concatenated or shard.concatenated
+    location = location or shard.location()
     if split is split_name and shard.split == "last":
         split = split_last
     expected = shard.samples if split is split_name else None
@@ -201,13 +190,7 @@ def read_shard(
         from tarshards.samples.resync.reading import read_resyncing
 
         yield from read_resyncing(
-            location,
-            ledger=ledger,
-            allow_pipe=allow_pipe,
-            split=split,
-            end=end,
-            concatenated=concatenated,
-            expected=expected,
+            location, ledger=ledger, split=split, end=end, concatenated=shard.concatenated, expected=expected
         )
         return
     name = location.name
@@ -222,7 +205,7 @@ def read_shard(
 
     try:
         with (
-            open_shard(location, allow_pipe=allow_pipe) if files is None else files.open() as stream,
+            open_shard(location) if files is None else files.open() as stream,
             _Grouping(name, ledger, split, quarantine, expected) as grouping,
         ):
             leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
@@ -231,7 +214,7 @@ def read_shard(
                 grouping,
                 url=name,
                 end=end,
-                concatenated=concatenated,
+                concatenated=shard.concatenated,
                 ledger=ledger,
                 leave=leave,
                 anywhere=_anywhere(stream, location),

@@ -53,7 +53,8 @@ def expand_urls(spec: Spec) -> list[str]:
       or give a list of specs. A chain of fsspec is one spec: `simplecache::http://host/a.tar`, `zip://a.tar::all.zip`;
       what follows its caches and archives belongs to it. A local file of exactly that name takes precedence, also where
       its name has `::` or braces in it; URLs write it as `%3A%3A`.
-    - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored.
+    - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored. They may not
+      name commands (`pipe:`).
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
       a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
@@ -67,15 +68,19 @@ def expand_urls(spec: Spec) -> list[str]:
     return find_shards(spec).urls
 
 
-def expand_shards(spec: Spec, remote: Remote | None = None) -> list[Shard]:
+def expand_shards(spec: Spec, remote: Remote | None = None, **marks: bool) -> list[Shard]:
     """Return the shards of ``find_shards`` one by one."""
-    return list(find_shards(spec, remote))
+    return list(find_shards(spec, remote, **marks))
 
 
-def find_shards(spec: Spec, remote: Remote | None = None) -> Shards:
+def find_shards(
+    spec: Spec, remote: Remote | None = None, *, concatenated: bool = False, allow_pipe: bool = False
+) -> Shards:
     """Return the shards that *spec* names as ``expand_urls`` does, with what a manifest says of them.
 
-    Remote manifests and folders are read as *remote* says.
+    Remote manifests and folders are read as *remote* says. All shards are marked as *concatenated* archives, and as
+    those whose ``pipe:`` commands may run (*allow_pipe*), if that is asked for. Only *spec* itself can name a command:
+    lists, manifests and catalogs that do are a UrlError.
 
     >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
@@ -87,7 +92,8 @@ def find_shards(spec: Spec, remote: Remote | None = None) -> Shards:
             raise UrlError(TOO_MANY, url=spec_name(spec))
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
-    return shards
+    asked = [name for name, is_asked in (("concatenated", concatenated), ("allow_pipe", allow_pipe)) if is_asked]
+    return shards.replace(**{name: [True] * len(shards) for name in asked}) if asked else shards
 
 
 def spec_name(spec: Spec) -> str:
@@ -368,7 +374,12 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         raise UrlError("a list file that contains itself", url=f"@{path}")
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
-    yield from _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote)
+    for shards in _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote):
+        if "pipe:" in "".join(shards.urls).lower():  # maybe inside a name
+            command = next((url for url in shards.urls if url[:5].lower() == "pipe:"), None)
+            if command is not None:  # it is data, often someone else's
+                raise UrlError(f"a list file may not name a command: {Location(command).name}", url=f"@{path}")
+        yield shards
 
 
 def _shards_of(location: Location) -> Shards:

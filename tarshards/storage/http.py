@@ -36,7 +36,7 @@ class Http(Transport):
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
 
-    def read(self, location: Location, most: int, **_: Any) -> bytes:
+    def read(self, location: Location, most: int) -> bytes:
         return read_whole(Address(location), most)
 
     def hold(self, location: Location, most: int) -> Any:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tarshards.errors import OpenError
 from tarshards.storage.beside import INDEX
@@ -26,7 +26,7 @@ _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
 class Local(Transport):
-    def open(self, location: Location, mode: str, *, sync: bool, **_: Any) -> io.FileIO | OutputStream:
+    def open(self, location: Location, mode: str, *, sync: bool) -> io.FileIO | OutputStream:
         path = str(location.path)
         try:
             return _open_reader(path) if mode == "rb" else open_writer(path, location.name, sync=sync)

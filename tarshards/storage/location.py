@@ -67,20 +67,25 @@ class Location:
 
     url: str  #: as it was given
     remote: Remote  #: how it is read, if it is remote
+    allow_pipe: bool  #: whether it may run its command, if it is `pipe:command`
 
-    def __init__(self, url: str, remote: Remote | None = None):
-        self.__dict__.update(url=url, remote=remote or default())
+    def __init__(self, url: str, remote: Remote | None = None, *, allow_pipe: bool = False):
+        self.__dict__.update(url=url, remote=remote or default(), allow_pipe=allow_pipe)
 
     @classmethod
-    def of(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None) -> Location:
+    def of(
+        cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, allow_pipe: bool = False
+    ) -> Location:
         """Return the location of a URL or path, to be read as *remote* says; a Location keeps its own without it.
 
-        Anything else is a TypeError.
+        One that may run its command keeps that, too. Anything else is a TypeError.
         """
         if isinstance(url, Location):
-            return url if remote is None or remote is url.remote else cls(url.url, remote)
+            if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe):
+                return url
+            return cls(url.url, remote or url.remote, allow_pipe=allow_pipe or url.allow_pipe)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
-            return cls(text, remote)
+            return cls(text, remote, allow_pipe=allow_pipe)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -324,7 +329,7 @@ class Location:
     @property
     def as_output(self) -> Location:
         """It as a shard that is written: what describes it lies beside it."""
-        return self if self.remote.index_dir is None else Location(self.url, replace(self.remote, index_dir=None))
+        return self if self.remote.index_dir is None else Location.of(self, replace(self.remote, index_dir=None))
 
     def with_base(self, base: str) -> Location:
         """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
@@ -442,14 +447,7 @@ class Location:
     def _transport(self) -> Transport:
         return _transport_of("local" if self._is_plain else self.family)
 
-    def open(
-        self,
-        mode: str = "rb",
-        *,
-        allow_pipe: bool = False,
-        sync: bool = True,
-        encodings: Container[str] = (),
-    ) -> BinaryIO:
+    def open(self, mode: str = "rb", *, sync: bool = True, encodings: Container[str] = ()) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
 
         A server may send bytes with one of *encodings*, as its Content-Encoding says; any other is an OpenError.
@@ -459,15 +457,15 @@ class Location:
         if mode == "rb" and (opener := self.__dict__.get("_opener")) is not None:
             stream = opener()
         else:
-            stream = self._transport.open(self, mode, allow_pipe=allow_pipe, sync=sync)
+            stream = self._transport.open(self, mode, sync=sync)
         if (encoding := getattr(stream, "encoding", "")) and encoding.lower() not in encodings:
             stream.close()
             raise encoded(encoding, self.name)
         return cast(BinaryIO, stream)
 
-    def read(self, limit: int = MOST_READ, *, allow_pipe: bool = False) -> bytes:
+    def read(self, limit: int = MOST_READ) -> bytes:
         """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""
-        data: bytes = self._transport.read(self, limit + 1, allow_pipe=allow_pipe)
+        data: bytes = self._transport.read(self, limit + 1)
         if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
@@ -544,18 +542,18 @@ def _transport_of(family: str) -> Transport:
 class Transport:
     """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
 
-    def open(self, location: Location, mode: str, *, allow_pipe: bool, sync: bool) -> Any:
+    def open(self, location: Location, mode: str, *, sync: bool) -> Any:
         """Return a stream; see `streams`."""
         raise NotImplementedError
 
-    def read(self, location: Location, most: int, *, allow_pipe: bool) -> bytes:
+    def read(self, location: Location, most: int) -> bytes:
         """Return the bytes of a file, no more than *most*."""
-        with self.open(location, "rb", allow_pipe=allow_pipe, sync=True) as stream:
+        with self.open(location, "rb", sync=True) as stream:
             return read_at_most(stream, most, 1 << 24)
 
     def hold(self, location: Location, most: int) -> Any:
         """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
-        return self.read(location, most, allow_pipe=False)
+        return self.read(location, most)
 
     def address(self, location: Location) -> Address | None:
         return None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, overload
 from tarshards.errors import UrlError
 from tarshards.storage.compression import TAR_ENDING
 from tarshards.storage.location import Location
+from tarshards.storage.remote import Remote
 
 SUFFIX = ".shards.json"
 DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # what an entry says of its shard
@@ -33,8 +34,8 @@ class Shard(NamedTuple):
 
     *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it; *sha256* is
     the checksum of the file, and *digest* that of its keys and members, as its index has it, in hexadecimal digits.
-    *split* is the rule that its reader wants for the names of members, "first" or "last", and no manifest has it; None:
-    "first", or that of the index.
+    No manifest has the rest: *split* is the rule that its reader wants for the names of members, "first" or "last";
+    None: "first", or that of the index. *allow_pipe* says that it may run its command, if it is ``pipe:command``.
     """
 
     url: str
@@ -45,11 +46,16 @@ class Shard(NamedTuple):
     sha256: str | None = None
     digest: str | None = None
     split: str | None = None
+    allow_pipe: bool = False
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:
         """Return a shard or its URL as a shard."""
         return cls(shard) if isinstance(shard, str) else shard
+
+    def location(self, remote: Remote | None = None) -> Location:
+        """Return where it lies, to be read as *remote* says."""
+        return Location(self.url, remote, allow_pipe=self.allow_pipe)
 
 
 class Shards(Sequence[Shard]):
@@ -176,7 +182,8 @@ def parse_manifest(text: bytes | str, url: str) -> Shards:
     """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
 
     >>> parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")[0]
-    Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None, digest=None, split=None)
+    Shard(url='a.tar', samples=7, size=None, concatenated=False, indexed=False, sha256=None, digest=None, split=None,
+    allow_pipe=False)
     """
     with collector_paused():
         return _parse(text, url)

@@ -30,7 +30,7 @@ def open_url(
     *allow_pipe* `pipe:command`. *remote* says how servers and stores are read; see `Remote`. An unknown scheme is a
     UrlError, everything else that fails an OpenError.
     """
-    return Location.of(url, remote).open(mode, allow_pipe=allow_pipe, sync=sync)
+    return Location.of(url, remote, allow_pipe=allow_pipe).open(mode, sync=sync)
 
 
 def open_shard(
@@ -50,8 +50,8 @@ def open_shard(
     such as `.br` or `.zip`, is a UrlError. When it ends, the index of an earlier shard of this name is removed, and all
     else that is derived from a local one and lies beside it. lz4 needs ``pip install 'tarshards[lz4]'``.
     """
-    location = Location.of(url)
-    stream: Any = location.open(mode, allow_pipe=allow_pipe, sync=sync, encodings=ENCODINGS)
+    location = Location.of(url, allow_pipe=allow_pipe)
+    stream: Any = location.open(mode, sync=sync, encodings=ENCODINGS)
     if mode == "wb":
         stream.before_commit = partial(forget, location, sync=sync)
         shard: Any = compressed(stream, location)

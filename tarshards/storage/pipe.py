@@ -18,8 +18,8 @@ OPENED: ContextVar[list[PipeInput]] = ContextVar("OPENED")
 
 
 class Pipe(Transport):
-    def open(self, location: Location, mode: str, *, allow_pipe: bool, **_: Any) -> InputStream | OutputStream:
-        if not allow_pipe:
+    def open(self, location: Location, mode: str, **_: Any) -> InputStream | OutputStream:
+        if not location.allow_pipe:
             raise OpenError("a command runs only with allow_pipe=True", url=location.name)
         command = location.url.partition(":")[2]
         return PipeInput(command, location.name) if mode == "rb" else open_writer(command, location.name)

@@ -36,7 +36,7 @@ class PlainFile:
 
 
 @contextmanager
-def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[PlainFile]:
+def open_plain(url: str | Location) -> Iterator[PlainFile]:
     """Open a shard: a plain local file as it is, all else as a copy in an unnamed temporary file."""
     location = Location.of(url)
     name = location.name
@@ -52,7 +52,7 @@ def open_plain(url: str | Location, *, allow_pipe: bool = False) -> Iterator[Pla
 
     def pieces() -> Iterator[bytes]:
         try:
-            with open_shard(location, allow_pipe=allow_pipe) as stream:
+            with open_shard(location) as stream:
                 while data := stream.read(PIECE):
                     yield data
         except TarshardsError as caught:

@@ -19,7 +19,6 @@ from tarshards.index.options import Opening
 from tarshards.index.sidecar import check_there, has_ranges
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, identities_of
 from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream.following import Count
@@ -373,7 +372,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     """
     if not read.COMPILED:
         _log_missing_kernels()
-    shards = find_shards(urls, opening.remote)
+    shards = opening.find_shards(urls)
     found = opening.find_indexed(shards)
     if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
         from tarshards.index.access import IndexedShards

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from threading import Condition, Lock, Thread
@@ -14,7 +14,8 @@ from tarshards.errors import TarshardsError
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import find_shards
+from tarshards.storage.manifest import Shard, Shards
 
 if TYPE_CHECKING:
     from tarshards.storage.pipe import PipeInput
@@ -49,12 +50,9 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
         active.clear()  # closes what generators have opened
 
 
-def interleave(
-    urls: Any, width: int, *, on_error: ErrorPolicy = None, concatenated: bool = False, allow_pipe: bool = False
-) -> Iterator[Sample]:
-    """Yield the samples of all shards, one of each of *width* shards in turn; options are as in ``read_samples``."""
-    read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
-    return round_robin(map(read, expand_shards(urls)), width)
+def interleave(urls: Any, width: int, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
+    """Yield the samples of all shards, one of each of *width* shards in turn; errors are as in ``read_samples``."""
+    return round_robin(map(partial(read_shard, ledger=Ledger.of(on_error)), find_shards(urls)), width)
 
 
 def read_parallel(
@@ -64,30 +62,26 @@ def read_parallel(
     memory: int = 256 << 20,
     ordered: bool = False,
     on_error: ErrorPolicy = None,
-    concatenated: bool = False,
-    allow_pipe: bool = False,
 ) -> Generator[Sample, None, None]:
     """Yield each sample of all shards exactly once; up to *readers* threads read one shard each.
 
     Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields wait
-    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. *concatenated* and
-    errors are as in ``read_samples``; errors come after the samples that precede them in their shard. Closing the
-    generator stops the readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is
-    less than 1.
+    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. Errors are as in
+    ``read_samples``; they come after the samples that precede them in their shard. Closing the generator stops the
+    readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
     """
     if readers < 1:
         raise ValueError(f"readers must be at least 1, not {readers}")
     if memory < 1:
         raise ValueError(f"memory must be positive, not {memory}")
-    read = partial(read_shard, concatenated=concatenated, allow_pipe=allow_pipe)
-    return _read_parallel(expand_shards(urls), readers, memory, ordered, Ledger.of(on_error), read)
+    return _read_parallel(find_shards(urls), readers, memory, ordered, Ledger.of(on_error))
 
 
 def _read_parallel(
-    shards: list[Shard], readers: int, memory: int, ordered: bool, ledger: Ledger, read: Callable[..., Iterator[Sample]]
+    shards: Shards, readers: int, memory: int, ordered: bool, ledger: Ledger
 ) -> Generator[Sample, None, None]:
     waiting = _Waiting(shards, memory, ordered)
-    threads = [_ShardThread(waiting, read) for _ in range(min(readers, len(shards)))]
+    threads = [_ShardThread(waiting) for _ in range(min(readers, len(shards)))]
     try:
         for thread in threads:
             thread.start()
@@ -117,7 +111,7 @@ class _Waiting:
     They take at most *memory* bytes, but the queue to take from next accepts one sample of any size.
     """
 
-    def __init__(self, shards: list[Shard], memory: int, ordered: bool):
+    def __init__(self, shards: Shards, memory: int, ordered: bool):
         self.memory, self.ordered = memory, ordered
         lock = Lock()
         self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
@@ -180,9 +174,9 @@ class _ReaderLedger(Ledger):
 class _ShardThread(Thread):
     """A thread that reads shard after shard."""
 
-    def __init__(self, waiting: _Waiting, read: Callable[..., Iterator[Sample]]):
+    def __init__(self, waiting: _Waiting):
         super().__init__(daemon=True)
-        self.waiting, self.read = waiting, read
+        self.waiting = waiting
         self.ledger = _ReaderLedger()
         self.pipes: list[PipeInput] = []  # those of the shard that is read
 
@@ -195,7 +189,7 @@ class _ShardThread(Thread):
             self.pipes.clear()
             self.ledger.error = None
             try:
-                for sample in self.read(shard, ledger=self.ledger):
+                for sample in read_shard(shard, ledger=self.ledger):
                     if not self.waiting.put(number, sample, sum(map(len, sample.values()))):
                         return
             except BaseException as error:

@@ -7,40 +7,64 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample, is_reserved, split_name
 from tarshards.samples.lines import checked, located, numbered_lines, unescape
 from tarshards.samples.tree import read_file
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.tar.read import MEMBER_LIMIT
 
 Row = tuple[str, list[bytes]]  # place and cells
 
 
+class _Sources(NamedTuple):
+    """Where the contents of fields come from that a plan or lines name: paths are relative to *folder*."""
+
+    folder: str
+    allow_pipe: bool  # whether they may be commands
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a path or URL."""
+        if not name:
+            raise ValueError("an empty path")
+        location = Location.of(name, allow_pipe=self.allow_pipe)
+        path = os.path.join(self.folder, str(location.path) if location.scheme == "file" else name)
+        if location.scheme in ("", "-", "file") or os.path.lexists(path):
+            return read_file(path)
+        return location.read(MEMBER_LIMIT)
+
+
 def read_plan(
-    plan: str, *, key: str | None = None, delimiter: str | None = None, folder: str = "", allow_pipe: bool = False
+    plan: str | Location,
+    *,
+    key: str | None = None,
+    delimiter: str | None = None,
+    folder: str = "",
+    allow_pipe: bool = False,
 ) -> Iterator[Sample]:
     """Yield a sample for each row of *plan*, a table whose first row names the fields; it is read once, row by row.
 
-    Cells are the bytes of their fields; those of a column ``@jpg`` are paths (relative to *folder*) or URLs whose
-    content is the field jpg. Keys come from the template *key* over ``record`` (counted from 0) and the columns, or
-    from the column ``__key__``. *delimiter* is a comma if the name of the plan ends in .csv, else a tab. Cells between
-    tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
+    Cells are the bytes of their fields; those of a column ``@jpg`` are paths (relative to *folder*), URLs, or with
+    *allow_pipe* ``pipe:command``, whose content is the field jpg. Keys come from the template *key* over ``record``
+    (counted from 0) and the columns, or from the column ``__key__``. *delimiter* is a comma if the name of the plan
+    ends in .csv, else a tab. Cells between tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in
+    CSV.
 
     Raises a TarshardsError, which names the line, for an invalid row or key and a file that cannot be read.
     """
+    location = Location.of(plan, allow_pipe=allow_pipe)
     if delimiter is None:
-        delimiter = "," if re.search(r"\.csv(\.\w+)?$", plan, re.IGNORECASE) else "\t"
-    lines = numbered_lines(plan, allow_pipe=allow_pipe)
+        delimiter = "," if re.search(r"\.csv(\.\w+)?$", location.url, re.IGNORECASE) else "\t"
+    lines = numbered_lines(location)
     rows = _split_tabs(lines) if delimiter == "\t" else _split_quoted(lines, delimiter)
-    return checked(_read_rows(rows, Location.of(plan).name, key, folder, allow_pipe))
+    return checked(_read_rows(rows, location.name, key, _Sources(folder, allow_pipe)))
 
 
-def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, allow_pipe: bool) -> Iterator[Sample]:
+def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: _Sources) -> Iterator[Sample]:
     place, header = next(rows, ("", []))
     if not header:
         raise SampleError("the plan is empty; its first line must name the columns", url=name)
@@ -59,7 +83,7 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, folder: str, all
             sample: Sample = {"__key__": template.fill({**texts, "record": record}), "__url__": place}
             for column, field, cell in zip(columns, fields, cells):
                 if column.startswith("@"):
-                    sample[field] = _content(texts[field], folder, allow_pipe)
+                    sample[field] = sources.read(texts[field])
                 elif field != "__key__":
                     sample[field] = cell
         yield sample
@@ -112,19 +136,20 @@ def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[
         yield places[0], [cell.encode() for cell in row]
 
 
-def read_member_lines(lines: str, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
+def read_member_lines(lines: str | Location, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
     r"""Yield the samples of *lines*, a URL of lines ``NAME SOURCE``; adjacent names with one key form a sample.
 
     NAME is a member's name; it ends at a tab, or at the first space if there is no tab. SOURCE is a path (relative to
     *folder*), a URL, ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe*
     ``pipe:command``.
     """
-    return checked(_read_member_lines(lines, folder, allow_pipe))
+    location = Location.of(lines, allow_pipe=allow_pipe)
+    return checked(_read_member_lines(location, _Sources(folder, allow_pipe)))
 
 
-def _read_member_lines(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sample]:
+def _read_member_lines(lines: Location, sources: _Sources) -> Iterator[Sample]:
     sample: Sample = {}
-    for place, line in numbered_lines(lines, allow_pipe=allow_pipe):
+    for place, line in numbered_lines(lines):
         if not line.strip():
             continue
         with located(place):
@@ -138,7 +163,7 @@ def _read_member_lines(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sa
             if sample and sample["__key__"] == key and field in sample:
                 raise SampleError("duplicate field", key=key, field=field)
             text = source.lstrip().startswith("text:")
-            data = unescape(source.partition(":")[2]) if text else _content(source.strip(), folder, allow_pipe)
+            data = unescape(source.partition(":")[2]) if text else sources.read(source.strip())
         if sample and sample["__key__"] != key:
             yield sample
             sample = {}
@@ -147,9 +172,7 @@ def _read_member_lines(lines: str, folder: str, allow_pipe: bool) -> Iterator[Sa
         yield sample
 
 
-def read_text(
-    urls: Any, *, field: str = "txt", key: str = "{record:09d}", allow_pipe: bool = False
-) -> Iterator[Sample]:
+def read_text(urls: Any, *, field: str = "txt", key: str = "{record:09d}") -> Iterator[Sample]:
     """Yield a sample with one *field* for each line, without its newline, of the texts *urls*, a shard expression.
 
     *key* is a template over ``record``, which counts all lines from 0. Raises ValueError for a bad *field* or *key*,
@@ -158,22 +181,11 @@ def read_text(
     if not is_field(field):
         raise ValueError(f"{field!r} cannot name a field")
     template = Template(key, {"record": 0})
-    lines = (line for url in expand_urls(urls) for line in numbered_lines(url, allow_pipe=allow_pipe))
+    lines = (line for shard in find_shards(urls) for line in numbered_lines(shard.location()))
     return checked(
         {"__key__": template.fill({"record": record}), "__url__": place, field: text.encode()}
         for record, (place, text) in enumerate(lines)
     )
-
-
-def _content(source: str, folder: str, allow_pipe: bool) -> bytes:
-    """Return the bytes of a path relative to *folder*, or of a URL."""
-    if not source:
-        raise ValueError("an empty path")
-    location = Location.of(source)
-    path = os.path.join(folder, str(location.path) if location.scheme == "file" else source)
-    if location.scheme in ("", "-", "file") or os.path.lexists(path):
-        return read_file(path)
-    return location.read(MEMBER_LIMIT, allow_pipe=allow_pipe)
 
 
 def _text(cell: bytes) -> str:

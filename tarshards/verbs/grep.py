@@ -221,26 +221,16 @@ class KeyFilter:
         self.lacking.pop(sample["__key__"], None)
         return sample["__key__"] in self.keys
 
-    def read(
-        self,
-        urls: Any,
-        *,
-        on_error: ErrorPolicy = None,
-        concatenated: bool = False,
-        allow_pipe: bool = False,
-    ) -> Iterator[Sample]:
+    def read(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
         """Yield the samples with these keys in the order of the shards *urls*.
 
         If all shards are indexed, only these samples are read. Raises SampleError at the end if keys are lacking; other
-        errors, and *concatenated*, are as in ``read_samples``.
+        errors are as in ``read_samples``.
         """
-        samples = self.candidates(urls, on_error=on_error, concatenated=concatenated, allow_pipe=allow_pipe)
-        yield from filter(self, samples)
+        yield from filter(self, self.candidates(urls, on_error=on_error))
         self.check()
 
-    def candidates(
-        self, urls: Any, *, on_error: ErrorPolicy = None, concatenated: bool = False, allow_pipe: bool = False
-    ) -> Iterator[Sample]:
+    def candidates(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
         from tarshards.index.sidecar import has_index, has_ranges
 
@@ -249,8 +239,7 @@ class KeyFilter:
             if (found := self._by_key_index(shards, ledger)) is not None:
                 return found
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)
-        read = partial(read_shard, ledger=ledger, concatenated=concatenated, allow_pipe=allow_pipe)
-        return chain.from_iterable(map(read, shards))
+        return chain.from_iterable(map(partial(read_shard, ledger=ledger), shards))
 
     def _by_key_index(self, shards: list[Shard], ledger: Ledger) -> Iterator[Sample] | None:
         """Return the samples with these keys if there is a key index of the shards."""

@@ -49,10 +49,11 @@ def join_shards(
     are indexed, no index marks samples at fault, and the indexes fit into half of *memory*. Errors of shards,
     *concatenated*, and *split*, "first" or "last", are as in ``read_samples``.
     """
-    shards = [[shard._replace(split=split) for shard in expand_shards(spec)] for spec in inputs]
+    find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
+    shards = [[shard._replace(split=split) for shard in find(spec)] for spec in inputs]
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
-    read = partial(read_shard, ledger=Ledger.of(on_error), concatenated=concatenated, allow_pipe=allow_pipe)
+    read = partial(read_shard, ledger=Ledger.of(on_error))
 
     def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards

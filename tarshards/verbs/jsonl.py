@@ -18,6 +18,7 @@ from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.fields import apply_terms, parse_terms, place
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.storage.location import Location
 
 JSON = {"json", "jsn"}
 INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
@@ -106,16 +107,16 @@ def _float(text: str) -> float:
     return number
 
 
-def read_json_lines(url: str, *, allow_pipe: bool = False) -> Iterator[Sample]:
+def read_json_lines(url: str | Location) -> Iterator[Sample]:
     """Yield a sample for each line of *url*, compressed or not, as ``json_lines`` writes them; ignore blank lines.
 
     Raises SampleError, which names the line, for a malformed sample or a duplicate key.
     """
-    return checked(_read(url, allow_pipe))
+    return checked(_read(url))
 
 
-def _read(url: str, allow_pipe: bool) -> Iterator[Sample]:
-    for where, line in numbered_lines(url, allow_pipe=allow_pipe):
+def _read(url: str | Location) -> Iterator[Sample]:
+    for where, line in numbered_lines(url):
         if not line.strip():
             continue
         with located(where):

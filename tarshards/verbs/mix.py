@@ -117,9 +117,11 @@ def mix_streams(
     check_until(until)
     mixture = Mixture([source.weight for source in sources], seed)
     ledger = Ledger.of(on_error)
-    options: Any = {"concatenated": concatenated, "split": key_rule(split), "allow_pipe": allow_pipe}
-    read = partial(read_shard, ledger=ledger, **options)
-    streams = [_SourceStream(source, seed + number, ledger, read) for number, source in enumerate(sources)]
+    find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
+    read = partial(read_shard, ledger=ledger, split=key_rule(split))
+    streams = [
+        _SourceStream(source, find(source.shards), seed + number, ledger, read) for number, source in enumerate(sources)
+    ]
     if sum(stream.urls.count("-") for stream in streams) > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
     return _mix(streams, mixture, until, on_end)
@@ -151,9 +153,15 @@ def _mix(
 class _SourceStream:
     """The samples of one source, pass after pass; it knows whether a pass has ended."""
 
-    def __init__(self, source: Source, seed: int, ledger: Ledger, read: Callable[[Shard], Iterator[Sample]]):
-        self.source, self.seed, self.ledger, self.read_shard = source, seed, ledger, read
-        self.parts = expand_shards(source.shards)
+    def __init__(
+        self,
+        source: Source,
+        shards: list[Shard],
+        seed: int,
+        ledger: Ledger,
+        read: Callable[[Shard], Iterator[Sample]],
+    ):
+        self.source, self.parts, self.seed, self.ledger, self.read_shard = source, shards, seed, ledger, read
         self.urls = [shard.url for shard in self.parts]
         self.passes = 0
         self.samples: Iterator[Sample] = iter(())

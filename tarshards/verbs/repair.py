@@ -28,8 +28,6 @@ def repair_shards(
     *,
     decode: bool = False,
     jobs: int = 1,
-    concatenated: bool = False,
-    allow_pipe: bool = False,
     sync: bool = True,
     allow_empty: bool = False,
 ) -> Repair:
@@ -53,13 +51,7 @@ def repair_shards(
 
     with TarWriter(target, sync=sync) as writer:
         report = check_shards(
-            _there(shards, target),
-            decode=decode,
-            jobs=jobs,
-            concatenated=concatenated,
-            allow_pipe=allow_pipe,
-            allow_empty=allow_empty,
-            on_survey=write,
+            _there(shards, target), decode=decode, jobs=jobs, allow_empty=allow_empty, on_survey=write
         )
         if not (writer.samples or allow_empty):
             writer.abort()

@@ -24,8 +24,7 @@ from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import pick_field, place
 from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, is_reserved, split_name
 from tarshards.samples.ledger import Ledger, OnError
-from tarshards.storage.expressions import expand_shards
-from tarshards.storage.location import Location
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import failure, temporary
 from tarshards.tar.read import Member, read_members
@@ -158,16 +157,14 @@ def regroup_members(
         yield sample
 
 
-def read_loose_members(
-    urls: Any, *, ledger: Ledger, concatenated: bool = False, allow_pipe: bool = False
-) -> Iterator[tuple[str, Member]]:
+def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Member]]:
     """Yield URL and member for each member of all shards; raise every error, since samples would lack members."""
-    for shard in expand_shards(urls):
-        name = Location.of(shard.url).name
-        joined = concatenated or shard.concatenated
+    for shard in find_shards(urls):
+        location = shard.location()
+        name = location.name
         try:
-            with open_shard(shard.url, allow_pipe=allow_pipe) as stream:
-                for member in read_members(stream, url=name, concatenated=joined, ledger=ledger):
+            with open_shard(location) as stream:
+                for member in read_members(stream, url=name, concatenated=shard.concatenated, ledger=ledger):
                     yield name, member
         except OpenError:
             raise

@@ -42,7 +42,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> An
     location = _checked(url)
     if opener := gopen_schemes.get(location.scheme):
         return opener(url, mode, bufsize, **options)
-    return location.open(mode, allow_pipe=True, encodings=ENCODINGS)
+    return location.open(mode, encodings=ENCODINGS)
 
 
 def rewrite_url(url: str) -> str:
@@ -52,7 +52,7 @@ def rewrite_url(url: str) -> str:
 
 def _checked(url: str) -> Location:
     """Return the location of *url*; raise ValueError for a local file or a command if ``enforce_security`` is set."""
-    location = Location.of(url)
+    location = Location.of(url, allow_pipe=True)
     if handlers.enforce_security and location.scheme == "pipe":
         raise ValueError("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
     if handlers.enforce_security and location.is_local:
@@ -129,7 +129,7 @@ class TarSamples(filters.FilterFunction):
     def _samples(self, shard: dict[str, Any], location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
         if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
             return _read_indexed(location, ledger, place)
-        samples = read_shard(location.url, ledger=ledger, allow_pipe=True, split=self.split, location=location)
+        samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
         if "local_path" in shard:
             more = {"__url__": shard["url"], "__local_path__": shard["local_path"]}
             samples = ({**sample, **more} for sample in samples)

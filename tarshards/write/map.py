@@ -60,6 +60,7 @@ def map_shards(
     resume: bool = True,
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
+    allow_pipe: bool = False,
     progress: bool = True,
     per_sample: bool = False,
     sync: bool = True,
@@ -70,7 +71,8 @@ def map_shards(
     or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
     it. If a call raises or its process dies, the shard is tried *retries* more times; then its first error is raised,
     or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a
-    sample that fails is left out and counted. *concatenated* says that inputs may be concatenated archives.
+    sample that fails is left out and counted. *concatenated* says that inputs may be concatenated archives, and
+    *allow_pipe* that those named ``pipe:command`` may run their commands.
 
     Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
     later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
@@ -78,11 +80,11 @@ def map_shards(
     own, and OpenError where another writer is at work on a local one.
     """
     check_function(function, "map_shards")
-    shards = expand_shards(inputs)
+    shards = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
     named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)
-    work = _ShardTask(function, per_sample, handler is not None, concatenated, resume, sync, _name_of(function))
+    work = _ShardTask(function, per_sample, handler is not None, resume, sync, _name_of(function))
     ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
     first: dict[int, BaseException] = {}
@@ -154,7 +156,6 @@ class _ShardTask:
     function: Callable[[Any], Any]
     per_sample: bool
     forgiving: bool
-    concatenated: bool
     resume: bool
     sync: bool
     name: str
@@ -170,7 +171,7 @@ class _ShardTask:
         begun = time.time()
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
         counted = Ledger()
-        samples = read_shard(shard, ledger=counted, concatenated=self.concatenated, allow_pipe=True)
+        samples = read_shard(shard, ledger=counted)
         results = self._each(samples, failures) if self.per_sample else self.function(samples)
         count, size = write_shard(results, output, sync=self.sync)
         seconds = round(time.time() - begun, 3)
@@ -215,7 +216,7 @@ def write_shard(
 
     location = Location.of(target)
     location.make_folder()
-    with TarWriter(target, allow_pipe=True, sync=sync) as writer:
+    with TarWriter(target, sync=sync) as writer:
         index = None if writer.is_compressed else Members()
         for sample in _one_by_one(samples, writer, index):
             key, before = sample["__key__"], writer.size - len(END)

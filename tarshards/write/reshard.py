@@ -65,7 +65,6 @@ class _Resharding:
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
     seed: int | None
     rekey: str | None
-    concatenated: bool
     sync: bool
 
     def order(self, shard: int, sample: int) -> int:
@@ -95,6 +94,7 @@ def reshard(
     shards: int | None = None,
     rekey: str | None = None,
     concatenated: bool = False,
+    allow_pipe: bool = False,
     executor: Executor | None = None,
     tmpdir: str | None = None,
     progress: bool = False,
@@ -108,7 +108,8 @@ def reshard(
     where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
     the number of shards, which are then equal within one sample. *rekey* is a template for new keys with ``index``
     (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* says that inputs may be
-    concatenated archives. The output does not depend on *executor* (default: a ``ProcessPool`` of all cores).
+    concatenated archives, and *allow_pipe* that those named ``pipe:command`` may run their commands. The output does
+    not depend on *executor* (default: a ``ProcessPool`` of all cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
@@ -130,14 +131,14 @@ def reshard(
     named_compression(Location.of(output_pattern))  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
-    named = expand_shards(inputs)
+    named = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
     urls = [shard.url for shard in named]
     sizes = [Location.of(url).size() for url in urls]
     folder, manifest = work_folder(output_pattern, tmpdir), manifest_url(NUMBER.sub("\0", output_pattern))
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync)
+    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, sync)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
 
     with ExitStack() as stack:
@@ -251,9 +252,7 @@ class _Scatter:
 
     def _pieces(self, shard: int, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
-        samples: Iterator[Sample] = read_shard(
-            self.plan.inputs[shard], ledger=ledger, concatenated=self.plan.concatenated, allow_pipe=True
-        )
+        samples: Iterator[Sample] = read_shard(self.plan.inputs[shard], ledger=ledger)
         if self.plan.rekey is not None:
             samples = ops.rekey(samples, self.plan.rekey)
         piece: list[tuple[int, int, bytes, bytes]] = []

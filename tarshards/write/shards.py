@@ -70,7 +70,7 @@ class TarWriter(_Writer):
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | BinaryIO,
+        target: str | os.PathLike[str] | Location | BinaryIO,
         *,
         allow_pipe: bool = False,
         sync: bool = True,
@@ -83,9 +83,9 @@ class TarWriter(_Writer):
         if _is_file(target):
             self._stream = passed_on(target)
         else:
-            location = Location.of(target)  # type: ignore[arg-type]
+            location = Location.of(target, allow_pipe=allow_pipe)  # type: ignore[arg-type]
             self.target, self.is_compressed = location.url, named_compression(location) is not None
-            self._stream = open_shard(location, "wb", allow_pipe=allow_pipe, sync=sync)
+            self._stream = open_shard(location, "wb", sync=sync)
         self._digest: Any = None
         if flag("sha256", sha256) and not self.is_compressed:
             import hashlib
@@ -384,7 +384,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
 
 def write_samples(
     samples: Iterable[Sample],
-    target: str | os.PathLike[str] | BinaryIO,
+    target: str | os.PathLike[str] | Location | BinaryIO,
     *,
     allow_pipe: bool = False,
     sync: bool = True,

@@ -36,7 +36,7 @@ class SplitShard(NamedTuple):
 
 def split_samples(
     samples: Iterable[Sample],
-    pattern: str,
+    pattern: str | Location,
     *,
     max_samples: int | None = None,
     max_bytes: int | None = None,
@@ -60,6 +60,7 @@ def split_samples(
     *on_finish* is called with the name of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a
     shard that exists, unless *overwrite*, and for a shard that two series, or another writer too, would write.
     """
+    target = Location.of(pattern)
     shards: list[SplitShard] = []
     begun: set[str] = set()
     claims = Claims()
@@ -76,7 +77,7 @@ def split_samples(
         if not overwrite and (location := Location.of(name)).is_taken():
             raise OpenError("the file exists; --overwrite replaces it", url=location.name)
         begun.add(name)
-        return TarWriter(os.devnull if dry_run else name, allow_pipe=True, sync=sync)
+        return TarWriter(os.devnull if dry_run else name, allow_pipe=target.allow_pipe, sync=sync)
 
     def finish(name: str, writer: TarWriter) -> None:
         shards.append(SplitShard(name, writer.samples, writer.size))
@@ -85,9 +86,9 @@ def split_samples(
 
     def open_series(values: tuple[str, ...]) -> ShardWriter:
         if len(series) >= MAX_SERIES:
-            raise OpenError(f"more than {MAX_SERIES} series of shards at once", url=Location.of(pattern).name)
+            raise OpenError(f"more than {MAX_SERIES} series of shards at once", url=target.name)
         return ShardWriter(
-            pattern,
+            target.url,
             max_samples=max_samples,
             max_bytes=max_bytes,
             start=first,

@@ -23,6 +23,7 @@ from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
 from tarshards.samples.read import group_members
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard as ListedShard
 from tarshards.tar import _tar_py, read
 from tarshards.tar.read import BLOCK, END, MAX_END, pack_header, padding
@@ -246,8 +247,8 @@ def test_only_the_word_lets_a_hole_pass(tmp_path):
         "read_samples": read_samples,
         "Stream": partial(Stream.from_shards, index=False),
         "ShardDataset": partial(ShardDataset, index=False),
-        "interleave": partial(interleave, width=2),
-        "read_parallel": read_parallel,
+        "interleave": lambda url, **marks: interleave(find_shards(url, **marks), width=2),
+        "read_parallel": lambda url, **marks: read_parallel(find_shards(url, **marks)),
     }
     for name, reader in readers.items():
         assert summary(reader(str(url), concatenated=True)) == found, name

@@ -222,7 +222,7 @@ def test_specs_lists_and_manifests(tmp_path, monkeypatch):
 
 def test_commands():
     command = f"pipe:curl -s http://{LOGIN}@127.0.0.1:1{SIGNED_PATH} -H 'Authorization: Bearer {TOKEN}' || exit 3"
-    shows_nothing(lambda: Location.of(command).read(allow_pipe=True), "status 3")
+    shows_nothing(lambda: Location.of(command, allow_pipe=True).read(), "status 3")
     shows_nothing(lambda: Location.of(command).read(), "allow_pipe=True")
     shows_nothing(lambda: Location.of(f"simplecache::{command}").read(), "fsspec cannot read")
 

@@ -268,7 +268,7 @@ def test_what_is_read_whole_has_a_limit(tmp_path):
     with pytest.raises(OpenError, match=r"/a: more than 999 bytes, the limit for such a file$"):
         location.read(999)
     with pytest.raises(OpenError, match=r"^pipe:yes: more than 100,000 bytes, the limit for such a file$"):
-        Location.of("pipe:yes").read(100_000, allow_pipe=True)
+        Location.of("pipe:yes", allow_pipe=True).read(100_000)
 
 
 READERS = {

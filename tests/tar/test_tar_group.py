@@ -17,6 +17,7 @@ from tarshards import Ledger
 from tarshards.errors import SampleError, TarError
 from tarshards.samples.keys import split_name
 from tarshards.samples.read import group_members, read_shard
+from tarshards.storage.manifest import Shard
 from tarshards.tar import _tar_py
 from tarshards.tar.read import END, MEMBER_LIMIT, Member, read_members
 
@@ -203,8 +204,9 @@ def test_reading_a_shard_is_grouping_its_members(tmp_path_factory, archive, cut,
             found = read_members(stream, url=str(path), concatenated=concatenated, ledger=ledger)
             yield from group_members(iter(found), url=str(path), ledger=ledger, on_error=ledger)
 
+    shard = Shard(str(path), concatenated=concatenated)
     results, in_error = [], None
-    for read in (in_two_passes, lambda ledger: read_shard(str(path), ledger=ledger, concatenated=concatenated)):
+    for read in (in_two_passes, lambda ledger: read_shard(shard, ledger=ledger)):
         ledger, samples, error = Ledger(max_errors=float("inf")), [], None
         try:
             samples.extend(read(ledger))

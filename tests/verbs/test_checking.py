@@ -24,6 +24,7 @@ from PIL import Image
 from tarshards import ShardWriter, read_samples, write_samples
 from tarshards.index.build import build_index
 from tarshards.samples.codecs import encode_field
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import open_plain
@@ -230,8 +231,8 @@ def test_an_archive_behind_another_is_an_error_unless_archives_were_concatenated
     assert told(report) == [("error", "zeros", None, None)]
     assert "concatenated=True (-i)" in report.findings[0].reason
     assert (report.samples, report.joined) == (2, 0)
-    for shard, word in (a, True), (Shard(a, concatenated=True), False):
-        report = check_shards([shard], concatenated=word, **options)
+    for shards in find_shards(a, concatenated=True), [Shard(a, concatenated=True)]:
+        report = check_shards(shards, **options)
         assert told(report) == []
         assert (report.samples, report.joined) == (2, 1)
 
@@ -256,7 +257,7 @@ def test_indexes(tmp_path):
 def test_compressed_shards_and_pipes(tmp_path):
     a = write(tmp_path / "a.tar.gz", SAMPLES)
     for url in (a, f"pipe:zcat {a}"):
-        report = check_shards([url], allow_pipe=True)
+        report = check_shards(find_shards(url, allow_pipe=True))
         assert (report.samples, report.findings) == (6, [])
 
 

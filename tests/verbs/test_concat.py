@@ -14,6 +14,7 @@ from leftovers import Leftovers
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, TarError
+from tarshards.storage.expressions import find_shards
 from tarshards.stream.ops import add_source, rekey
 from tarshards.verbs.cat import interleave, read_parallel, round_robin
 
@@ -235,7 +236,7 @@ def test_breaking_off_stops_the_readers_and_closes_what_they_opened(make_shards,
 
 def test_breaking_off_kills_a_command_that_a_reader_waits_for(make_shards, tmp_path):
     command = f"pipe:echo $$ >{tmp_path}/pid; sleep 100; true"
-    samples = read_parallel([make_shards(1), command], readers=2, allow_pipe=True)
+    samples = read_parallel(find_shards([make_shards(1), command], allow_pipe=True), readers=2)
     next(samples)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
         time.sleep(0.01)

@@ -23,7 +23,6 @@ def read_resyncing(
     location: Location,
     *,
     ledger: Ledger,
-    allow_pipe: bool = False,
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
@@ -36,7 +35,7 @@ def read_resyncing(
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open_plain(location, allow_pipe=allow_pipe))
+            file = stack.enter_context(open_plain(location))
         except TarshardsError as error:
             ledger(error)
             ledger.report()

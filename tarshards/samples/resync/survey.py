@@ -89,13 +89,11 @@ def survey_file(
     return found
 
 
-def survey_shard(
-    url: str, *, allow_pipe: bool = False, split: KeyRule = split_name, concatenated: bool = False
-) -> Survey:
+def survey_shard(url: str, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
     """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
 
     Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
     cannot be opened.
     """
-    with open_plain(url, allow_pipe=allow_pipe) as file:
+    with open_plain(url) as file:
         return survey_file(file, split=split, concatenated=concatenated)

@@ -32,15 +32,13 @@ def check_shards(
     *,
     decode: bool = False,
     jobs: int = 1,
-    concatenated: bool = False,
-    allow_pipe: bool = False,
     allow_empty: bool = False,
     on_survey: OnSurvey | None = None,
 ) -> Report:
     """Check shards, and the dataset that they form.
 
-    Shards may consist of several archives where *concatenated*, or a manifest, says so. That there are no samples in
-    any of them is an error unless *allow_empty*.
+    A shard may consist of several archives if it says so (``Shard.concatenated``). That there are no samples in any of
+    them is an error unless *allow_empty*.
 
     Reads headers only; with *decode* also all fields but videos and those that can run code, which *jobs* threads
     decode. What is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a
@@ -50,8 +48,7 @@ def check_shards(
     with KeyPlaces() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
         for shard in map(Shard.of, shards):
-            check.rule = key_rule(shard.split or "first")
-            check.shard(shard.url, allow_pipe, concatenated or shard.concatenated)
+            check.shard(shard)
         return check.finish(allow_empty)
 
 
@@ -61,63 +58,65 @@ class _Check:
     def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
         self.rule: KeyRule = split_name  # that of the names in the shard
+        self.concatenated = False  # whether the shard may consist of several archives
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
         self.indexed: dict[str, bool] = {}
         self.dotted: str | None = None  # the last shard that a warning of dots in keys is about
 
-    def shard(self, url: str, allow_pipe: bool, concatenated: bool) -> None:
-        location = Location.of(url)
+    def shard(self, shard: Shard) -> None:
+        self.rule, self.concatenated = key_rule(shard.split or "first"), shard.concatenated
+        location = shard.location()
         name = location.name
         self.names.append(name)
         self.report.shards += 1
         survey = None
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(open_plain(location, allow_pipe=allow_pipe))
+                file = stack.enter_context(open_plain(location))
                 self.report.bytes += file.size
                 if self.on_survey is None:
-                    self._count_shard(file, name, concatenated)
+                    self._count_shard(file, name)
                 else:
-                    survey = self._survey(file, name, concatenated)
+                    survey = self._survey(file, name)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or location.is_remote:
-                    self._check_index(url, name)
+                    self._check_index(shard.url, name)
             except TarshardsError as error:
                 self.report.add_error("read", error)
             if survey is not None and self.on_survey is not None:
                 self.on_survey(file, survey)
 
-    def _count_shard(self, file: PlainFile, name: str, concatenated: bool) -> None:
+    def _count_shard(self, file: PlainFile, name: str) -> None:
         """Count the samples of a shard, from one scan of its headers where they are all that there is to check."""
         scanned = None if self.threads else scan_headers(file, self.rule)
         if scanned is not None:
             self._count_scanned(scanned, name)
         else:
-            self._count_each(file, name, concatenated)
+            self._count_each(file, name)
 
-    def _survey(self, file: PlainFile, name: str, concatenated: bool) -> Survey:
+    def _survey(self, file: PlainFile, name: str) -> Survey:
         """Survey a shard, count its samples, and return the judged survey."""
         from tarshards.samples.resync.judging import judge
         from tarshards.samples.resync.survey import group_file
         from tarshards.samples.resync.walking import walk
 
-        survey = group_file(file, split=self.rule, pieces=walk(file, concatenated=concatenated))
+        survey = group_file(file, split=self.rule, pieces=walk(file, concatenated=self.concatenated))
         # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
         if survey.gaps:
             judge(survey.samples, survey.gaps, file)
-        self._count_each(file, name, concatenated, survey)
+        self._count_each(file, name, survey)
         if not survey.gaps:
             judge(survey.samples, survey.gaps, file)
         return survey
 
-    def _count_each(self, file: PlainFile, name: str, concatenated: bool, survey: Survey | None = None) -> None:
+    def _count_each(self, file: PlainFile, name: str, survey: Survey | None = None) -> None:
         """Count the samples of any shard one by one."""
         from tarshards.verbs.check.inspection import decoded, misread_by_dali, whole_samples
 
-        samples = whole_samples(file, self.report, survey, split=self.rule, concatenated=concatenated)
+        samples = whole_samples(file, self.report, survey, split=self.rule, concatenated=self.concatenated)
         for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
             self._count(sample, name)
             if odd := misread_by_dali(sample):
