@@ -424,8 +424,8 @@ class Location:
         from glob import glob
 
         matches = sorted(glob(path))
-        if self.scheme == "":
-            return matches
+        if self.scheme == "":  # the names of files, whatever they look like
+            return [f"./{name}" if (":" in name or name == "-") and Location(name).scheme else name for name in matches]
         from urllib.parse import quote
 
         prefix = self.url[: len(self._file_prefix)]
