@@ -8,8 +8,7 @@ from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name
-from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import tell_of_dots, wrong_number
+from tarshards.samples.ledger import Ledger, tell_of_dots, wrong_number
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros

@@ -11,6 +11,7 @@ from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
+from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.tar.read import ArchiveEnd, padding
 
@@ -89,7 +90,7 @@ def survey_file(
     return found
 
 
-def survey_shard(url: str, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
+def survey_shard(url: str | Location, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
     """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
 
     Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
