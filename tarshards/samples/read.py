@@ -186,9 +186,7 @@ def read_shard(
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
-        yield from read_resyncing(
-            location, ledger=ledger, split=split, end=end, concatenated=shard.concatenated, expected=expected
-        )
+        yield from read_resyncing(shard, location, ledger=ledger, split=split, end=end, expected=expected)
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)

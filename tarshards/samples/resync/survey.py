@@ -81,11 +81,9 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     return found
 
 
-def survey_file(
-    file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required", concatenated: bool = False
-) -> Survey:
+def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
     """Survey an open shard, as ``survey_shard`` does."""
-    found = group_file(file, split=split, pieces=walk(file, end=end, concatenated=concatenated))
+    found = group_file(file, split=split, pieces=walk(file, end=end))
     judge(found.samples, found.gaps, file)
     return found
 
@@ -96,5 +94,5 @@ def survey_shard(url: str | Location, *, split: KeyRule = split_name, concatenat
     Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
     cannot be opened.
     """
-    with open_plain(url) as file:
-        return survey_file(file, split=split, concatenated=concatenated)
+    with open_plain(url, concatenated=concatenated) as file:
+        return survey_file(file, split=split)
