@@ -1,4 +1,4 @@
-"""Describe what a peer delivered in a comparable form: a digest per sample, or the size and mean colour of an image.
+"""Describe what a set has and a peer delivered, comparably: a digest per sample, or size and mean colour of an image.
 
 Every peer's environment imports this module, so it needs only the standard library; references need numpy and
 simplejpeg.
@@ -6,12 +6,15 @@ simplejpeg.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
-from sets import FIELDS, Data, Sample, read_samples
+from sets import FIELDS, SETS, SHARDS, SMOKE, Data, Sample, read_samples
 
 CROP = 224
 DECODED, CROPPED = 2, 12  # tolerance of a mean colour, in levels of 256: of one image, of the random crops of a set
@@ -49,6 +52,28 @@ def reference(data: Data) -> list[Any]:
     if data.kind != "jpeg":
         return entries("stream", samples)
     return [[*look(pixels, label), *_cropped(pixels, label)] for pixels, label in samples]
+
+
+def make(name: str, root: Path, *, smoke: bool = False) -> Path:
+    """Generate a set below *root* once, with the reference for comparisons; return its folder."""
+    from tarshards import ShardWriter
+
+    folder = root / "sets" / name
+    if folder.exists():
+        return folder
+    kind, count, fields = SETS[name]
+    count = SMOKE if smoke else count
+    part = folder.with_name(f"{name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with ShardWriter(f"{part}/{name}-{{shard:06d}}.tar", max_samples=-(-count // SHARDS.get(name, 4))) as writer:
+        for i, sample in enumerate(fields(count)):
+            writer.write({"__key__": f"{i:08d}", **sample})
+    urls = tuple(map(str, sorted(part.glob("*.tar"))))
+    entries = reference(Data(name, kind, count, urls, part))
+    (part / "reference.json").write_text(json.dumps({"count": count, "entries": entries}))
+    part.rename(folder)
+    return folder
 
 
 def _cropped(pixels: Any, seed: int) -> list[float]:

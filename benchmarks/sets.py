@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -150,30 +149,6 @@ SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "photos256-1k": ("jpeg", 1_000, photos(256, 256)),
     "photos500": ("jpeg", 250, photos(500, 375)),
 }
-
-
-def make(name: str, root: Path, *, smoke: bool = False) -> Path:
-    """Generate a set below *root* once, with the reference for comparisons; return its folder."""
-    from checks import reference
-
-    from tarshards import ShardWriter
-
-    folder = root / "sets" / name
-    if folder.exists():
-        return folder
-    kind, count, fields = SETS[name]
-    count = SMOKE if smoke else count
-    part = folder.with_name(f"{name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    with ShardWriter(f"{part}/{name}-{{shard:06d}}.tar", max_samples=-(-count // SHARDS.get(name, 4))) as writer:
-        for i, sample in enumerate(fields(count)):
-            writer.write({"__key__": f"{i:08d}", **sample})
-    urls = tuple(map(str, sorted(part.glob("*.tar"))))
-    entries = reference(Data(name, kind, count, urls, part))
-    (part / "reference.json").write_text(json.dumps({"count": count, "entries": entries}))
-    part.rename(folder)
-    return folder
 
 
 def data_of(name: str, root: Path, peer: str) -> tuple[Data, list[Any]]:

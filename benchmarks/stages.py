@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median
 
+from checks import make
 from hot_paths import Path, batched, handed_over, planned, streamed
 from measure import DATA, RESULTS, interleave, machine, record
-from sets import data_of, make
+from sets import data_of
 
 from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.images import image

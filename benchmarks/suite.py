@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from checks import judge, reference
+from checks import judge, make, reference
 from contenders import Contender, Run, empty
 from environments import Peer, all_peers, is_here, make_all
 from measure import DATA, machine
-from sets import Data, make
+from sets import Data
 
 ROOT = DATA / "suite"
 PARTS = (  # a task and a set, measured together and saved in one file

@@ -11,7 +11,7 @@ from importlib import import_module, metadata
 import click
 
 import tarshards
-from tarshards.cli._common import tool
+from tarshards.cli.program import tool
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras

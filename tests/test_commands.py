@@ -177,3 +177,19 @@ def test_leave_does_not_reach_what_a_list_names():
 def test_a_list_of_a_person_s_own_runs_commands():
     assert len(list(read_samples(["in-0.tar", "pipe:cat in-1.tar"], allow_pipe=True))) == 8
     assert [shard.allow_pipe for shard in find_shards(["a.tar", "pipe:cat b.tar"])] == [False, False]
+
+
+@pytest.mark.parametrize("word", ["*e:*.tar", "pipe:touch ran;.tar", "./pipe:*"])
+def test_a_file_that_is_named_like_a_command_is_a_file(word):
+    """As a shell's `*` may give it."""
+    Path("pipe:touch ran;.tar").write_bytes(Path("in-0.tar").read_bytes())
+    assert len(list(read_samples(word, allow_pipe=True))) == 4
+    run("tarcat", [word, "-q", "-o", "out.tar"])
+    assert len(list(read_samples("out.tar"))) == 4
+    assert not ran()
+
+
+def test_a_pattern_never_stands_for_stdin():
+    Path("-").write_bytes(Path("in-0.tar").read_bytes())
+    assert expand_urls("[-]") == ["./-"]
+    assert len(list(read_samples("[-]"))) == 4

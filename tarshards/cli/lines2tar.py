@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import (
-    ACCEPT,
+from tarshards.cli.input import ACCEPT, named_shards, required
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
-    check_output,
-    named_shards,
     output_option,
     overwrite_option,
     quiet_option,
-    required,
     sync_option,
-    tool,
     typed,
-    usage_errors,
 )
+from tarshards.cli.program import tool, usage_errors
 from tarshards.errors import SampleError
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples

@@ -6,17 +6,10 @@ import json
 
 import click
 
-from tarshards.cli._common import (
-    Input,
-    check_output,
-    output_option,
-    overwrite_option,
-    reads_samples,
-    shown,
-    sync_option,
-    tool,
-    typed,
-)
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import output_option, overwrite_option, sync_option, typed
+from tarshards.cli.program import shown, tool
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
 
@@ -35,7 +28,7 @@ def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: b
     """
     if output != "-":
         check_output(output, overwrite)
-    fields, source.fields = source.fields or "*", None  # the old name of a field tells its type, not the new one
+    fields = source.take_fields() or "*"  # the old name of a field tells its type, not the new one
     with open_shard(typed(output), "wb", sync=sync) as stream:
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
         for line in source.require(lines):

@@ -6,18 +6,10 @@ from itertools import chain, islice
 
 import click
 
-from tarshards.cli._common import (
-    Input,
-    check_output,
-    output_option,
-    overwrite_option,
-    reads_samples,
-    shown,
-    sync_option,
-    tool,
-    typed,
-    usage_errors,
-)
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import output_option, overwrite_option, sync_option, typed
+from tarshards.cli.program import shown, tool, usage_errors
 from tarshards.samples.lines import escape_bytes
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.table import tabulate
@@ -43,7 +35,7 @@ def main(
     """
     if output != "-":
         check_output(output, overwrite)
-    fields, source.fields = source.fields or "*", None  # the table decides about missing fields
+    fields = source.take_fields() or "*"  # the table decides about missing fields
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
     with open_shard(typed(output), "wb", sync=sync) as stream:

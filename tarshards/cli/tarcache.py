@@ -7,21 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli._common import (
-    FOLDER,
-    Verbs,
-    all_specs,
-    cache_bytes_option,
-    list_option,
-    named_shards,
-    quiet_option,
-    refuse,
-    say,
-    shard_progress,
-    shards_argument,
-    tool,
-    usage_errors,
-)
+from tarshards.cli.input import all_specs, named_shards, shard_progress
+from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
+from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
 from tarshards.errors import visible
 
 if TYPE_CHECKING:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    check_output,
-    named_splits,
-    output_option,
-    overwrite_option,
-    refuse,
-    sync_option,
-    tool,
-    typed,
-)
+from tarshards.cli.input import named_splits
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import FILE, output_option, overwrite_option, sync_option, typed
+from tarshards.cli.program import refuse, tool
 
 
 @tool(

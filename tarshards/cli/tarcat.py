@@ -8,24 +8,19 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import Input, reads_samples, selects_samples, sliced
+from tarshards.cli.output import check_output, write_new_keys
+from tarshards.cli.parameters import (
     COUNT,
-    Input,
-    check_output,
     options,
     output_option,
     overwrite_option,
-    reads_samples,
-    refuse,
     rekey_option,
     seed_option,
-    selects_samples,
     shuffle_option,
     sync_option,
-    tool,
-    usage_errors,
-    write_new_keys,
 )
+from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.samples.keys import Sample
 from tarshards.verbs.cat import interleave
 
@@ -61,7 +56,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
             samples = source.require(samples)
             if skip_:
-                samples = source.sliced(samples, slice(skip_, None), "--skip")
+                samples = sliced(samples, slice(skip_, None), source.ledger, "--skip")
             if buffer is not None:
                 samples = shuffle(samples, buffer, initial=buffer, seed=seed)
             samples = source.choose(samples, left)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli._common import FILE, Verbs, named_splits, refuse, say, sync_option, tool
+from tarshards.cli.input import named_splits
+from tarshards.cli.parameters import FILE, sync_option
+from tarshards.cli.program import Verbs, refuse, say, tool
 from tarshards.errors import visible
 
 if TYPE_CHECKING:

@@ -6,29 +6,22 @@ import sys
 
 import click
 
-from tarshards.cli._common import (
-    ACCEPT,
+from tarshards.cli.input import ACCEPT, all_specs, named_shards, refuse_terminal, shard_progress
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import (
     FILE,
-    all_specs,
     allow_empty_option,
-    check_output,
     ignore_zeros_option,
     index_dir_option,
     list_option,
-    named_shards,
     overwrite_option,
     parallel_option,
     quiet_option,
-    read_as,
-    refuse,
-    refuse_terminal,
-    say,
-    shard_progress,
     shards_argument,
     split_option,
     sync_option,
-    tool,
 )
+from tarshards.cli.program import refuse, say, tool
 
 
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
@@ -49,7 +42,6 @@ from tarshards.cli._common import (
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
-    index_dir: str | None,
     ignore_zeros: bool,
     split: str | None,
     decode: bool,
@@ -72,7 +64,6 @@ def main(
     from tarshards.verbs.repair import repair_shards
 
     refuse_terminal(not shards and not lists)
-    read_as(index_dir=index_dir)
     named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros, split)
     if repair is not None:
         refuse(split == "last", "--repair cannot be combined with --split last: keys with dots cannot be written")

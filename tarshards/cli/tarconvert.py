@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import FILE, conversion_options, convert, refuse, tool
+from tarshards.cli.conversion import conversion_options, convert
+from tarshards.cli.parameters import FILE
+from tarshards.cli.program import refuse, tool
 
 
 @tool(

@@ -9,24 +9,21 @@ from functools import partial
 
 import click
 
-from tarshards.cli._common import (
-    ACCEPT,
+from tarshards.cli.input import ACCEPT, required
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import (
     FILE,
     FOLDER,
     allow_empty_option,
     allow_pipe_option,
-    check_output,
     dry_run_option,
     output_option,
     overwrite_option,
     quiet_option,
-    refuse,
-    required,
-    say,
     sync_option,
-    tool,
     typed,
 )
+from tarshards.cli.program import refuse, say, tool
 from tarshards.errors import SampleError
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape

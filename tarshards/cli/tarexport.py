@@ -6,17 +6,10 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    all_specs,
-    conversion_options,
-    convert,
-    ignore_zeros_option,
-    list_option,
-    named_shards,
-    split_option,
-    tool,
-)
+from tarshards.cli.conversion import conversion_options, convert
+from tarshards.cli.input import all_specs, named_shards
+from tarshards.cli.parameters import FILE, ignore_zeros_option, list_option, split_option
+from tarshards.cli.program import tool
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 

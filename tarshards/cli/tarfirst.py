@@ -6,19 +6,10 @@ from functools import partial
 
 import click
 
-from tarshards.cli._common import (
-    Input,
-    check_output,
-    output_option,
-    overwrite_option,
-    reads_samples,
-    refuse,
-    sync_option,
-    tool,
-    typed,
-    usage_errors,
-    where_option,
-)
+from tarshards.cli.input import Input, counted, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import output_option, overwrite_option, sync_option, typed, where_option
+from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import pick_field
@@ -51,7 +42,7 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
         condition = Condition("True" if where is None else where)
     if whole or output != "-":
         check_output(output, overwrite, is_field=not whole)
-    wants = source.counted(lambda sample: any(having([sample], wanted)) and condition(sample), "tarfirst")
+    wants = counted(lambda sample: any(having([sample], wanted)) and condition(sample), source.ledger, "tarfirst")
     sample = next(matching(source, wants, reject=source.reject), None)
     if sample is None:
         raise SampleError("no sample matches")

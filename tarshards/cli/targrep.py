@@ -9,25 +9,19 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import Input, counted, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import (
     COUNT,
-    Input,
-    check_output,
     index_dir_option,
     keys_option,
     output_option,
     overwrite_option,
-    read_as,
-    reads_samples,
-    refuse,
-    say,
-    shown,
     sync_option,
-    tool,
     typed,
-    usage_errors,
     where_option,
 )
+from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, escape_bytes, read_keys
@@ -80,7 +74,6 @@ def main(
     ignore_case: bool,
     where: str | None,
     keys: str | None,
-    index_dir: str | None,
     duplicates: bool,
     invert: bool,
     most: int | None,
@@ -103,7 +96,6 @@ def main(
     refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
     if output != "-" or not list_keys:
         check_output(output, overwrite)
-    read_as(index_dir=index_dir)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = duplicate = None
     fields = source.take_field_words() or None
@@ -123,10 +115,10 @@ def main(
     samples = iter(source)
 
     def found() -> Iterator[Sample]:
-        condition = source.counted(lambda s: all(holds(s) for holds in conditions) != invert, "targrep")
+        condition = counted(lambda s: all(holds(s) for holds in conditions) != invert, source.ledger, "targrep")
         yield from matching(samples, condition, most=most, reject=source.reject)
         if wanted is not None:
-            wanted.check(source.ledger if source.goes_on else None)
+            wanted.check(source.ledger if source.losses.goes_on else None)
 
     if list_keys:
         count = _write_keys(found(), output, sync=sync)

@@ -6,7 +6,10 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import FILE, check_suffix, conversion_options, convert, size_option, tool
+from tarshards.cli.conversion import conversion_options, convert
+from tarshards.cli.output import check_suffix
+from tarshards.cli.parameters import FILE, size_option
+from tarshards.cli.program import tool
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
 

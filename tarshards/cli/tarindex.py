@@ -7,29 +7,21 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli._common import (
-    ACCEPT,
+from tarshards.cli.input import ACCEPT, all_specs, named_shards, shard_progress
+from tarshards.cli.parameters import (
     FILE,
-    all_specs,
     allow_empty_option,
     dry_run_option,
     ignore_zeros_option,
     index_dir_option,
     list_option,
     max_errors_option,
-    named_shards,
     parallel_option,
     quiet_option,
-    read_as,
-    refuse,
-    say,
-    shard_progress,
-    shown,
     split_option,
     sync_option,
-    tool,
-    usage_errors,
 )
+from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
@@ -63,7 +55,6 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 def main(
     shards: tuple[str, ...],
     lists: tuple[str, ...],
-    index_dir: str | None,
     ignore_zeros: bool,
     split: str | None,
     parallel: int,
@@ -97,7 +88,6 @@ def main(
     put into FOLDER, where other tools find them by --index-dir, and Python by index_dir=.
     """
     refuse(not shards and not lists, "name SHARDS to index")
-    read_as(index_dir=index_dir)
     exports, has_manifest = format_ != "index", manifest or no_manifest
     refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
@@ -118,9 +108,10 @@ def main(
             parse_columns(columns)
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
+    from tarshards.storage.remote import default
 
     named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros, split)}.values())
-    if index_dir is not None:  # whose manifest names shards in other folders
+    if default().index_dir is not None:  # whose manifest names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
         from tarshards.index.energon import export_energon

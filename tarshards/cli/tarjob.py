@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tarshards.cli._common import (
-    COUNT,
-    FILE,
-    UNITS,
-    Size,
-    Verbs,
-    options,
-    quiet_option,
-    refuse,
-    say,
-    tool,
-    usage_errors,
-)
+from tarshards.cli.parameters import COUNT, FILE, UNITS, Size, options, quiet_option
+from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
 if TYPE_CHECKING:

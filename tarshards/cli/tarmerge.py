@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import (
-    Input,
-    check_output,
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import (
     index_dir_option,
     output_option,
     overwrite_option,
-    read_as,
-    reads_samples,
-    refuse,
-    say,
     spill_options,
     sync_option,
-    tool,
     typed,
 )
+from tarshards.cli.program import refuse, say, tool
 from tarshards.verbs.join import CONFLICT, MISSING, join_shards
 from tarshards.write.shards import write_samples
 
@@ -37,7 +33,6 @@ from stdin."""
 @spill_options
 def main(
     source: Input,
-    index_dir: str | None,
     missing: str,
     conflict: str,
     output: str,
@@ -54,7 +49,6 @@ def main(
     """
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
-    read_as(index_dir=index_dir)
     samples = join_shards(
         source.specs,
         missing=missing,
@@ -62,7 +56,7 @@ def main(
         memory=memory,
         tmpdir=tmpdir,
         on_error=source.ledger,
-        concatenated=source.concatenated,
+        concatenated=source.ignore_zeros,
         split=source.split,
         allow_pipe=True,
         reject=source.reject,

@@ -8,25 +8,20 @@ from typing import Any, Literal
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output, write_new_keys
+from tarshards.cli.parameters import (
     FILE,
-    Input,
     allow_pipe_option,
-    check_output,
     output_option,
     overwrite_option,
-    reads_samples,
-    refuse,
     rekey_option,
-    say,
     seed_option,
     shuffle_option,
     sync_option,
-    tool,
-    usage_errors,
     words,
-    write_new_keys,
 )
+from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.storage.expressions import spec_name
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
 
@@ -100,7 +95,7 @@ def main(
             seed=seed,
             until=until,
             on_error=source.ledger,
-            concatenated=source.concatenated,
+            concatenated=source.ignore_zeros,
             split=source.split,
             allow_pipe=config is None or allow_pipe,
             on_end=_tell_end if len(sources) > 1 else None,

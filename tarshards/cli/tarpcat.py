@@ -7,19 +7,17 @@ from contextlib import closing
 
 import click
 
-from tarshards.cli._common import (
-    Input,
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output, write_new_keys
+from tarshards.cli.parameters import (
     Size,
-    check_output,
     keep_order_option,
     output_option,
     overwrite_option,
     parallel_option,
-    reads_samples,
     sync_option,
-    tool,
-    write_new_keys,
 )
+from tarshards.cli.program import tool
 from tarshards.cli.tarcat import arranges_samples
 from tarshards.samples.keys import Sample
 from tarshards.verbs.cat import read_parallel

@@ -10,24 +10,19 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import Input, Losses, reads_samples, selects_samples
+from tarshards.cli.output import check_output, write_new_keys
+from tarshards.cli.parameters import (
     COUNT,
     FILE,
-    Input,
-    check_output,
     output_option,
     overwrite_option,
     parallel_option,
-    reads_samples,
     rekey_option,
-    say,
-    selects_samples,
     sync_option,
     tmpdir_option,
-    tool,
-    usage_errors,
-    write_new_keys,
 )
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.errors import OpError, SampleError
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
@@ -122,8 +117,8 @@ def main(
 
         with usage_errors("--rekey"):
             samples = rekey(source, template)
-    policy = failed or ("abort" if halt is None and source.max_errors is None else "skip")
-    failures = _Failures(source, aborts=policy == "abort" and not source.goes_on)
+    policy = failed or ("abort" if halt is None and source.losses.max_errors is None else "skip")
+    failures = _Failures(source.losses, aborts=policy == "abort" and not source.losses.goes_on)
     with usage_errors():
         rule = Halt.parse(halt) if halt is not None else None
         outputs = map_command(
@@ -148,8 +143,8 @@ def main(
         with closing(outputs):  # type: ignore[type-var]
             write_new_keys(source.require(finished()), output, failures.refuse, sync=sync)
     except OpError as error:
-        if rule is not None and rule.reached and source.first is not None:
-            raise OpError(f"{error.reason}; the first: {source.first}") from error
+        if rule is not None and rule.reached and source.losses.first is not None:
+            raise OpError(f"{error.reason}; the first: {source.losses.first}") from error
         raise
     if failures.refused:
         results = f"{failures.refused} result{'s' * (failures.refused != 1)}"
@@ -162,8 +157,8 @@ def main(
 class _Failures:
     """Reports and counts failed samples, and writes them to the quarantine tar if there is one."""
 
-    def __init__(self, source: Input, *, aborts: bool):
-        self.source, self.count, self.aborts = source, 0, aborts
+    def __init__(self, losses: Losses, *, aborts: bool):
+        self.losses, self.count, self.aborts = losses, 0, aborts
         self.refused = 0  # in a run that allows no failures
 
     def refuse(self, sample: Any, error: Exception) -> None:
@@ -177,6 +172,4 @@ class _Failures:
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1
         say(str(error))
-        if not self.source.goes_on:
-            self.source.allowed += 1  # by --failed, whatever --on-error says of bad data
-        self.source.reject(sample, error)
+        self.losses.forgive(sample, error)

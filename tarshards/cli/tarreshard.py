@@ -6,30 +6,26 @@ import os
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import all_specs, named_shards, say_skipped
+from tarshards.cli.output import check_suffix
+from tarshards.cli.parameters import (
     FILE,
-    all_specs,
     allow_empty_option,
-    check_suffix,
     ignore_zeros_option,
     keep_order_option,
     list_option,
-    named_shards,
     overwrite_option,
     parallel_option,
     quiet_option,
     rekey_option,
     samples_option,
-    say,
-    say_skipped,
     seed_option,
     size_option,
     split_option,
     sync_option,
     tmpdir_option,
-    tool,
-    usage_errors,
 )
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.errors import OpenError
 
 

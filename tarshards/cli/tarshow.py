@@ -7,17 +7,10 @@ from typing import Any
 
 import click
 
-from tarshards.cli._common import (
-    FILE,
-    Input,
-    check_output,
-    overwrite_option,
-    reads_samples,
-    refuse,
-    sync_option,
-    tool,
-    usage_errors,
-)
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import FILE, overwrite_option, sync_option
+from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.samples.codecs.registry import require
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli._common import (
-    Input,
-    check_output,
-    output_option,
-    overwrite_option,
-    reads_samples,
-    refuse,
-    say,
-    seed_option,
-    spill_options,
-    sync_option,
-    tool,
-    typed,
-    usage_errors,
-)
+from tarshards.cli.input import Input, reads_samples
+from tarshards.cli.output import check_output
+from tarshards.cli.parameters import output_option, overwrite_option, seed_option, spill_options, sync_option, typed
+from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.samples.keys import key_rule
 from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
 from tarshards.write.shards import write_samples

@@ -7,25 +7,20 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli._common import (
+from tarshards.cli.input import Input, reads_samples, selects_samples
+from tarshards.cli.output import check_suffix
+from tarshards.cli.parameters import (
     COUNT,
-    Input,
-    check_suffix,
     dry_run_option,
     overwrite_option,
     parallel_option,
-    reads_samples,
-    refuse,
     samples_option,
-    say,
     seed_option,
-    selects_samples,
-    shown,
     size_option,
     sync_option,
-    tool,
     typed,
 )
+from tarshards.cli.program import refuse, say, shown, tool
 from tarshards.storage.compression import TAR_ENDING
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from tarshards.errors import SampleError, TarshardsError, shortened
-from tarshards.index.column import Column
 from tarshards.index.member_table import read_samples
+from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import Readahead, are_scattered
 from tarshards.samples.fields import FieldNames, lazy_fields
@@ -326,7 +326,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     ) -> Iterator[IndexedShards]:
         if not self.is_remote():
             reader = copy.copy(self)
-            scattered = are_scattered(gap, self)
+            scattered = are_scattered(gap, self.counts, self.sizes)
             with closing(Readahead(self.shards, upcoming, scattered=scattered)) as reader._readahead:
                 yield reader
             return

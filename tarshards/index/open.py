@@ -14,8 +14,7 @@ import numpy as np
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
 from tarshards.index.headers import NEAR, check_fetched, check_header, first_byte, first_header
-from tarshards.index.key_index import KeyIndex
-from tarshards.index.lookup import KeyTable
+from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import (
     COUNTS,

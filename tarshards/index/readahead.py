@@ -19,7 +19,6 @@ import numpy as np
 from tarshards.errors import TarshardsError
 
 if TYPE_CHECKING:
-    from tarshards.index.access import SampleReader
     from tarshards.index.open import OpenShards
 
 EVERY = 256  # samples after which the waits are counted, at most
@@ -63,9 +62,9 @@ def reach(counts: np.ndarray, sizes: np.ndarray) -> tuple[int, int]:
     return far, min(EVERY, far // 2)
 
 
-def are_scattered(gap: float, shards: SampleReader) -> bool:
-    """Return whether samples of *shards* with so many others between them are read sooner without these."""
-    return gap * int(shards.sizes.sum()) >= APART * int(shards.counts.sum()) > 0
+def are_scattered(gap: float, counts: np.ndarray, sizes: np.ndarray) -> bool:
+    """Return whether samples of such shards with so many others between them are read sooner without these."""
+    return gap * int(sizes.sum()) >= APART * int(counts.sum()) > 0
 
 
 class Readahead:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from tarshards.errors import AuditError, check_function, shortened, visible
+from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
+from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
 from tarshards.storage.streams import temporary
 
 #: What decides about an error: it returns to go on, or raises.
@@ -490,3 +491,25 @@ def _gather(tally: Tally, group: Any, timeout: float) -> list[Tally]:
 def _remove(path: str) -> None:
     if os.path.exists(path):
         os.unlink(path)
+
+
+def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
+    """Log a warning of the first of *samples* that dots in the keys have made of many, once for a *ledger*."""
+    if split is not split_name or (ledger is not None and ledger.told_of_dots):
+        return
+    for sample in samples:
+        fields = [field for field in sample if field[:2] != "__"]
+        if have_dots_in_key(fields):
+            import logging
+
+            if ledger is not None:
+                ledger.told_of_dots = True
+            reason = visible(f"{url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
+            logging.getLogger("tarshards").warning("%s", reason)
+            return
+
+
+def wrong_number(samples: int, expected: int, url: str) -> SampleError:
+    """Return the error for a shard with another number of samples than its manifest says."""
+    reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
+    return SampleError(reason, url=url)

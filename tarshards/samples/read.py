@@ -21,7 +21,6 @@ from tarshards.errors import (
     UrlError,
     flag,
     shortened,
-    visible,
 )
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
@@ -33,15 +32,13 @@ from tarshards.samples.keys import (
     KeyRule,
     Sample,
     Split,
-    dots_in_key,
-    have_dots_in_key,
     is_reserved,
     join_name,
     key_rule,
     split_last,
     split_name,
 )
-from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
+from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of_dots, wrong_number
 from tarshards.samples.member_file import LazyMembers, MemberFile
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import find_shards
@@ -126,12 +123,12 @@ def read_in_turn(
     The memory for that is shared with as many *processes* on this host.
     """
     urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
-    locations: Iterable[Location] = (shard.location(remote) for shard in shards)
+    located: Iterable[tuple[Shard, Location]] = ((shard, shard.location(remote)) for shard in shards)
     if ahead and any(":" in url and _is_remote(Location(url)) for url in urls):
         from tarshards.storage.ahead import opened_ahead
 
-        locations = opened_ahead(list(locations), processes)
-    for shard, location in zip(shards, locations):
+        located = zip(shards, opened_ahead([location for _, location in located], processes))
+    for shard, location in located:
         yield from read(shard, location=location)
 
 
@@ -189,9 +186,7 @@ def read_shard(
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
-        yield from read_resyncing(
-            location, ledger=ledger, split=split, end=end, concatenated=shard.concatenated, expected=expected
-        )
+        yield from read_resyncing(shard, location, ledger=ledger, split=split, end=end, expected=expected)
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
@@ -385,30 +380,8 @@ class _Grouping:
             self._fields -= _fields_in(left)
 
 
-def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
-    """Log a warning of the first of *samples* that dots in the keys have made of many, once for a *ledger*."""
-    if split is not split_name or (ledger is not None and ledger.told_of_dots):
-        return
-    for sample in samples:
-        fields = [field for field in sample if field[:2] != "__"]
-        if have_dots_in_key(fields):
-            import logging
-
-            if ledger is not None:
-                ledger.told_of_dots = True
-            reason = visible(f"{url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
-            logging.getLogger("tarshards").warning("%s", reason)
-            return
-
-
 def _fields_in(samples: list[Sample]) -> int:
     return sum(map(len, samples)) - 2 * len(samples)
-
-
-def wrong_number(samples: int, expected: int, url: str) -> SampleError:
-    """Return the error for a shard with another number of samples than its manifest says."""
-    reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
-    return SampleError(reason, url=url)
 
 
 def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) -> None:

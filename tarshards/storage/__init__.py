@@ -10,9 +10,8 @@ Read in this order:
   files that the system copies into one
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
   and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
-- ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``signing``: objects of stores that
-  are read over our own connections
-- ``uploads``: objects that are written in parts, several at once; ``webdav``: the folders of web servers
+- ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
+  servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
 - ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,

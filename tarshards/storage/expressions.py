@@ -36,6 +36,8 @@ _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression in an error
 _TOGETHER = 1 << 12  # of a list's expressions
 
+# Schemes whose URLs are not looked for as files. A file may have the name of a command: a shell gives it for a `*`.
+_NEVER_FILES = FAMILIES.keys() - {"pipe"}
 # Schemes that read files of this machine, fsspec's too.
 _LOCAL = ("", "file", "local", "asynclocal")
 LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
@@ -425,7 +427,7 @@ def _plain(url: str) -> str:
 
     What lies beside it is then named in the same way.
     """
-    if ":" not in url or "://" in url or Location(url).scheme in FAMILIES or not os.path.lexists(url):
+    if ":" not in url or "://" in url or Location(url).scheme in _NEVER_FILES or not os.path.lexists(url):
         return url
     return f"./{url}"
 

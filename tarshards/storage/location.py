@@ -24,7 +24,6 @@ from tarshards.storage.streams import encoded, errno_of, failure, is_answer, is_
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
-    from tarshards.storage.transfer import Address
 
 #: The module that opens each scheme, imported at first use; "" is a plain path. fsspec knows further schemes.
 FAMILIES = {
@@ -439,8 +438,8 @@ class Location:
         if path is None or os.path.lexists(path):
             return [self.url]
         matches = sorted(_matches(path))
-        if self.scheme == "":
-            return matches
+        if self.scheme == "":  # the names of files, whatever they look like
+            return [f"./{name}" if (":" in name or name == "-") and Location(name).scheme else name for name in matches]
         from urllib.parse import quote
 
         prefix = self.url[: len(self._file_prefix)]
@@ -454,8 +453,11 @@ class Location:
         location.__dict__["_opener"] = opener
         return location
 
-    def address(self) -> Address | None:
-        """Return where its bytes are asked for by HTTP; None where they are not. Raises OpenError or UrlError."""
+    def address(self) -> Any:
+        """Return the ``Address`` where its bytes are asked for by HTTP; None where they are not.
+
+        Raises OpenError or UrlError.
+        """
         return self._transport.address(self)
 
     @property
@@ -570,7 +572,7 @@ class Transport:
         """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
         return self.read(location, most)
 
-    def address(self, location: Location) -> Address | None:
+    def address(self, location: Location) -> Any:
         return None
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:

@@ -19,11 +19,20 @@ PIECE = 1 << 20  # bytes copied at once
 class PlainFile:
     """The bytes of an uncompressed shard: the shard's own file, or a copy.
 
-    *error* is what ended the copying before the shard's end, if anything did.
+    *error* is what ended the copying before the shard's end, if anything did. The shard may consist of several archives
+    if it is *concatenated*.
     """
 
-    def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
-        self.name, self.is_copy, self.error = name, is_copy, error
+    def __init__(
+        self,
+        file: Any,
+        name: str,
+        *,
+        concatenated: bool = False,
+        is_copy: bool = False,
+        error: TarshardsError | None = None,
+    ):
+        self.name, self.concatenated, self.is_copy, self.error = name, concatenated, is_copy, error
         self.descriptor = file.fileno()
         self.size = os.fstat(self.descriptor).st_size
 
@@ -36,13 +45,13 @@ class PlainFile:
 
 
 @contextmanager
-def open_plain(url: str | Location) -> Iterator[PlainFile]:
-    """Open a shard: a plain local file as it is, all else as a copy in an unnamed temporary file."""
+def open_plain(url: str | Location, *, concatenated: bool = False) -> Iterator[PlainFile]:
+    """Open a shard, which may be *concatenated*: a plain local file as it is, all else as an unnamed temporary copy."""
     location = Location.of(url)
     name = location.name
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
         with location.open() as file:
-            plain = PlainFile(file, name)
+            plain = PlainFile(file, name, concatenated=concatenated)
             if not find_compression(plain.read(0, HEAD)):
                 yield plain
                 return
@@ -69,4 +78,4 @@ def open_plain(url: str | Location) -> Iterator[PlainFile]:
             copy.flush()
         if errors and not copy.tell():
             raise errors[0]
-        yield PlainFile(copy, name, is_copy=True, error=errors[0] if errors else None)
+        yield PlainFile(copy, name, concatenated=concatenated, is_copy=True, error=errors[0] if errors else None)

@@ -18,7 +18,7 @@ import click
 import pytest
 
 import tarshards
-from tarshards.cli._common import Verbs
+from tarshards.cli.program import Verbs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tools/index.md"

@@ -98,8 +98,8 @@ def test_a_tool_that_is_ended_removes_its_parts(s3, tmp_path):
             writer.write({"__key__": f"{i:02d}", "bin": bytes(500_000)})
     code = """
 from tarshards.cli import tarcat
-from tarshards.storage import uploads
-uploads.PART = 5 << 20
+from tarshards.storage import fsspec_
+fsspec_.PART = 5 << 20
 tarcat.main.main(["-o", "s3://bucket/out.tar"])
 """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as tool:

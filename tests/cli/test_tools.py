@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards import read_samples, write_samples
-from tarshards.cli._common import Size, Slice, tool
+from tarshards.cli.parameters import Size, Slice
+from tarshards.cli.program import tool
 
 SAMPLES = [{"__key__": f"s{i}", "cls": i, "txt": f"text {i}\n"} for i in range(8)]
 

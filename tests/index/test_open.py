@@ -16,7 +16,7 @@ from with_torch import ShardDataset
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.errors import ShardIndexError
 from tarshards.index.access import IndexedShards
-from tarshards.index.lookup import KeyTable
+from tarshards.index.key_index import KeyTable
 from tarshards.index.sidecar import Index
 from tarshards.storage import ranges
 

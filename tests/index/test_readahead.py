@@ -213,9 +213,9 @@ def test_gaps(spec):
     chosen = [[], [3], [3, 4, 5], [0, 2, 3, 9], range(10)]
     assert [gap_of(np.array(numbers), 10) for numbers in chosen] == [0, 9, 7, 2, 0]
     shards = IndexedShards(spec)
-    mean = float(shards.sizes.sum()) / SAMPLES
-    many = readahead.APART / mean
-    assert [readahead.are_scattered(gap, shards) for gap in (0, many - 1, many + 1)] == [False, False, True]
+    counts, sizes = shards.counts, shards.sizes
+    many = readahead.APART / (float(sizes.sum()) / SAMPLES)
+    assert [readahead.are_scattered(gap, counts, sizes) for gap in (0, many - 1, many + 1)] == [False, False, True]
 
 
 def pages_here(begin: int, size: int) -> int:

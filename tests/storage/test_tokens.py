@@ -15,7 +15,7 @@ from with_torch import ShardDataset, ShardLoader
 
 from tarshards import Remote, Stream
 from tarshards.errors import OpenError
-from tarshards.storage import signing, transfer
+from tarshards.storage import fsspec_, transfer
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.write.shards import ShardWriter
@@ -228,16 +228,16 @@ def test_who_pays_for_requests_to_gs(gs):
 
 def test_what_only_gcsfs_can_read_is_left_to_it(gs, monkeypatch):
     """Zonal buckets, a generation, and client certificates."""
-    store = signing.find_store(Location.of("gs://bucket/a.tar"))[0]
-    assert signing.address_of(Location.of("gs://bucket/a.tar")) is not None
+    store = fsspec_.find_store(Location.of("gs://bucket/a.tar"))[0]
+    assert fsspec_.address_of(Location.of("gs://bucket/a.tar")) is not None
     monkeypatch.setattr(store, "_use_client_cert", True)
-    assert signing.address_of(Location.of("gs://bucket/a.tar")) is None
+    assert fsspec_.address_of(Location.of("gs://bucket/a.tar")) is None
     monkeypatch.setattr(store, "_use_client_cert", False)
     monkeypatch.setattr(store, "version_aware", True)
-    assert signing.address_of(Location.of("gs://bucket/a.tar#1")) is None
+    assert fsspec_.address_of(Location.of("gs://bucket/a.tar#1")) is None
     monkeypatch.setattr(store, "version_aware", False)
-    monkeypatch.setattr(signing, "_is_zonal", lambda store, bucket: bucket == "bucket")
-    assert signing.address_of(Location.of("gs://bucket/a.tar")) is None
+    monkeypatch.setattr(fsspec_, "_is_zonal", lambda store, bucket: bucket == "bucket")
+    assert fsspec_.address_of(Location.of("gs://bucket/a.tar")) is None
     gs.objects["a.tar"] = DATA
     with Location.of("gs://bucket/a.tar").ranges() as ranges:
         assert ranges.size == len(DATA)
@@ -260,7 +260,7 @@ def test_which_buckets_are_zonal(base, kind, is_zonal):
 
     store = Store()
     store.base = base
-    assert signing._is_zonal(store, "bucket") == is_zonal
+    assert fsspec_._is_zonal(store, "bucket") == is_zonal
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -15,7 +15,7 @@ import pytest
 from object_store import RESET
 
 from tarshards.errors import OpenError
-from tarshards.storage import fsspec_, transfer, uploads
+from tarshards.storage import fsspec_, transfer
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
@@ -27,7 +27,7 @@ URL = "s3://bucket/d/a.tar"
 
 @pytest.fixture(autouse=True)
 def _small_and_impatient(monkeypatch):
-    monkeypatch.setattr(uploads, "PART", PART)
+    monkeypatch.setattr(fsspec_, "PART", PART)
     monkeypatch.setattr(transfer, "PAUSE", 0.001)
 
 
@@ -116,7 +116,7 @@ def test_parts_go_up_at_once(s3, scheme):
 @pytest.mark.parametrize("connections", [1, 2, 32])
 def test_memory_and_connections_are_bounded(s3, monkeypatch, connections):
     """The writer waits while as many parts as may be are held back, and goes on when they have been stored."""
-    monkeypatch.setattr(uploads, "MEMORY", 3 * PART)
+    monkeypatch.setattr(fsspec_, "MEMORY", 3 * PART)
     held, may_go, most = [], threading.Event(), min(connections, 3)
 
     def look(method, path, query):
@@ -146,8 +146,8 @@ def test_memory_and_connections_are_bounded(s3, monkeypatch, connections):
 
 
 def test_parts_grow_so_that_ten_thousand_suffice(monkeypatch):
-    monkeypatch.setattr(uploads, "PART", 1 << 23)
-    sizes = [uploads.size_of_part(number) for number in range(1, 10_001)]
+    monkeypatch.setattr(fsspec_, "PART", 1 << 23)
+    sizes = [fsspec_.size_of_part(number) for number in range(1, 10_001)]
     assert sum(sizes) > 5 << 40
     assert max(sizes) <= 5 << 30
     assert min(sizes) == 1 << 23
@@ -311,9 +311,9 @@ def test_a_killed_writer_leaves_no_object(s3):
     code = """
 import sys
 from tarshards import open_url
-from tarshards.storage import uploads
+from tarshards.storage import fsspec_
 from tarshards.storage.remote import Remote
-uploads.PART = 5 << 20
+fsspec_.PART = 5 << 20
 stream = open_url("s3://bucket/d/a.tar", "wb", remote=Remote(storage_options=eval(sys.argv[1])))
 while True:
     stream.write(bytes(1 << 20))

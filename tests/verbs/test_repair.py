@@ -80,10 +80,10 @@ def plain(tmp_path):
     """Return a function that makes an open shard of bytes, each time in place of the last."""
     with open(tmp_path / "a.tar", "w+b") as file:
 
-        def fill(data: bytes) -> PlainFile:
+        def fill(data: bytes, **options: bool) -> PlainFile:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), data, 0)
-            return PlainFile(file, "a.tar")
+            return PlainFile(file, "a.tar", **options)
 
         yield fill
 
@@ -315,10 +315,10 @@ def test_concatenated_archives_are_no_damage(plain):
 def test_archives_of_any_records_are_joined_where_the_word_says_so(plain, record):
     one, other = archive(["a", "b"], FIELDS).data, archive(["c", "d"], FIELDS).data
     data = one + bytes(-len(one) % record) + other
-    found = survey_file(plain(data), concatenated=True)
+    found = survey_file(plain(data, concatenated=True))
     assert (found.gaps, [sample.problem for sample in found.samples]) == ([], [None] * 4)
     assert len(found.ends) == 1
-    gap = survey_file(plain(one + bytes(7 * BLOCK) + other), concatenated=True).gaps
+    gap = survey_file(plain(one + bytes(7 * BLOCK) + other, concatenated=True)).gaps
     assert [each.reason for each in gap] == ["zeros in place of members"]
 
 

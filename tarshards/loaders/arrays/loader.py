@@ -255,7 +255,7 @@ class ArrayLoader(ResumableLoader):
         is_quick, places = maker.assembler.is_quick, maker.places
         is_shuffled = plan.block_and_reach[0] is not None
         touches = places is not None and is_new and is_quick and is_shuffled and places.are_small()
-        touches = touches and not are_scattered(plan.gap, source.shards)
+        touches = touches and not are_scattered(plan.gap, source.shards.counts, source.shards.sizes)
         parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER, asks=not touches) if places else None
         with (
             places.touching() if places and touches else nullcontext(),

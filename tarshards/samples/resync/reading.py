@@ -8,45 +8,45 @@ from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
 from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name
-from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import tell_of_dots, wrong_number
+from tarshards.samples.ledger import Ledger, tell_of_dots, wrong_number
 from tarshards.samples.resync.grouping import FoundSample
 from tarshards.samples.resync.survey import survey_file
 from tarshards.samples.resync.walking import Gap, Zeros
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import ArchiveEnd
 
 
 def read_resyncing(
+    shard: Shard,
     location: Location,
     *,
     ledger: Ledger,
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
-    concatenated: bool = False,
     expected: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the whole samples of one shard, in order; *ledger* gets an error for every gap and every other sample.
+    """Yield the whole samples of *shard*, read at *location*; *ledger* gets an error for gaps and other samples.
 
-    Members after the end of an archive are delivered; unless *concatenated*, that end is a gap. *expected* is the
-    number of samples that a manifest gives.
+    Members after the end of an archive are delivered; unless the shard is concatenated, that end is a gap. *expected*
+    is the number of samples that a manifest gives.
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open_plain(location))
+            file = stack.enter_context(open_plain(location, concatenated=shard.concatenated))
         except TarshardsError as error:
             ledger(error)
             ledger.report()
             return
         delivered = fields = 0
         try:
-            found = survey_file(file, split=split, end=end, concatenated=concatenated)
+            found = survey_file(file, split=split, end=end)
             for reason in found.skipped.elements():
                 ledger.skip(reason)
             items: list[Gap | Zeros | FoundSample] = [*found.gaps, *found.samples]
-            if concatenated:
+            if shard.concatenated:
                 ledger.count(joined=len(found.ends))
             else:
                 items += found.ends

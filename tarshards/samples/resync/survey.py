@@ -11,6 +11,7 @@ from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
+from tarshards.storage.location import Location
 from tarshards.storage.plain import PlainFile, open_plain
 from tarshards.tar.read import ArchiveEnd, padding
 
@@ -80,20 +81,18 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     return found
 
 
-def survey_file(
-    file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required", concatenated: bool = False
-) -> Survey:
+def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
     """Survey an open shard, as ``survey_shard`` does."""
-    found = group_file(file, split=split, pieces=walk(file, end=end, concatenated=concatenated))
+    found = group_file(file, split=split, pieces=walk(file, end=end))
     judge(found.samples, found.gaps, file)
     return found
 
 
-def survey_shard(url: str, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
+def survey_shard(url: str | Location, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
     """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
 
     Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
     cannot be opened.
     """
-    with open_plain(url) as file:
-        return survey_file(file, split=split, concatenated=concatenated)
+    with open_plain(url, concatenated=concatenated) as file:
+        return survey_file(file, split=split)

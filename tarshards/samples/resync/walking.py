@@ -59,13 +59,13 @@ def after(member: ScannedMember) -> int:
     return end + padding(end - start)
 
 
-def walk(file: PlainFile, *, end: ArchiveEnd = "required", concatenated: bool = False) -> Iterator[Piece]:
+def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
     another header or by the end. Zeros without the length of an archive's end are a gap, and those of an archive
-    before another one are likely to have it only if *concatenated*; so are no zeros at the end, unless *end* is
-    "optional".
+    before another one are likely to have it only if *file* is ``concatenated``; so are no zeros at the end, unless
+    *end* is "optional".
     """
     begin = 0
     run: list[Zeros | Gap] = []
@@ -76,12 +76,12 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required", concatenated: bool = 
         if not isinstance(piece, list):
             run.append(piece)
             continue
-        for resolved in _resolve(run, begin, file.size, concatenated):
+        for resolved in _resolve(run, begin, file):
             begin = resolved.end if isinstance(resolved, Zeros) else begin
             yield resolved
         run = []
         yield piece
-    yield from _resolve(run, begin, file.size, concatenated)
+    yield from _resolve(run, begin, file)
 
 
 def names_in(file: PlainFile) -> Iterator[tuple[str, int]]:
@@ -91,39 +91,39 @@ def names_in(file: PlainFile) -> Iterator[tuple[str, int]]:
             yield from ((name, header) for name, header, _, _, kind in piece if kind != GLOBAL)
 
 
-def _resolve(run: list[Zeros | Gap], begin: int, size: int, concatenated: bool) -> Iterator[Zeros | Gap]:
+def _resolve(run: list[Zeros | Gap], begin: int, file: PlainFile) -> Iterator[Zeros | Gap]:
     """Distinguish, in the *run* of pieces between two members, zeros that end an archive from damage."""
     if not run:
         return
     lead, tail = run[0], run[-1]
     gaps = [piece for piece in run if isinstance(piece, Gap)]
     if isinstance(lead, Zeros) and not gaps:
-        yield lead if is_end(lead, begin, size, concatenated) else Gap(*lead, OVERWRITTEN)
+        yield lead if is_end(lead, begin, file) else Gap(*lead, OVERWRITTEN)
         return
     start, end = lead.start, tail.end
-    if isinstance(lead, Zeros) and end == size and is_end(lead, begin, size, concatenated):
+    if isinstance(lead, Zeros) and end == file.size and is_end(lead, begin, file):
         yield lead
         start = lead.end
     reason = OVERWRITTEN if isinstance(lead, Zeros) and start == lead.start else gaps[0].reason
-    if isinstance(tail, Zeros) and end == size and is_end(tail, begin, size, concatenated):
+    if isinstance(tail, Zeros) and end == file.size and is_end(tail, begin, file):
         yield Gap(start, tail.start, reason)
         yield tail
     else:
         yield Gap(start, end, reason)
 
 
-def is_end(zeros: Zeros, begin: int, size: int, concatenated: bool = False) -> bool:
+def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
     """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as complete a record.
 
-    Where archives are *concatenated*, records of more sizes are recognized.
+    Where archives are ``concatenated``, records of more sizes are recognized.
     """
     length = zeros.end - zeros.start
-    if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == size):
+    if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == file.size):
         return True
-    if length == size or (length > MAX_END and not concatenated):
+    if length == file.size or (length > MAX_END and not file.concatenated):
         return False
-    records = RECORDS if concatenated or zeros.end == size else [RECORD]
-    if concatenated:
+    records = RECORDS if file.concatenated or zeros.end == file.size else [RECORD]
+    if file.concatenated:
         records = records + SMALL_RECORDS
     return any(len(END) <= length < len(END) + record and (zeros.end - begin) % record == 0 for record in records)
 

@@ -58,7 +58,6 @@ class _Check:
     def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
         self.rule: KeyRule = split_name  # that of the names in the shard
-        self.concatenated = False  # whether the shard may consist of several archives
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
@@ -66,7 +65,7 @@ class _Check:
         self.dotted: str | None = None  # the last shard that a warning of dots in keys is about
 
     def shard(self, shard: Shard) -> None:
-        self.rule, self.concatenated = key_rule(shard.split or "first"), shard.concatenated
+        self.rule = key_rule(shard.split or "first")
         location = shard.location()
         name = location.name
         self.names.append(name)
@@ -74,7 +73,7 @@ class _Check:
         survey = None
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(open_plain(location))
+                file = stack.enter_context(open_plain(location, concatenated=shard.concatenated))
                 self.report.bytes += file.size
                 if self.on_survey is None:
                     self._count_shard(file, name)
@@ -103,7 +102,7 @@ class _Check:
         from tarshards.samples.resync.survey import group_file
         from tarshards.samples.resync.walking import walk
 
-        survey = group_file(file, split=self.rule, pieces=walk(file, concatenated=self.concatenated))
+        survey = group_file(file, split=self.rule, pieces=walk(file))
         # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
         if survey.gaps:
             judge(survey.samples, survey.gaps, file)
@@ -116,7 +115,7 @@ class _Check:
         """Count the samples of any shard one by one."""
         from tarshards.verbs.check.inspection import decoded, misread_by_dali, whole_samples
 
-        samples = whole_samples(file, self.report, survey, split=self.rule, concatenated=self.concatenated)
+        samples = whole_samples(file, self.report, survey, split=self.rule)
         for sample in decoded(samples, file, self.report, self.threads) if self.threads else samples:
             self._count(sample, name)
             if odd := misread_by_dali(sample):

@@ -58,7 +58,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
     lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
     end = offsets[-1] - BLOCK + lengths[-1]
-    if sum(lengths) != end or not is_end(Zeros(end, file.size), 0, file.size):
+    if sum(lengths) != end or not is_end(Zeros(end, file.size), 0, file):
         return None
     if any(file.read(end, file.size - end)):  # other members after the last one
         return None

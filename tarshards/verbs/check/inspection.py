@@ -33,15 +33,15 @@ def whole_samples(
     survey: Survey | None = None,
     *,
     split: KeyRule = split_name,
-    concatenated: bool = False,
 ) -> Iterator[FoundSample]:
     """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
     *survey* is that of the shard, judged if there are gaps; without one the headers are read here, and the samples of a
-    shard without gaps are not held. Members after the end of an archive are a finding unless *concatenated*.
+    shard without gaps are not held. Members after the end of an archive are a finding unless *file* is
+    ``concatenated``.
     """
     if survey is None:
-        pieces = _Held(walk(file, concatenated=concatenated))
+        pieces = _Held(walk(file))
         gaps = [piece for piece in pieces if isinstance(piece, Gap)]
         if gaps:
             survey = group_file(file, split=split, pieces=pieces.held)
@@ -54,10 +54,10 @@ def whole_samples(
             whole = len(survey.samples) - lost
             report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
     else:
-        items = group_found(pieces.held or walk(file, concatenated=concatenated), file, split=split, skip=report.skip)
+        items = group_found(pieces.held or walk(file), file, split=split, skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
-            if item.end < file.size and concatenated:
+            if item.end < file.size and file.concatenated:
                 report.joined += 1
             elif item.end < file.size:
                 report.add_error("zeros", explain(file.name, item))

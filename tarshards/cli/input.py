@@ -1,0 +1,489 @@
+"""The samples that a command line asks for, and what the run may leave out of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from errno import ENOENT
+from functools import cached_property, wraps
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tarshards.cli.parameters import (
+    COUNT,
+    FOLDER,
+    IGNORE_ZEROS,
+    Size,
+    Slice,
+    allow_empty_option,
+    cache_bytes_option,
+    index_dir_option,
+    keys_option,
+    list_option,
+    max_errors_option,
+    options,
+    quiet_option,
+    read_as,
+    shards_argument,
+    split_option,
+    typed,
+    where_option,
+    words,
+)
+from tarshards.cli.program import refuse, say, usage_errors
+from tarshards.errors import OpenError, SampleError, TarshardsError
+
+if TYPE_CHECKING:
+    from tarshards.samples.keys import Sample
+    from tarshards.samples.ledger import Ledger
+    from tarshards.storage.manifest import Shard
+    from tarshards.write.shards import TarWriter
+
+T = TypeVar("T")
+
+ACCEPT = "--allow-empty accepts that"
+
+
+class Losses:
+    """The errors of a run: it leaves out what is at fault, as far as --on-error and --max-errors allow that.
+
+    *ledger* is for those who read: it counts, and raises the error that is one too many.
+    """
+
+    def __init__(self, on_error: str | None, max_errors: int | None, *, sync: bool):
+        from tarshards.samples.ledger import Ledger
+
+        policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
+        known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
+        refuse(not known, "--on-error is fail, skip or quarantine=TAR")
+        refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
+        self.goes_on, self.max_errors = policy != "fail", max_errors
+        self.ledger = Ledger(max_errors=float("inf"), on_error=self._lose)
+        self.count = 0
+        self.first: Exception | None = None
+        self._allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
+        self._target, self._sync = target, sync
+        self._quarantine: TarWriter | None = None
+
+    def _lose(self, error: Exception) -> None:
+        self.first = self.first or error
+        self.count += 1
+        if self.count > self._allowed:
+            raise error
+
+    def reject(self, sample: Sample, error: Exception) -> None:
+        """Leave *sample* out because of *error*: raise the error, or count it and write *sample* to the quarantine."""
+        self.ledger.fail(error)
+        self.ledger.count(failed=1)
+        if self._target:
+            from tarshards.write.shards import TarWriter
+
+            if self._quarantine is None:
+                self._quarantine = TarWriter(self._target, sync=self._sync)
+            try:
+                self._quarantine.write(sample)
+            except SampleError as problem:  # such as a second sample of this key
+                say(f"not in the quarantine: {problem}")
+
+    def forgive(self, sample: Sample, error: Exception) -> None:
+        """Leave *sample* out as ``reject`` does, in a run that may lose it, whatever --on-error says of bad data."""
+        if not self.goes_on:
+            self._allowed += 1
+        self.reject(sample, error)
+
+    def explained(self, error: TarshardsError) -> TarshardsError:
+        """Return the *error* that ends the run, or one that counts those before it."""
+        if self.max_errors is None or self.count <= max(1, self.max_errors):
+            return error
+        return too_many(self.count, self.max_errors, self.first)
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the quarantine's tar; unless the run has *failed*, report what was skipped and lost."""
+        if self._quarantine is not None:
+            self._quarantine.close()
+        if not failed:
+            say_skipped(self.ledger)
+            if self.ledger.quarantined:
+                click.echo(str(self.ledger), err=True)
+
+
+def too_many(losses: int, allowed: int, first: object) -> TarshardsError:
+    """Return the error of a run with more *losses* than --max-errors allows."""
+    return TarshardsError(f"{losses} errors, but --max-errors allows {allowed}; the first: {first}")
+
+
+def say_skipped(ledger: Ledger) -> None:
+    """Report the members that *ledger* has counted as part of no sample, except directories."""
+    for reason, count in sorted(ledger.skipped.items()):
+        if reason != "directory":
+            say(f"skipped {count} members: {reason}")
+
+
+class Input:
+    """The samples of the shards *specs* that a command line asks for; can be iterated over once."""
+
+    def __init__(
+        self,
+        specs: list[str],
+        losses: Losses,
+        *,
+        count: int | None,
+        part: slice | None,
+        fields: str | None,
+        ignore_zeros: bool,
+        split: str | None,
+        may_be_empty: bool | None,
+        quiet: bool,
+    ):
+        self.specs, self.losses, self.ledger, self.reject = specs, losses, losses.ledger, losses.reject
+        self.count, self.slice, self.fields, self.quiet = count, part, fields, quiet
+        self.ignore_zeros = ignore_zeros
+        self.split: Any = split or "first"
+        self.may_be_empty = may_be_empty
+        self.selection: tuple[str | None, str | None] = (None, None)  # --where and --keys
+        self._condition: Any = None
+        self._wanted: Any = None
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards that the command line names."""
+        return named_shards(self.specs, self.ignore_zeros, self.split)
+
+    # Which samples are read.
+
+    def select(self, where: str | None, keys: str | None) -> None:
+        """Read only the samples that meet the condition *where*, and have one of the keys in the file *keys*."""
+        self.selection = where, keys
+        if where is not None:
+            from tarshards.samples.conditions import Condition
+
+            with usage_errors("--where"):
+                self._condition = Condition(where)
+        if keys is not None:
+            from tarshards.samples.lines import read_keys
+            from tarshards.verbs.grep import KeyFilter
+
+            refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
+            self._wanted = KeyFilter(read_keys(typed(keys)))
+
+    def read(self, *, to_copy: bool = False) -> Iterator[Sample]:
+        """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``."""
+        from tarshards.samples.read import read_samples, read_to_copy
+
+        if any(self.selection):
+            return self._selected()
+        if to_copy:
+            return read_to_copy(self.shards, ledger=self.ledger)
+        return read_samples(self.shards, on_error=self.ledger)
+
+    def _selected(self) -> Iterator[Sample]:
+        """Yield the samples that were selected: those alone are read if indexes, and columns, say which they are."""
+        from tarshards.samples.read import read_samples
+        from tarshards.verbs.grep import by_columns, matching
+
+        condition, wanted = self._condition, self._wanted
+        samples: Iterable[Sample] | None = None
+        with usage_errors("--where"):
+            samples = None if condition is None else by_columns(self.shards, condition, wanted, on_error=self.ledger)
+        if samples is None:
+            read = read_samples if wanted is None else wanted.candidates
+            samples = read(self.shards, on_error=self.ledger)
+            if wanted is not None:
+                samples = filter(counted(wanted, self.ledger, "--keys"), samples)
+            if condition is not None:
+                samples = matching(samples, counted(condition, self.ledger, "--where"), reject=self.reject)
+        yield from samples
+        if wanted is not None:
+            wanted.check(self.ledger if self.losses.goes_on else None)
+
+    def known(self) -> int | None:
+        """Return how many samples the shards have, if their manifests or the indexes of local ones say so."""
+        from tarshards.index.sidecar import count_samples
+
+        total = 0
+        if any(self.selection):
+            return None
+        for shard in self.shards:
+            samples = count_samples(shard.url) if shard.samples is None else shard.samples
+            if samples is None:
+                return None
+            total += samples
+        return total
+
+    # Which of them, and which of their fields, are taken.
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.chosen(self.read())
+
+    def chosen(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Return those of *samples*, all that there are, that the command line asks for."""
+        return self.choose(self.require(samples), self.known)
+
+    def choose(self, samples: Iterable[Sample], count: Callable[[], int | None] = lambda: None) -> Iterator[Sample]:
+        """Apply --slice, --count, --fields and the progress bar to *samples*; for the bar, *count* may count them."""
+        samples = self._take(samples)
+        if self.fields is not None:
+            samples = self.require(self._with_fields(samples, self.fields))
+        if self.quiet or not sys.stderr.isatty():
+            return iter(samples)
+        from tarshards.stream.ops import progress
+
+        return progress(samples, total=self._left(count()))
+
+    def take_fields(self) -> str | None:
+        """Return --fields, which then selects no fields of the samples: the tool does it."""
+        fields, self.fields = self.fields, None
+        return fields
+
+    def take_field_words(self) -> list[list[str]]:
+        """Return the words of --fields as lists of alternatives, and select no fields; refuse renaming and ``*``."""
+        from tarshards.samples.fields import parse_terms
+
+        fields = self.take_fields()
+        terms = [] if fields is None else parse_terms(fields)
+        plain = all(term.name is None and term.alternatives != ["*"] for term in terms)
+        refuse(not plain, '-f takes only names of fields here, such as -f "jpg;png cls"')
+        return [term.alternatives for term in terms]
+
+    def _left(self, total: int | None) -> int | None:
+        """Return how many of *total* samples --slice and --count leave at most, None if that is unknown."""
+        if self.slice is not None and (total is not None or self.slice.stop is not None):
+            total = len(range(self.slice.stop if total is None else total)[self.slice])
+        return min((number for number in (total, self.count) if number is not None), default=None)
+
+    def _take(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        if self.slice is not None:
+            samples = sliced(samples, self.slice, self.ledger, "--slice")
+        taken = islice(samples, self.count)
+        for sample in taken:
+            yield sample
+            yield from taken
+            return
+        self.may_be_empty = True  # these options left none, or --allow-empty accepted that there is none
+
+    def _with_fields(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
+        from tarshards.stream.ops import select_fields
+
+        for sample in samples:
+            try:
+                (selected,) = select_fields([sample], fields)
+            except TarshardsError as error:
+                self.reject(sample, error)
+            else:
+                yield selected
+
+    # What is wrong with them.
+
+    def require(self, samples: Iterable[T]) -> Iterator[T]:
+        """Yield *samples*, or what is made of them; raise SampleError if there are none, unless that was asked for."""
+        return required(samples, self.check_nothing)
+
+    def check_nothing(self) -> None:
+        """Raise SampleError, which says what was read and became of it, unless a run without samples was asked for."""
+        if self.may_be_empty:
+            return
+        ledger, losses = self.ledger, self.losses
+        read = ledger.samples + ledger.failed + sum(ledger.filtered.values())
+        why = [f"{count} left out ({name})" for name, count in sorted(ledger.filtered.items())]
+        why += [f"{count} members skipped ({name})" for name, count in sorted(ledger.skipped.items())]
+        if losses.first is not None:
+            why.append(f"{losses.count} errors, the first: {losses.first}")
+        shards = f" in {ledger.shards} shard{'s' * (ledger.shards != 1)}" if ledger.shards else ""
+        reason = f"no sample is left of the {read} that were read" if read else f"no samples{shards}"
+        reason += f": {', '.join(why)}" if why else ""
+        raise SampleError(reason if self.may_be_empty is None else f"{reason}; {ACCEPT}")
+
+    def explained(self, error: TarshardsError) -> TarshardsError:
+        """Return the *error* that ends the run, or one that says more where it is not the only one of its kind."""
+        if isinstance(error, OpenError) and error.errno == ENOENT and self._has_no_shard():
+            return OpenError(f"{error.reason}; none of the {len(self.shards)} shards is there", url=error.url)
+        if self.split == "last" and isinstance(error, SampleError) and "would read back" in error.reason:
+            reason = f"{error.reason}; keys with dots cannot be written: `tarcat --rekey` makes new ones"
+            return SampleError(reason, url=error.url, offset=error.offset, key=error.key, field=error.field)
+        return self.losses.explained(error)
+
+    def _has_no_shard(self) -> bool:
+        """Say whether the command line names several local shards, and none of them exists."""
+        locations = [shard.location() for shard in self.shards]
+        return len(locations) > 1 and not any(each.is_stream or each.is_remote or each.exists() for each in locations)
+
+
+def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator[T]:
+    """Yield *samples*; call *check_nothing*, which may raise, if there are none."""
+    items = iter(samples)
+    for item in items:
+        yield item
+        yield from items
+        return
+    check_nothing()
+
+
+def sliced(samples: Iterable[Sample], part: slice, ledger: Ledger, name: str) -> Iterator[Sample]:
+    """Yield the samples of *part*; *ledger* counts those between as filtered by *name*."""
+    start, step = part.start or 0, part.step or 1
+    for number, sample in enumerate(islice(samples, part.stop)):
+        if number >= start and (number - start) % step == 0:
+            yield sample
+        else:
+            ledger.leave_out(name)
+
+
+def counted(condition: Callable[[Sample], Any], ledger: Ledger, name: str) -> Callable[[Sample], bool]:
+    """Return *condition* as a function after which *ledger* counts the others as filtered by *name*."""
+
+    def holds(sample: Sample) -> bool:
+        if condition(sample):
+            return True
+        ledger.leave_out(name)
+        return False
+
+    return holds
+
+
+def reads_samples(
+    command: Callable[..., Any],
+    *,
+    count: tuple[str, ...] = ("-c", "--count"),
+    ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros"),
+    may_be_empty: bool = True,
+) -> Callable[..., Any]:
+    """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
+
+    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else. Without
+    *may_be_empty* there is no --allow-empty, for a tool that needs a sample.
+    """
+
+    @wraps(command)
+    def with_source(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
+        taken = {name: values.pop(name) for name in ("count", "part", "fields", "ignore_zeros", "split", "quiet")}
+        read_as(**{name: values.pop(name) for name in ("connections", "ahead", "cache_dir", "cache_bytes")})
+        losses = Losses(values.pop("on_error"), values.pop("max_errors"), sync=values.get("sync", True))
+        specs = all_specs(shards, lists) or ["-"]
+        source = Input(specs, losses, may_be_empty=values.pop("allow_empty", None), **taken)
+        refuse_terminal(specs == ["-"] and values.get("config") is None)
+        failed = True
+        try:
+            result = command(source=source, **values)
+            failed = False
+        except click.exceptions.Exit:
+            failed = False
+            raise
+        except TarshardsError as error:
+            raise source.explained(error) from error
+        finally:
+            losses.close(failed=failed)
+        return result
+
+    return options(
+        shards_argument,
+        list_option,
+        click.option(*count, "count", type=COUNT, metavar="N", help="Stop after N samples."),
+        click.option("--slice", "part", type=Slice(), help="Take these samples, as Python does."),
+        click.option(
+            *("-f", "--fields"),
+            metavar="FIELDS",
+            callback=_checked_fields,
+            help='Fields to take: "new:old1;old2 keep *".',
+        ),
+        click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
+        split_option,
+        click.option(
+            "--on-error",
+            metavar="POLICY",
+            shell_complete=words("fail", "skip", "quarantine="),
+            help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
+        ),
+        max_errors_option,
+        click.option("--connections", type=click.IntRange(1), metavar="N", help="Requests at once.  [default: 32]"),
+        click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for what is fetched ahead."),
+        click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep what was fetched in FOLDER."),
+        cache_bytes_option,
+        *([allow_empty_option] if may_be_empty else []),
+        quiet_option,
+        click.option("--verbose", is_flag=True, expose_value=False, callback=_log, help="Say more on stderr."),
+    )(with_source)
+
+
+def _checked_fields(context: click.Context, parameter: click.Parameter, fields: str | None) -> str | None:
+    if fields is not None:
+        from tarshards.samples.fields import parse_terms
+
+        with usage_errors("-f"):
+            parse_terms(fields)
+    return fields
+
+
+def _log(context: click.Context, parameter: click.Parameter, verbose: bool) -> None:
+    if verbose:
+        import logging
+
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+
+def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select samples before all others; its *source* then has these alone."""
+
+    @wraps(command)
+    def with_selection(source: Input, where: str | None, keys: str | None, **values: Any) -> Any:
+        source.select(where, keys)
+        return command(source=source, **values)
+
+    return options(where_option, keys_option, index_dir_option)(with_selection)
+
+
+def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
+    """Return the shard expressions of a command line: SHARDS, and the files of --list."""
+    return [*shards, *(f"@{name}" for name in lists)]
+
+
+def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
+    """Return the shard expressions of each split: of arguments SPLIT=SHARDS, or all of them as one split.
+
+    That one has the name that its shards begin with.
+
+    >>> named_splits(["train=a.tar", "train=b.tar", "val=c.tar"]), named_splits(["d/train-{0..9}.tar"])
+    ({'train': ['a.tar', 'b.tar'], 'val': ['c.tar']}, {'train': ['d/train-{0..9}.tar']})
+    """
+    from tarshards.storage.expressions import common_name, expand_urls
+
+    specs = list(arguments)
+    found = [re.fullmatch(r"(\w[\w.+-]*)=(.+)", spec, re.DOTALL) for spec in specs]
+    splits: dict[str, list[str]] = {}
+    if not any(found):
+        name = common_name(expand_urls(specs)).rpartition("/")[2].strip("0123456789-_.")
+        return {re.sub(r"[^\w.+-]", "-", name) or "data": specs}
+    for spec, match in zip(specs, found):
+        if match is None:
+            raise click.UsageError(f"{spec} has no split, but others have: write SPLIT=SHARDS")
+        splits.setdefault(match[1], []).append(match[2])
+    return splits
+
+
+def named_shards(specs: Iterable[str], ignore_zeros: bool = False, split: str | None = None) -> list[Shard]:
+    """Return the shards that *specs*, which a person typed, name; they may run commands.
+
+    With *ignore_zeros* each may consist of several archives. Their names are split into key and field at the *split*
+    dot.
+    """
+    from tarshards.storage.expressions import find_shards
+
+    shards = find_shards(specs, concatenated=ignore_zeros, allow_pipe=True)
+    return [shard._replace(split=split) for shard in shards]
+
+
+def refuse_terminal(reads_stdin: bool) -> None:
+    """Refuse to read a tar from a terminal, which nobody types."""
+    is_terminal = reads_stdin and sys.stdin is not None and sys.stdin.isatty()
+    refuse(is_terminal, "stdin is a terminal: name SHARDS, or pipe a tar into it")
+
+
+def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:
+    """Show a bar on a terminal, unless *quiet*, while *items*, one for each of *total* shards, are iterated over."""
+    if quiet or not sys.stderr.isatty():
+        return items
+    from tqdm import tqdm
+
+    return tqdm(items, total=total, unit=" shards")

@@ -1,0 +1,198 @@
+"""The arguments and options that tools share, each declared once, and the types of their values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from tarshards.cli.program import usage_errors
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from tarshards.storage.location import Location
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", 1)
+}
+
+
+class Name(click.ParamType):
+    """The name of a file or folder, which shells complete; it may also be a URL, or -."""
+
+    def __init__(self, name: Literal["file", "folder"]):
+        self.name = name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
+
+
+FILE = Name("file")
+FOLDER = Name("folder")
+COUNT = click.IntRange(min=0)
+
+
+def words(*choices: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return the ``shell_complete`` of a parameter whose value may begin with one of *choices*."""
+    return lambda context, parameter, incomplete: [word for word in choices if word.startswith(incomplete)]
+
+
+class Size(click.ParamType):
+    """A number of bytes: 1000, 1e9, 10MB, 1GiB.
+
+    >>> Size().convert("1.5KiB", None, None), Size().convert("1e9", None, None)
+    (1536, 1000000000)
+    """
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        number = value.lower().removesuffix("b")
+        unit = number.lstrip("0123456789.e+")
+        try:
+            size = float(number.removesuffix(unit)) * UNITS[unit]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is not a size, such as 1000, 1e9, 10MB or 1GiB", param, ctx)
+        if size < 1:
+            self.fail(f"{value!r} is less than one byte", param, ctx)
+        return int(size)
+
+
+class Slice(click.ParamType):
+    """Python's lo:hi:step, without negative numbers.
+
+    >>> Slice().convert("2::3", None, None)
+    slice(2, None, 3)
+    """
+
+    name = "lo:hi:step"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> slice:
+        try:
+            numbers = [int(part) if part.strip() else None for part in value.split(":")]
+        except ValueError:
+            numbers = []
+        if not 2 <= len(numbers) <= 3 or any(n is not None and n < 0 for n in numbers) or numbers[2:] == [0]:
+            self.fail(f"{value!r} is not a slice, such as 10:20, ::2 or 5:", param, ctx)
+        return slice(*numbers)
+
+
+def typed(name: str) -> Location:
+    """Return the location that a person typed: it may run a command."""
+    from tarshards.storage.location import Location
+
+    return Location.of(name, allow_pipe=True)
+
+
+def read_as(**options: Any) -> None:
+    """Let this program read all files as those fields of ``Remote`` say that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        from tarshards.storage.remote import default, set_default
+
+        with usage_errors():
+            set_default(replace(default(), **given))
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return one decorator for *decorators*, arguments and options of click; the first comes first in --help."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
+list_option = click.option("-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too.")
+index_dir_option = click.option(
+    "--index-dir",
+    type=FOLDER,
+    metavar="FOLDER",
+    expose_value=False,
+    callback=lambda context, parameter, folder: read_as(index_dir=folder),
+    help="Indexes lie in FOLDER, not beside the shards.",
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
+ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
+split_option = click.option(
+    "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
+)
+output_option = click.option(
+    "-o", "--output", default="-", show_default=False, type=FILE, help="Write to FILE rather than to stdout."
+)
+seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
+sync_option = click.option(
+    "--no-sync",
+    "sync",
+    flag_value=False,
+    default=True,
+    show_default=False,
+    help="Do not wait for the disk: for scratch data.",
+)
+max_errors_option = click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more.")
+allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+shuffle_option = click.option(
+    "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
+)
+allow_pipe_option = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
+cache_bytes_option = click.option(
+    "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
+)
+where_option = click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
+keys_option = click.option(
+    "--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one."
+)
+rekey_option = click.option(
+    "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
+)
+keep_order_option = click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
+samples_option = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
+
+
+def size_option(default: str) -> Callable[[Any], Any]:
+    """Return the option for the size of shards; *default* describes the default."""
+    return click.option("-s", "--size", type=Size(), help=f"Most bytes in a shard.  [default: {default}]")
+
+
+def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:
+    """Return the option for the folder of *what*; *default* describes the default."""
+    existing = click.Path(exists=True, file_okay=False)
+    return click.option("--tmpdir", type=existing, metavar="FOLDER", help=f"Folder for {what}.  [default: {default}]")
+
+
+spill_options = options(
+    click.option("-M", "--memory", type=Size(), default="1GiB", help="Memory to stay within."),
+    tmpdir_option("what exceeds -M", "$TMPDIR or /tmp"),
+)
+
+
+def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any], Any]:
+    """Return the option that says how many of what *meaning* says are done at once; also under other *letters*."""
+
+    def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
+        return number or len(os.sched_getaffinity(0))
+
+    return click.option(
+        *letters,
+        "-j",
+        "--parallel",
+        metavar="N",
+        type=COUNT,
+        default=default,
+        callback=count,
+        help=f"{meaning} at once; 0: as many as cores.",
+    )

@@ -1,0 +1,236 @@
+"""A tool as a Unix program: how it starts and ends, what it says on stderr, and how it refuses a command line."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from tarshards import __version__
+from tarshards.errors import TarshardsError, visible
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+#: The options that many tools share, under the headings of --help; a tool's own options come before them.
+HEADINGS = {
+    "Input": (
+        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split"),
+        *("--on-error", "--max-errors", "--allow-empty"),
+    ),
+    "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),
+    "Output": ("--output", "--overwrite", "--no-sync", "--dry-run"),
+    "Other": ("--quiet", "--verbose", "--version", "--help"),
+}
+
+
+class Program(click.Command):
+    """A click command that runs as a Unix program.
+
+    Every program has -h, --help and --version, and completes its command line in a shell that asks for it by the
+    variable _NAME_COMPLETE, as all programs of click do. *headings* are further ones of its options, as HEADINGS has
+    them; *example* is a command line for the end of --help.
+
+    Exit codes: 0 done, and no more was lost than --on-error and --max-errors allow, which stderr tells; 1 the data
+    failed, or more was lost; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. When the
+    reader of stdout has gone away the program ends quietly, killed by SIGPIPE. A full disk is an error of one line,
+    also where stdout leads to it, and also for --help.
+    """
+
+    def __init__(
+        self, *, headings: dict[str, tuple[str, ...]] | None = None, example: str | None = None, **options: Any
+    ):
+        settings = {"help_option_names": ["--help", "-h"], "max_content_width": 120, "show_default": True}
+        super().__init__(context_settings=settings, **options)
+        self.headings, self.example = {"Options": (), **(headings or {}), **HEADINGS}, example
+        self.params.append(
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_version,
+                help="Show the version and exit.",
+            )
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in columns of the same width."""
+        shared = {name: heading for heading, names in self.headings.items() for name in names}
+        order = {name: place for place, name in enumerate(shared)}
+        found: dict[str, list[tuple[int, str, str]]] = {heading: [] for heading in self.headings}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                name = max(param.opts, key=len)
+                found[shared.get(name, "Options")].append((order.get(name, 0), *record))
+        width = min(30, max(len(term) for rows in found.values() for _, term, _ in rows))
+        for heading, rows in found.items():
+            if rows:
+                with formatter.section(heading):
+                    rows.sort(key=itemgetter(0))
+                    formatter.write_dl([(term.ljust(width), text) for _, term, text in rows])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self.example:
+            with formatter.section("Example"):
+                formatter.write(f"{'':{formatter.current_indent}}{self.example}\n")
+
+    def main(self, args: Any = None, *_: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **options)
+        signal.signal(signal.SIGTERM, _terminate)
+        _occupy_standard_streams()
+        try:
+            try:
+                # Not click's own main(), which turns a closed pipe into an exit code.
+                self._complete()
+                arguments = sys.argv[1:] if args is None else list(args)
+                with self.make_context(program_name(), arguments) as context:
+                    self.invoke(context)
+            finally:  # the interpreter would do it after the exit code is known
+                sys.stdout.flush()
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            lines = io.StringIO()
+            error.show(lines)
+            click.echo("\n".join(map(visible, lines.getvalue().split("\n"))), nl=False, err=True)
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(130)
+        except BrokenPipeError:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        except TarshardsError as error:
+            say(str(error))
+            sys.exit(1)
+        except MemoryError as error:
+            say(str(error) or "there is not enough memory")
+            sys.exit(1)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again to write the rest
+            say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")
+            sys.exit(1)
+        except Exception as error:
+            # A signal that comes while a lock of Python's is taken back is followed by "release unlocked lock".
+            if (code := _code_of_signal(error)) is None:
+                raise
+            sys.exit(code)
+        finally:
+            gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
+
+    def _complete(self) -> None:
+        """Print what a shell asks for, and exit: the script that makes it complete command lines, or completions."""
+        variable = f"_{program_name().replace('-', '_').replace('.', '_').upper()}_COMPLETE"
+        if instruction := os.environ.get(variable):
+            from click.shell_completion import shell_complete
+
+            sys.exit(shell_complete(self, {}, program_name(), variable, instruction))
+
+
+class Verbs(Program):
+    """A program whose first word may be one of other commands, its *verbs*."""
+
+    verbs: ClassVar[dict[str, click.Command]] = {}
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        verb = self.verbs.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    @classmethod
+    def complete(cls, incomplete: str) -> list[CompletionItem]:
+        """Return the verbs that begin like *incomplete*."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name, verb in cls.verbs.items() if name.startswith(incomplete) and not verb.hidden]
+        return [CompletionItem(name, help=cls.verbs[name].get_short_help_str()) for name in names]
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
+    """Make a function the command of a tool; *options* are click's."""
+    return click.command(cls=Program, **options)
+
+
+def _terminate(*_: object) -> None:
+    sys.exit(143)
+
+
+def _code_of_signal(error: BaseException | None) -> Any:
+    """Return the exit code for the signal during which *error* was raised, or None."""
+    while error is not None and (error := error.__context__) is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        if isinstance(error, SystemExit):
+            return error.code
+    return None
+
+
+def _occupy_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr that are closed: no other file takes their place, and using them fails."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if descriptor else os.O_WRONLY)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        name = program_name()
+        click.echo(f"{name if name == 'tarshards' else f'{name} (tarshards)'} {__version__}")
+        context.exit()
+
+
+def program_name() -> str:
+    """Return the name under which this program runs."""
+    return os.path.basename(sys.argv[0])
+
+
+def say(text: str) -> None:
+    """Print a line to stderr, after the tool's name; terminals obey no escape sequences in it."""
+    click.echo(f"{program_name()}: {visible(text)}", err=True)
+
+
+def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:
+    """Return *line* as it is written to *output*: for a terminal, *spell* escapes the characters that it might obey.
+
+    It does so as the format of the line demands. Tabs stay as they are.
+    """
+    if output != "-" or line.isprintable() or not sys.stdout.isatty():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else spell(c) for c in line)
+
+
+def refuse(wrong: object, reason: str) -> None:
+    """Refuse the command line for *reason* if it is *wrong*."""
+    if wrong:
+        raise click.UsageError(reason)
+
+
+@contextmanager
+def usage_errors(option: str | None = None) -> Iterator[None]:
+    """Refuse the command line, naming *option*, where a value on it raises ValueError; errors of data are raised."""
+    try:
+        yield
+    except TarshardsError:
+        raise
+    except (ValueError, ModuleNotFoundError) as error:
+        raise click.UsageError(str(error) if option is None else f"{option}: {error}") from error
