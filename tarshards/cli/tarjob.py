@@ -145,7 +145,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             "--patch",
             type=click.Path(exists=True, dir_okay=False),
             metavar="FILE",
-            help="Apply this JSON Patch (JSON or YAML) to the Job.",
+            help="Merge this patch (JSON or YAML) into the Job.",
         ),
         click.option("--partition", metavar="NAME", help="Partition of the tasks."),
         click.option("--sbatch", metavar="OPTION", **several, help="Another #SBATCH line, like --account=x."),

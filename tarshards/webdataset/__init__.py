@@ -7,7 +7,7 @@ names, for code that imports from them, and some stand for several of webdataset
 - ``autodecode``: decoding by extension; also ``tenbin``
 - ``filters``: the stages
 - ``tariterators``: shards to samples; also ``gopen``
-- ``shardlists``: shards, sampled, shared out, and copied to a disk; also ``cache``
+- ``shardlists``: shards, sampled and shared out; also ``cache``
 - ``pipeline``: ``DataPipeline``, ``WebDataset``, ``WebLoader``; also ``compat``, ``extradatasets`` and ``mix``
 - ``writer``: samples to shards
 - ``wids``: samples by number

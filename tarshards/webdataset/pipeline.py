@@ -20,6 +20,7 @@ from tarshards.index.sidecar import has_index
 from tarshards.loaders.torch.dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
+from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import IterableSource, Progress
@@ -232,8 +233,9 @@ class WebDataset(DataPipeline, FluidInterface):
     of a buffer, shuffles the shards, in an order that is the same in all ranks and workers and differs between epochs;
     *seed* (0) determines it. With *resampled* shards are drawn with replacement, for ever. *nodesplitter* and
     *workersplitter* share the shards out. *handler* is asked about shards and samples that cannot be read.
-    *cache_dir* keeps whole remote shards on a disk, up to *cache_size* bytes; none if that is 0. A worker without
-    samples is a ValueError if *empty_check*. *mode*, *detshuffle* and *verbose* are accepted and change nothing.
+    *cache_dir* keeps blocks of remote shards on a disk as ``tarshards.Remote`` does, up to *cache_size* bytes if that
+    is positive; none if it is 0. A worker without samples is a ValueError if *empty_check*. *mode*, *detshuffle*,
+    *url_to_name* and *verbose* are accepted and change nothing.
 
     ``state_dict`` is where the last iteration stands and ``load_state_dict`` lets the next one go on there: shards with
     an index are entered in the middle, others are read again, and where stages hold samples back, all is made again and
@@ -248,9 +250,9 @@ class WebDataset(DataPipeline, FluidInterface):
         resampled: bool = False,
         repeat: bool = False,
         shardshuffle: bool | int | None = None,
-        cache_size: int = -1,
-        cache_dir: str | None = None,
-        url_to_name: Callable[[str], str] = shardlists.url_to_cache_name,
+        cache_size: float = -1,
+        cache_dir: str | os.PathLike[str] | None = None,
+        url_to_name: Any = shardlists.url_to_cache_name,
         detshuffle: bool = False,
         nodesplitter: Any = shardlists.single_node_only,
         workersplitter: Any = shardlists.split_by_worker,
@@ -271,11 +273,10 @@ class WebDataset(DataPipeline, FluidInterface):
                 size = 100 if shardshuffle is True else shardshuffle
                 self.append(filters.shuffle(size, initial=size, seed=seed))
             self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter is not None]
+        remote = None
         if cache_dir is not None and cache_size != 0:
-            cache = shardlists.FileCache(cache_dir, url_to_name=url_to_name, cache_size=cache_size, handler=handler)
-            self.append(cache.local)
-        self.append(TarSamples(handler, select_files, rename_files))
-        self.pipeline[-1].empty_check = empty_check
+            remote = Remote(cache_dir=cache_dir, cache_bytes=int(cache_size) if cache_size > 0 else None)
+        self.append(TarSamples(handler, select_files, rename_files, remote, empty_check))
         self.repetitions = None if repeat else 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,6 +289,8 @@ class WebDataset(DataPipeline, FluidInterface):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on at *state*; raise StateError for that of another pipeline."""
         self._check_resumable()
+        if isinstance(state, Mapping) and isinstance(order := state.get("order"), list):
+            state = {**state, "order": [str(words).replace(" local()", "") for words in order]}  # a cache was a stage
         _Run(self).load_state_dict(state)
         self._state = dict(state)
 

@@ -1,19 +1,13 @@
-"""Lists of shards: how they are sampled, how ranks and workers share them out, and copies of them on a local disk."""
+"""Lists of shards: how they are sampled, and how ranks and workers share them out."""
 
 from __future__ import annotations
 
 import os
 import random
 import re
-import shutil
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from hashlib import blake2b
 from itertools import chain, islice
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from urllib.parse import quote, urlparse
 
@@ -21,13 +15,9 @@ from torch.utils.data import IterableDataset
 
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError
-from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import read_shard
 from tarshards.storage import expressions
-from tarshards.storage.location import Location
 from tarshards.webdataset import filters
-from tarshards.webdataset.handlers import Handler, absent, pytorch_worker_seed, reraise_exception
-from tarshards.webdataset.tariterators import gopen
+from tarshards.webdataset.handlers import absent, pytorch_worker_seed
 
 
 def expand_urls(urls: Any) -> list[str]:
@@ -144,9 +134,11 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
 
 DirectoryShardList = absent("DirectoryShardList", "name the shards, or the pattern of a folder such as data/*.tar")
 MultiShardSample = absent("MultiShardSample", "tarshards.mix draws from several datasets in proportion")
+FileCache = absent("FileCache", "WebDataset(cache_dir=...) and tarshards.Remote(cache_dir=...) keep blocks on a disk")
+LRUCleanup = absent("LRUCleanup", "cache_size= bounds the folder of cache_dir=, and tarcache lists and empties it")
+StreamingOpen = absent("StreamingOpen", "url_opener adds streams to shards")
+check_tar_format = absent("check_tar_format", "tarcheck says whether a shard is whole")
 
-
-# Whole remote shards on a local disk; ``tarshards.Remote(cache_dir=...)`` keeps blocks of them.
 
 SCHEMES = ["http", "https", "file", "ftp", "ftps", "gs", "s3", "ais"]
 
@@ -164,120 +156,3 @@ def pipe_cleaner(spec: str) -> str:
     """Return the URL that a ``pipe:`` command names, else *spec* itself."""
     words = spec.split() if spec.startswith("pipe:") else [spec]
     return next((word for word in words if word.partition("://")[0] in SCHEMES), spec)
-
-
-def check_tar_format(name: str) -> bool:
-    """Say whether a file is a whole shard."""
-    ledger = Ledger(max_errors=float("inf"))
-    deque(read_shard(name, ledger=ledger), maxlen=0)
-    return not ledger.quarantined
-
-
-class LRUCleanup:
-    """Removes the oldest files of a folder where all have more than *cache_size* bytes, every *interval* seconds."""
-
-    def __init__(
-        self,
-        cache_dir: Any = None,
-        cache_size: float = 1e12,
-        keyfn: Any = os.path.getctime,
-        verbose: bool = False,
-        interval: float | None = 30,
-    ):
-        self.cache_dir, self.cache_size, self.keyfn, self.interval = cache_dir, cache_size, keyfn, interval
-        self.last_run = 0.0
-
-    def set_cache_dir(self, cache_dir: Any) -> None:
-        """Clean up another folder."""
-        self.cache_dir = cache_dir
-
-    def cleanup(self) -> None:
-        """Remove what is too much."""
-        if self.interval is not None and time.time() - self.last_run < self.interval:
-            return
-        self.last_run = time.time()
-        files = []
-        for folder, _, names in os.walk(self.cache_dir):
-            for path in (os.path.join(folder, name) for name in names):
-                with suppress(FileNotFoundError):  # another worker cleans up too
-                    files.append((self.keyfn(path), path, os.path.getsize(path)))
-        total = sum(size for *_, size in files)
-        for _, path, size in sorted(files):
-            if total <= self.cache_size:
-                return
-            total -= size
-            with suppress(FileNotFoundError):
-                os.remove(path)
-
-
-class StreamingOpen:
-    """Adds to shards the ``stream`` that reads them, and to local ones their ``local_path``."""
-
-    def __init__(self, verbose: bool = False, handler: Handler = reraise_exception):
-        self.handler = handler
-
-    def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        return filters.map.run(urls, lambda shard: self.open(self.with_path(shard)), self.handler)
-
-    def local(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        """Add to shards their ``local_path`` only."""
-        return filters.map.run(urls, self.with_path, self.handler)
-
-    def with_path(self, shard: Any) -> dict[str, Any]:
-        shard = {"url": shard} if isinstance(shard, str) else shard
-        path = Location.of(shard["url"]).path or self.get_file(shard["url"])
-        return {**shard, "local_path": path} if path else shard
-
-    def get_file(self, url: str) -> str | None:
-        """Return the path of the copy of a remote shard; there is none."""
-        return None
-
-    def open(self, shard: dict[str, Any]) -> dict[str, Any]:
-        return {**shard, "stream": gopen(shard["url"])}
-
-
-class FileCache(StreamingOpen):
-    """Adds to shards the ``local_path`` of their copy in *cache_dir*, made when it is missing, and its ``stream``.
-
-    A copy has its name only when it is whole and *validator*, if any, accepts it. The name is what *url_to_name*
-    returns, behind a digest of the URL: shards of two datasets often have one base name.
-    """
-
-    def __init__(
-        self,
-        cache_dir: str | os.PathLike[str] | None = None,
-        *,
-        url_to_name: Callable[[str], str] = url_to_cache_name,
-        verbose: bool = False,
-        validator: Callable[[str], bool] | None = check_tar_format,
-        handler: Handler = reraise_exception,
-        cache_size: float = -1,
-        cache_cleanup_interval: float = 30,
-    ):
-        super().__init__(verbose, handler)
-        folder = cache_dir or os.path.join(gettempdir(), f"tarshards-webdataset-{os.getuid()}")
-        self.cache_dir = os.path.expanduser(os.fspath(folder))
-        self.url_to_name, self.validator = url_to_name, validator
-        size = cache_size if cache_size > 0 else float("inf")
-        self.cleaner = LRUCleanup(self.cache_dir, size, interval=cache_cleanup_interval)
-
-    def get_file(self, url: str) -> str:
-        """Return the path of the copy of *url*."""
-        folder, name = os.path.split(self.url_to_name(url))
-        digest = blake2b(url.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-        path = os.path.join(self.cache_dir, folder, f"{digest}-{name}")
-        if os.path.exists(path):
-            return path
-        self.cleaner.cleanup()
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with TemporaryDirectory(dir=os.path.dirname(path)) as folder:
-            partial = os.path.join(folder, "partial.tar")
-            with gopen(url) as source, open(partial, "wb") as target:
-                shutil.copyfileobj(source, target)
-            if self.validator is not None and not self.validator(partial):
-                raise ValueError(f"{Location.of(url).name}: not a whole shard, so it is not cached")
-            os.replace(partial, path)
-        return path
-
-    def open(self, shard: dict[str, Any]) -> dict[str, Any]:
-        return {**shard, "stream": open(shard["local_path"], "rb")}

@@ -24,6 +24,7 @@ from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
+from tarshards.storage.remote import Remote
 from tarshards.stream.following import Count
 from tarshards.tar.read import Member, read_members
 from tarshards.webdataset import filters, handlers
@@ -50,9 +51,9 @@ def rewrite_url(url: str) -> str:
     return url
 
 
-def _checked(url: str) -> Location:
+def _checked(url: str, remote: Remote | None = None) -> Location:
     """Return the location of *url*; raise ValueError for a local file or a command if ``enforce_security`` is set."""
-    location = Location.of(url, allow_pipe=True)
+    location = Location.of(url, remote, allow_pipe=True)
     if handlers.enforce_security and location.scheme == "pipe":
         raise ValueError("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
     if handlers.enforce_security and location.is_local:
@@ -93,32 +94,37 @@ class Place:
 class TarSamples(filters.FilterFunction):
     """The stage that reads the samples of shards: local ones with an index through that, others from end to end.
 
-    With ``empty_check`` it is a ValueError if there are none.
+    Remote ones are read as *remote* says. With *empty_check* it is a ValueError if there are none.
     """
 
     def __init__(
-        self, handler: Handler | None = reraise_exception, select_files: Names = None, rename_files: Names = None
+        self,
+        handler: Handler | None = reraise_exception,
+        select_files: Names = None,
+        rename_files: Names = None,
+        remote: Remote | None = None,
+        empty_check: bool = False,
     ):
         super().__init__(_read_samples, handler=handler, select_files=select_files, rename_files=rename_files)
-        self.handler, self.empty_check = handler or reraise_exception, False
+        self.handler, self.remote, self.empty_check = handler or reraise_exception, remote, empty_check
         self.split = split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
 
     @stoppable
     def read(self, shards: Iterable[Any], ledger: Ledger, place: Place) -> Iterator[Sample]:
         """Yield the samples of *shards*, which are URLs or dicts with one, counted in *ledger* and *place*."""
         is_resumed = place.skip > 0
-        with closing(_located(shards)) as located:
-            for shard, location in located:
-                yield from self._read(shard, location, ledger, place)
+        with closing(_located(shards, self.remote)) as located:
+            for location in located:
+                yield from self._read(location, ledger, place)
         if self.empty_check and not (is_resumed or place.taken or place.has_errors):
             advice = "there are fewer shards than workers, or they are empty; empty_check=False allows that"
             raise SampleError(f"no samples in this worker: {advice}")
 
-    def _read(self, shard: dict[str, Any], location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _read(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
         own = Ledger(max_errors=float("inf"), on_error=lambda error: Asking(self.handler)(as_read_error(error)))
         samples: Iterator[Sample] = iter(())
         try:
-            samples = self._samples(shard, location, own, place)
+            samples = self._samples(location, own, place)
             yield from samples
         finally:
             del samples  # which closes what reads, so that it has counted
@@ -126,13 +132,10 @@ class TarSamples(filters.FilterFunction):
             ledger.merge(own)
             ledger.report()
 
-    def _samples(self, shard: dict[str, Any], location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _samples(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
         if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
             return _read_indexed(location, ledger, place)
         samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
-        if "local_path" in shard:
-            more = {"__url__": shard["url"], "__local_path__": shard["local_path"]}
-            samples = ({**sample, **more} for sample in samples)
         place.skip -= sum(1 for _ in islice(samples, place.skip))
         count = Count()
         place.enter(count.__int__)
@@ -168,15 +171,15 @@ def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[
         ledger(error)
 
 
-def _located(shards: Iterable[Any]) -> Generator[tuple[dict[str, Any], Location], None, None]:
-    """Yield *shards*, as dicts, with their locations; remote ones are fetched ahead, a few at a time."""
+def _located(shards: Iterable[Any], remote: Remote | None) -> Generator[Location, None, None]:
+    """Yield the locations of *shards*; remote ones are fetched ahead, a few at a time."""
     iterator = iter({"url": shard} if isinstance(shard, str) else shard for shard in shards)
     for shard in iterator:
-        together = [shard, *islice(iterator, TOGETHER - 1 if _is_remote(_location(shard)) else 0)]
-        locations: Any = [_location(each) for each in together]
+        together = [shard, *islice(iterator, TOGETHER - 1 if _is_remote(_location(shard, remote)) else 0)]
+        locations: Any = [_location(each, remote) for each in together]
         if all(map(_is_remote, locations)):
             locations = opened_ahead(locations, World.detect().processes)
-        yield from zip(together, locations)
+        yield from locations
 
 
 def _is_remote(location: Location) -> bool:
@@ -190,10 +193,8 @@ def _family(location: Location) -> str:
     return ""
 
 
-def _location(shard: dict[str, Any]) -> Location:
-    if "local_path" in shard:
-        return Location.of(shard["local_path"])
-    location = _checked(shard["url"])
+def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
+    location = _checked(shard["url"], remote)
     return location.opened_by(lambda *_, **__: gopen(location.url)) if location.scheme in gopen_schemes else location
 
 
@@ -235,8 +236,6 @@ def tar_file_expander(
     for number, source in enumerate(data):
         url = Location.of(source["url"]).name
         more = {"archive": number, "__url__": url}
-        if "local_path" in source:
-            more["__local_path__"] = source["local_path"]
         try:
             with decompressed(source["stream"], url, float("inf")) as stream:
                 for _, members in groupby(read_members(stream, url=url), _key):
@@ -254,7 +253,7 @@ def group_by_keys(
 ) -> Iterator[Sample]:
     """Group what ``tar_file_expander`` yields into samples; an empty dict ends an archive too, as in webdataset."""
     split = partial(_split, keys, lcase)
-    for (_, url, path), files in groupby(data, _archive):
+    for (_, url), files in groupby(data, _archive):
         if url is None:
             continue
         members = (Member(file["fname"], file["data"], file.get("offset", 0)) for file in files)
@@ -262,7 +261,7 @@ def group_by_keys(
             if suffixes is not None:
                 sample = {name: value for name, value in sample.items() if name in suffixes or name[:2] == "__"}
             if len(sample) > 2:
-                yield sample if path is None else {**sample, "__local_path__": path}
+                yield sample
 
 
 def _key(member: Member) -> str | None:
@@ -270,7 +269,7 @@ def _key(member: Member) -> str | None:
 
 
 def _archive(file: dict[str, Any]) -> list[Any]:
-    return [file.get(name) for name in ("archive", "__url__", "__local_path__")]
+    return [file.get(name) for name in ("archive", "__url__")]
 
 
 def _split(keys: Callable[[str], Any], lcase: bool, name: str) -> tuple[str, str] | None:

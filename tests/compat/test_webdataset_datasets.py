@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import tarfile
@@ -407,28 +406,23 @@ def test_a_faulty_sample_of_an_indexed_shard_keeps_its_place_in_a_state(make_sha
         assert taken + keys(again) == whole
 
 
-@pytest.fixture
-def server(shards):
-    """The URL of a server of the folder of the shards, and what it was asked for."""
-    with serving(Path(shards).parent) as site:
-        yield site.url, site.requests
-
-
-def test_whole_shards_are_cached(server, shards, tmp_path):
-    url, asked = server
-    dataset = wds.WebDataset(f"{url}/set-{{0000..0003}}.tar", cache_dir=str(tmp_path / "cache"))
-    first = list(dataset)
-    assert keys(first) == every(20)
-    assert first[0]["__url__"] == f"{url}/set-0000.tar"
-    copy = Path(first[0]["__local_path__"])
-    assert copy.parent == tmp_path / "cache"
-    assert copy.name.endswith("-set-0000.tar")
-    del asked[:]
-    assert keys(dataset) == every(20)
-    assert not asked
-    assert keys(wds.WebDataset(f"{url}/set-{{0000..0003}}.tar", cache_dir=str(tmp_path / "none"), cache_size=0))
-    assert len(asked) == 4
-    assert not (tmp_path / "none").exists()
+def test_blocks_of_shards_are_cached(shards, tmp_path):
+    folder = Path(wds.shardlists.expand_urls(shards)[0]).parent
+    with serving(folder) as site:
+        urls = f"{site.url}/set-{{0000..0003}}.tar"
+        dataset = wds.WebDataset(urls, cache_dir=tmp_path / "cache")
+        first = list(dataset)
+        assert keys(first) == every(20)
+        assert first[0]["__url__"] == f"{site.url}/set-0000.tar"
+        assert list((tmp_path / "cache").iterdir())
+        site.clear()
+        assert keys(dataset) == every(20)
+        assert site.bytes <= 4, "each server is asked for the version of its file"
+        assert keys(wds.WebDataset(urls, cache_dir=str(tmp_path / "none"), cache_size=0)) == every(20)
+        assert site.bytes > 4000
+        assert not (tmp_path / "none").exists()
+        with pytest.raises(ValueError, match="cache_bytes must be at least"):
+            wds.WebDataset(urls, cache_dir=str(tmp_path / "none"), cache_size=1000)
 
 
 def one_name(url):
@@ -436,7 +430,7 @@ def one_name(url):
 
 
 @pytest.mark.parametrize("names", [{}, {"url_to_name": wds.shardlists.url_to_cache_name}, {"url_to_name": one_name}])
-def test_shards_of_one_name_have_copies_of_their_own(tmp_path, names):
+def test_shards_of_one_name_are_cached_apart(tmp_path, names):
     """Two datasets in two folders of a server, or two objects that a query tells apart."""
     for folder in "ab":
         (tmp_path / folder).mkdir()
@@ -447,33 +441,32 @@ def test_shards_of_one_name_have_copies_of_their_own(tmp_path, names):
             for folder in "ab":
                 dataset = wds.WebDataset(f"{site.url}/{folder}/train-000.tar", cache_dir=tmp_path / "cache", **names)
                 assert keys(dataset) == [folder]
-    assert len(list((tmp_path / "cache").rglob("*.tar"))) == 2
 
 
-def test_a_cache_folder_may_begin_with_a_tilde(server, tmp_path, monkeypatch):
+def test_a_cache_folder_may_begin_with_a_tilde(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert keys(wds.WebDataset(f"{server[0]}/set-0000.tar", cache_dir="~/cache")) == every(5)
+    with serving(Path(wds.shardlists.expand_urls(shards)[0]).parent) as site:
+        assert keys(wds.WebDataset(f"{site.url}/set-0000.tar", cache_dir="~/cache")) == every(5)
     assert (tmp_path / "cache").is_dir()
     assert not (tmp_path / "~").exists()
 
 
-def test_a_cache_is_cleaned_up_while_others_do_so(tmp_path, monkeypatch):
-    paths = [tmp_path / f"{number}" for number in range(4)]
-    for path in paths:
-        path.write_bytes(b"x" * 1000)
-
-    def age(path):
-        if path == str(paths[2]):
-            paths[2].unlink(missing_ok=True)  # another worker was faster
-        return os.path.getmtime(path)
-
-    for number, path in enumerate(paths):
-        os.utime(path, (number, number))
-    cleaner = wds.LRUCleanup(None, 1500, age, interval=None)
-    cleaner.set_cache_dir(tmp_path)
-    cleaner.cleanup()
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+def test_states_of_datasets_with_a_cache(shards, tmp_path):
+    """They are those of datasets without; earlier ones name the stage that the cache was."""
+    with serving(Path(wds.shardlists.expand_urls(shards)[0]).parent) as site:
+        url = f"{site.url}/set-{{0000..0003}}.tar"
+        dataset = wds.WebDataset(url, cache_dir=tmp_path / "cache", shardshuffle=True, seed=3)
+        iterator = iter(dataset)
+        taken = keys(islice(iterator, 7))
+        state = json.loads(json.dumps(dataset.state_dict()))
+        iterator.close()
+        (stages,) = state["order"]
+        earlier = {**state, "order": [stages.replace(" _read_samples", " local() _read_samples")]}
+        for each in (state, earlier):
+            again = wds.WebDataset(url, shardshuffle=True, seed=3)
+            again.load_state_dict(each)
+            assert sorted(taken + keys(again)) == sorted(every(20))
 
 
 def test_remote_shards_are_fetched_ahead(make_shards, tmp_path):
@@ -499,14 +492,13 @@ def test_remote_shards_are_fetched_ahead(make_shards, tmp_path):
         assert len(dataset.ledger.quarantined) == 2
 
 
-def test_half_a_shard_is_not_cached(server, shards, tmp_path):
-    url, _ = server
+def test_half_a_shard_is_an_error_with_a_cache_too(shards, tmp_path):
     path = Path(wds.shardlists.expand_urls(shards)[0])
     path.write_bytes(path.read_bytes()[:3000])
-    cache = tmp_path / "cache"
-    with pytest.raises(ValueError, match="not a whole shard"):
-        list(wds.WebDataset(f"{url}/set-0000.tar", cache_dir=cache))
-    assert list(cache.iterdir()) == []
+    with serving(path.parent) as site:
+        for _ in range(2):
+            with pytest.raises(tarfile.ReadError, match="truncated"):
+                list(wds.WebDataset(f"{site.url}/set-0000.tar", cache_dir=tmp_path / "cache"))
 
 
 def test_schemes_of_a_users_own(shards, monkeypatch):

@@ -339,7 +339,7 @@ def test_shards_are_cut_the_same(tmp_path, options):
     assert names[0] == names[1]
 
 
-def test_whole_shards_are_cached_as_often(tmp_path):
+def test_shards_are_cached_as_often(tmp_path):
     for folder in "ab":
         (tmp_path / folder).mkdir()
         with TarWriter(tmp_path / folder / "train.tar", sync=False) as writer:
@@ -353,7 +353,7 @@ def test_whole_shards_are_cached_as_often(tmp_path):
             assert [sample["__key__"] for dataset in datasets for sample in dataset] == expected
             site.clear()
             assert [sample["__key__"] for dataset in datasets for sample in dataset] == expected
-            assert not site.asked("train.tar")
+            assert site.bytes == (0 if module is theirs else 2), "ours asks for the versions of the files"
             none = module.WebDataset(urls[:1], shardshuffle=False, cache_dir=str(cache), cache_size=0)
             assert len(list(none)) == 1
             assert site.asked("train.tar")

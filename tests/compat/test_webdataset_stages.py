@@ -355,7 +355,9 @@ def test_samples_are_shown(capsys):
     assert capsys.readouterr().err == "0!\n1!\n"
 
 
-@pytest.mark.parametrize("name", ["LMDBCached", "MultiShardSample", "torch_video", "torch_audio"])
+@pytest.mark.parametrize(
+    "name", ["LMDBCached", "MultiShardSample", "FileCache", "LRUCleanup", "StreamingOpen", "torch_video", "torch_audio"]
+)
 def test_what_is_not_offered_says_what_to_use(name):
     with pytest.raises(NotImplementedError, match=f"no {name}: "):
         getattr(wds, name)("x")
@@ -371,7 +373,7 @@ def test_modules_have_the_names_that_projects_import_from():
     for name, member in [
         ("filters", "_shuffle"), ("tariterators", "tar_file_expander"), ("shardlists", "expand_urls"),
         ("utils", "pytorch_worker_seed"), ("handlers", "warn_and_stop"), ("autodecode", "ImageHandler"),
-        ("gopen", "gopen"), ("cache", "FileCache"), ("writer", "TarWriter"), ("tenbin", "decode_buffer"),
+        ("gopen", "gopen"), ("cache", "url_to_cache_name"), ("writer", "TarWriter"), ("tenbin", "decode_buffer"),
         ("compat", "WebLoader"), ("pipeline", "DataPipeline"), ("extradatasets", "MockDataset"), ("mix", "RoundRobin"),
     ]:  # fmt: skip
         assert hasattr(importlib.import_module(f"tarshards.webdataset.{name}"), member)

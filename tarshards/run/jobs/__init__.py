@@ -7,6 +7,6 @@ Read in this order:
 - ``worker``: runs one task and writes its markers; ``__main__``: the worker as a program, for Slurm;
   ``init_process``: the worker as process 1 of a container
 - ``local``: tasks on this machine; ``scheduler``: what Slurm and Kubernetes have in common
-- ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``, ``json_patch``: the Jobs that are submitted
+- ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``: the Jobs that are submitted
 - ``status``: how far a job is; ``job_folder``: what this machine keeps of a job
 """

@@ -196,21 +196,21 @@ class Kubernetes:
         raise AssertionError("the last attempt returns or raises")
 
 
-def read_patch(path: str) -> tuple[dict[str, Any], ...]:
-    """Return the operations of the JSON Patch in a file of JSON or YAML; raise ValueError for anything else."""
+def read_patch(path: str) -> dict[str, Any]:
+    """Return the merge patch in a file of JSON or YAML; raise ValueError for anything else."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
-        operations = json.loads(text)
+        patch = json.loads(text)
     except ValueError:
         yaml = _import("yaml")
         try:
-            operations = yaml.safe_load(text)
+            patch = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(operations, list) or not all(isinstance(operation, dict) for operation in operations):
-        raise ValueError(f"{path}: a JSON Patch is a list of operations, like [{{op: add, path: /a, value: 1}}]")
-    return tuple(operations)
+    if not isinstance(patch, dict):
+        raise ValueError(f"{path}: a merge patch is a map of fields of the Job, like {{spec: {{suspend: true}}}}")
+    return patch
 
 
 def _import(name: str) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.run.jobs.json_patch import apply_patch
 from tarshards.run.jobs.options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.worker import PERMANENT
 
@@ -97,7 +96,7 @@ def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object,
 
 def _patched(job: Object, options: Options) -> Object:
     """Return the Job with --patch applied; raise ValueError if tarjob would not find it again."""
-    patched = apply_patch(job, list(options.patch))
+    patched = merged(job, options.patch or {})
     kept: list[Any] = [("metadata", "name"), ("metadata", "annotations"), ("spec", "completions")]
     kept += [("metadata", "labels", label) for label in (LABEL, RUN_LABEL)]
     for keys in kept:
@@ -107,6 +106,23 @@ def _patched(job: Object, options: Options) -> Object:
         if after != before:
             raise ValueError(f"--patch must not change {'.'.join(keys)}, by which tarjob knows the Job")
     return patched
+
+
+def merged(document: Any, patch: Any) -> Any:
+    """Return *document* with a merge patch (RFC 7396): objects are merged, null removes, all else replaces.
+
+    >>> merged({"a": {"b": 1, "c": 2}, "d": [1, 2]}, {"a": {"b": None}, "d": [3]})
+    {'a': {'c': 2}, 'd': [3]}
+    """
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(document) if isinstance(document, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
 
 
 def _pod(options: Options, name: str) -> Object:

@@ -18,8 +18,8 @@ IMAGE = re.compile(r"\S+")
 class Options:
     """The options of all schedulers; quantities have Kubernetes' notation, like 500m or 4Gi.
 
-    *secret_env* are SECRET (all its keys) or NAME=SECRET:KEY, *secret_volume* SECRET:PATH. *patch* are the operations
-    of a JSON Patch for each Kubernetes Job, *sbatch* further lines of ``#SBATCH``.
+    *secret_env* are SECRET (all its keys) or NAME=SECRET:KEY, *secret_volume* SECRET:PATH. *patch* is a merge patch for
+    each Kubernetes Job, *sbatch* are further lines of ``#SBATCH``.
     """
 
     parallelism: int | None = None
@@ -35,7 +35,7 @@ class Options:
     service_account: str | None = None
     secret_env: tuple[str, ...] = ()
     secret_volume: tuple[str, ...] = ()
-    patch: tuple[dict[str, Any], ...] = ()
+    patch: dict[str, Any] | None = None
     partition: str | None = None
     sbatch: tuple[str, ...] = ()
 

@@ -177,6 +177,11 @@ def options_of(record: dict[str, Any]) -> Options:
             raise StateError(
                 f"the job was submitted with --{name.replace('_', '-')}; submit it again with --patch FILE"
             )
+    if operations := isinstance(options.get("patch"), tuple) and options.pop("patch"):
+        raise StateError(
+            f"the job was submitted with a JSON Patch of {len(operations)} operations; "
+            "submit it again with --patch FILE, a merge patch"
+        )
     return Options(**options)
 
 

@@ -1,9 +1,8 @@
-"""The progress of a job, read from its markers: counts, rate, time left, and failures with their last log line."""
+"""The progress of a job, read from its markers: counts, and failures with their last log line."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,12 @@ from tarshards.storage.location import look_up
 from tarshards.storage.markers import Record, is_made, is_of, read_marker
 
 SHOWN = 20  # failures in a table
+ON_TERMINAL: Any = {"mininterval": 0.2}
+IN_LOG: Any = {  # a line every 30 seconds, and none at the start
+    "mininterval": 30,
+    "delay": 0.001,
+    "bar_format": "{n_fmt}/{total_fmt} done [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n",
+}
 
 
 @dataclass
@@ -58,35 +63,7 @@ def _records(plan: JobPlan, items: list[Item], kind: str) -> Iterator[tuple[Item
     return zip(items, look_up(read_marker, [plan.marker(item, kind) for item in items]))
 
 
-class Clock:
-    """Rate and time left, from the items done since the clock was started."""
-
-    def __init__(self, done: int = 0, now: float | None = None):
-        self.begun = time.monotonic() if now is None else now
-        self.before = done
-
-    def line(self, status: Status, now: float | None = None) -> str:
-        """Return the rate and the time left as text, empty while they are unknown.
-
-        >>> Clock(0, now=0.0).line(Status(10, done={1, 2}), now=4.0)
-        '0.5/s, 0:00:16 left'
-        """
-        elapsed = (time.monotonic() if now is None else now) - self.begun
-        fresh = len(status.done) - self.before
-        if fresh < 1 or elapsed <= 0:
-            return ""
-        rate = fresh / elapsed
-        left = int((status.total - len(status.done) - len(status.failed)) / rate)
-        return f"{rate:.3g}/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
-
-
-def one_line(status: Status, clock: Clock) -> str:
-    """Return the counts in one line."""
-    parts = [f"{len(status.done)}/{status.total} done", f"{status.running} running", f"{len(status.failed)} failed"]
-    return ", ".join([*parts, *filter(None, [clock.line(status)])])
-
-
-def table(plan: JobPlan, status: Status, clock: Clock | None = None) -> str:
+def table(plan: JobPlan, status: Status) -> str:
     """Return the counts, and the failures with their last log line."""
     rest = status.total - len(status.done) - len(status.failed) - status.running
     rows = [
@@ -97,8 +74,6 @@ def table(plan: JobPlan, status: Status, clock: Clock | None = None) -> str:
         f"failed   {len(status.failed)}",
         f"{'not run' if status.ended and rest > 0 else 'waiting':8} {max(rest, 0)}",
     ]
-    if clock is not None and (line := clock.line(status)):
-        rows.append(f"rate     {line}")
     return "\n".join(rows + failures(plan, status))
 
 
@@ -117,39 +92,36 @@ def _failure(item: Item, record: Record) -> str:
 
 
 class Display:
-    """Shows a status as it changes, and each failure: the counts in place on a terminal, else every *every* seconds."""
+    """Shows a status as it changes: a bar on a terminal, else a line now and then; and each failure."""
 
-    def __init__(self, plan: JobPlan, status: Status, *, quiet: bool = False, every: float = 30.0):
-        self.clock, self.quiet, self.every = Clock(len(status.done)), quiet, every
+    def __init__(self, plan: JobPlan, status: Status, *, quiet: bool = False):
+        from tqdm import tqdm
+
         self._items = {item.number: item for item in plan.items}
         self._told = set(status.failed)
-        self._shown = time.monotonic()
-        self._terminal = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty() and not quiet
+        self._bar = tqdm(
+            total=status.total,
+            initial=len(status.done),
+            unit=" items",
+            smoothing=0,
+            miniters=0,
+            leave=False,
+            disable=quiet,
+            **(ON_TERMINAL if self._is_terminal else IN_LOG),
+        )
 
     def update(self, status: Status) -> None:
-        """Show *status* if it is time to."""
-        now = time.monotonic()
-        fresh = sorted(set(status.failed) - self._told)
-        pause = self.every if not self._terminal else 0 if fresh else 0.2
-        if self.quiet or now - self._shown < pause:
-            return
-        self._shown = now
-        self._told.update(fresh)
-        for number in fresh:
-            self._write(_failure(self._items[number], status.failed[number]) + "\n")
-        self._write(one_line(status, self.clock) + "\n" * (not self._terminal))
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else text)
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._terminal and not self.quiet:
-            sys.stderr.write("\r\x1b[K")
+        """Show *status* if it is time to; on a terminal failures at once."""
+        self._bar.set_postfix_str(f"{status.running} running, {len(status.failed)} failed", refresh=False)
+        write: Any = self._bar.write if self._is_terminal else print  # the former keeps the bar below
+        if self._bar.update(len(status.done) - self._bar.n) or self._is_terminal:
+            for number in sorted(set(status.failed) - self._told):
+                self._told.add(number)
+                write(_failure(self._items[number], status.failed[number]), file=sys.stderr)
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._bar.close()

@@ -371,7 +371,7 @@ def test_the_server_checks_all_objects_before_the_first_is_created(server, folde
 
 
 def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob):
-    Path("patch").write_text("[{op: add, path: /spec/template/spec/priorityClassName, value: low}]")
+    Path("patch").write_text("spec: {template: {spec: {priorityClassName: low}}}")
     Path("1").touch()
     options = "-b", "kubernetes", "--image", "x", "--retries", 0, "--patch", "patch", "--wait", "--name", "words"
     assert tarjob(*options, "-s", "{0..2}", "--state", "state", "--", "test -e {}")[0] == 1
@@ -386,10 +386,14 @@ def test_options_of_an_earlier_version(server, plan):
     run(plan)
     path = Path(".tarjob/words/job.json")
     record = json.loads(path.read_text())
-    record["options"] |= {"toleration": [], "ttl": None}
+    record["options"] |= {"toleration": [], "ttl": None, "patch": []}
     path.write_text(json.dumps(record))
     assert status_of(JobFolder("words"))[1].ended
     record["options"]["node_selector"] = ["a=b"]
     path.write_text(json.dumps(record))
     with pytest.raises(StateError, match="submitted with --node-selector; submit it again with --patch"):
+        status_of(JobFolder("words"))
+    record["options"] |= {"node_selector": [], "patch": [{"op": "remove", "path": "/spec/suspend"}]}
+    path.write_text(json.dumps(record))
+    with pytest.raises(StateError, match="a JSON Patch of 1 operations; submit it again with"):
         status_of(JobFolder("words"))

@@ -23,17 +23,18 @@ pytestmark = pytest.mark.interop
 GOLDEN = Path(__file__).with_name("seed.yaml")
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 PATCH = """
-- {op: add, path: /spec/template/spec/nodeSelector, value: {cloud.google.com/gke-nodepool: big}}
-- op: add
-  path: /spec/template/spec/tolerations
-  value:
-    - {key: spot, operator: Exists}
-    - {key: team, operator: Equal, value: ocr, effect: NoSchedule}
-    - {key: nvidia.com/gpu, operator: Exists, effect: NoExecute}
-- {op: add, path: /spec/template/spec/priorityClassName, value: batch-low}
-- {op: add, path: /metadata/labels/example.com~1team, value: ocr}
-- {op: add, path: /metadata/labels/cost, value: books}
-- {op: replace, path: /spec/ttlSecondsAfterFinished, value: 3600}
+metadata:
+  labels: {example.com/team: ocr, cost: books}
+spec:
+  ttlSecondsAfterFinished: 3600
+  template:
+    spec:
+      nodeSelector: {cloud.google.com/gke-nodepool: big}
+      tolerations:
+      - {key: spot, operator: Exists}
+      - {key: team, operator: Equal, value: ocr, effect: NoSchedule}
+      - {key: nvidia.com/gpu, operator: Exists, effect: NoExecute}
+      priorityClassName: batch-low
 """
 FULL = Options(
     parallelism=50,
@@ -49,7 +50,7 @@ FULL = Options(
     service_account="reader",
     secret_env=("hub", "TOKEN=vault:token"),
     secret_volume=("gcs:/var/secrets/gcs",),
-    patch=tuple(yaml.safe_load(PATCH)),
+    patch=yaml.safe_load(PATCH),
 )
 
 
@@ -282,36 +283,34 @@ def test_the_preview_is_yaml_that_reads_back():
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    "patch",
     [
-        ("/metadata/name", "other"),
-        ("/metadata/labels", {}),
-        ("/metadata/annotations", {}),
-        ("/spec/completions", 3),
-        ("/spec", []),
-        ("", None),
+        {"metadata": {"name": "other"}},
+        {"metadata": {"labels": None}},
+        {"metadata": {"labels": {"tarshards.dev/run": "7"}}},
+        {"metadata": {"annotations": None}},
+        {"spec": {"completions": 3}},
+        {"spec": []},
+        {"metadata": None},
     ],
 )
-def test_a_patch_leaves_what_tarjob_finds_the_job_by(path, value):
+def test_a_patch_leaves_what_tarjob_finds_the_job_by(patch):
     with pytest.raises(ValueError, match=r"--patch must not change (metadata|spec)\."):
-        objects(Options(image="x", patch=({"op": "replace", "path": path, "value": value},)), 10)
+        objects(Options(image="x", patch=patch), 10)
 
 
-def test_a_patch_that_does_not_apply_is_an_error_of_one_line(tarjob):
+def test_a_patch_that_is_none_is_an_error_of_one_line(tarjob):
     line = "-b", "kubernetes", "--image", "x", "--print", "-s", "{0..1}", "--state", "s", "--patch", "patch", "--"
     for text, message in [
-        (
-            "[{op: remove, path: /spec/nothing}]",
-            "operation 1 of the patch, remove /spec/nothing: there is no 'nothing'",
-        ),
-        ('{"op": "add"}', "patch: a JSON Patch is a list of operations"),
+        ("[{op: remove, path: /spec/nothing}]", "patch: a merge patch is a map of fields of the Job"),
+        ('"spec"', "patch: a merge patch is a map of fields of the Job, like {spec: {suspend: true}}"),
         ("[", "patch: while parsing"),
     ]:
         Path("patch").write_text(text)
         code, out, errors = tarjob(*line, "echo {}")
         assert (code, out) == (2, "")
         assert message in errors.splitlines()[-1]
-    Path("patch").write_text('[{"op": "add", "path": "/spec/suspend", "value": true}]')
+    Path("patch").write_text('{"spec": {"suspend": true}}')
     code, out, errors = tarjob(*line, "echo {}")
     assert (code, errors) == (0, "")
     assert list(yaml.safe_load_all(out))[1]["spec"]["suspend"] is True
