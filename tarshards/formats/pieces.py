@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import chain, islice, pairwise, repeat
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.arrow import Batches, arrow
@@ -25,12 +26,12 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.lines import Utf8
-from tarshards.samples.tree import list_classes, read_file, walk_tree
+from tarshards.samples.lines import Utf8, open_text
+from tarshards.samples.rows import csv_rows, json_rows
+from tarshards.samples.tree import class_of, list_classes, read_files, walk_tree
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import failure
-from tarshards.verbs.jsonl import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 BATCH = 1 << 21  # bytes of rows that are converted together
 MOST_ROWS = 4096  # converted together
 FEW_ROWS = 256  # converted together, of a format that has no columns
-BLOCK = 1 << 20  # bytes of text read at once
+BLOCK = 1 << 20  # bytes of text read at once, to cut it
 NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in columns of CSV that are not text
 
 
@@ -264,132 +265,126 @@ def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class LinesPiece(FilePiece):
-    """Lines of JSON, each an object, from *begin* to *end* in bytes; *first* is the number of the first line."""
+class TextPiece(FilePiece, ABC):
+    """Records of a text from *begin* to *end* in bytes; *first* is the number of the first one."""
 
     begin: int
     end: int | None
     first: int
     identity: list[Any]
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        name, keys = self.name, Keys.of(template, self.file)
-        with _text(self.url, self.begin, self.end) as lines:
-            for number, line in enumerate(_surviving(lines, name, ledger), self.first):
-                if not line.strip():
-                    continue
-                place = f"{name}: line {number + 1}"
-                try:
-                    row = parse_json(line.strip(), allow_nan=True)
-                    if not isinstance(row, dict) or not row:
-                        raise SampleError("not an object with names")
-                    row = {column: from_json(value) for column, value in row.items()}
-                    yield sample_of(naming, row, keys(number, row) if "__key__" not in row else "", name)
-                except (ValueError, RecursionError) as error:
-                    lose(ledger, _at(place, error))
+    @abstractmethod
+    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each record of a *text*, and its values or error."""
 
+    @abstractmethod
+    def at(self, number: int) -> str:
+        """Return the file and the record of a number, for errors."""
 
-def _surviving(lines: Iterable[bytes], name: str, ledger: Ledger) -> Iterator[bytes]:
-    """Yield lines until the file is damaged, which *ledger* is told."""
-    try:
-        yield from lines
-    except (OpenError, DecodeError) as error:
-        ledger(error)
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Any]]:
+        """Yield the records with their numbers, as far as the file is whole; *ledger* gets the errors."""
+        with open_text(self.url, self.begin, self.end) as text:
+            for number, record in self.read(text):
+                if isinstance(record, OpenError):
+                    ledger(record)
+                elif isinstance(record, TarshardsError):
+                    lose(ledger, _at(self.at(number), record))
+                else:
+                    yield number, record
 
 
 @dataclass(frozen=True)
-class CsvPiece(FilePiece):
-    """Rows of CSV from *begin* to *end* in bytes; *described* has the schema of the columns, serialized, in hex.
+class LinesPiece(TextPiece):
+    """Lines of JSON, each an object."""
+
+    def at(self, number: int) -> str:
+        return f"{self.name}: line {number + 1}"
+
+    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
+        for line, row in json_rows(text, allow_nan=True):
+            is_row = isinstance(row, dict | TarshardsError) and row != {}
+            yield self.first + line - 1, row if is_row else SampleError("not an object with names")
+
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+        name, keys = self.name, Keys.of(template, self.file)
+        for number, row in self.records(ledger):
+            try:
+                row = {column: from_json(value) for column, value in row.items()}
+                yield sample_of(naming, row, keys(number, row) if "__key__" not in row else "", name)
+            except (ValueError, RecursionError) as error:
+                lose(ledger, _at(self.at(number), error))
+
+
+@dataclass(frozen=True)
+class CsvPiece(TextPiece):
+    """Rows of CSV without their header; *described* has the schema of the columns, serialized, in hex.
 
     In the columns that *asked* names, whose type was asked for, NA and the like are nulls too.
     """
 
-    begin: int
-    end: int | None
-    first: int
     delimiter: str
     described: str
     asked: tuple[str, ...]
-    identity: list[Any]
+
+    def at(self, number: int) -> str:
+        return f"{self.name}: row {number}"
+
+    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
+        return enumerate((cells for _, cells in csv_rows(text, self.delimiter) if cells != []), self.first)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
-        pa, name = arrow(), self.name
+        pa = arrow()
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(self.described)))
         keys = Keys.of(template, self.file)
-        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema, name))
-        wrong: list[int] = []
+        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema, self.name))
+        for numbers, rows in self._batches(len(schema), ledger):
+            batch, numbers = self._typed(numbers, rows, schema, ledger)
+            yield from batches.samples(batch, numbers, self.name, refusing(ledger))
 
-        untold: list[SampleError] = []  # an error raised by what Arrow calls would be Arrow's
+    def _batches(self, width: int, ledger: Ledger) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """Yield rows of this many cells, with their numbers, as many as are converted together."""
+        numbers: list[int] = []
+        rows: list[list[str]] = []
+        most = FEW_ROWS
+        for number, row in self.records(ledger):
+            if len(row) != width:
+                lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.at(number)))
+                continue
+            numbers.append(number)
+            rows.append(row)
+            if len(rows) >= most:
+                yield numbers, rows
+                size = sum(map(len, chain.from_iterable(rows)))
+                most = max(1, min(MOST_ROWS, BATCH * len(rows) // max(1, size)))
+                numbers, rows = [], []
+        if rows:
+            yield numbers, rows
 
-        def wrong_row(row: Any) -> str:
-            wrong.append(row.number - 1)
-            reason = f"{row.actual_columns} cells for {row.expected_columns} columns"
-            untold.append(SampleError(reason, url=f"{name}: row {self.first + row.number - 1}"))
-            return "skip"
-
-        def tell() -> None:
-            while untold:
-                lose(ledger, untold.pop(0))
-
-        number = 0
-        with _text(self.url, self.begin, self.end) as text:
+    def _typed(self, numbers: list[int], rows: list[list[str]], schema: Any, ledger: Ledger) -> tuple[Any, list[int]]:
+        """Return rows as a batch of *schema*, and their numbers, without those that it does not hold."""
+        pa = arrow()
+        columns = []
+        bad: dict[int, SampleError] = {}
+        for field, cells in zip(schema, zip(*rows)):
+            texts, nulls = pa.array(cells, pa.string()), NULLS if field.name in self.asked else [""]
             try:
-                for batch in _csv_batches(text, schema.names, self.delimiter, wrong_row):
-                    tell()
-                    known = set(wrong)
-                    numbers: list[int] = []
-                    while len(numbers) < len(batch):
-                        if number not in known:
-                            numbers.append(self.first + number)
-                        number += 1
-                    batch, numbers = _converted(batch, schema, self.asked, numbers, name, ledger)
-                    yield from batches.samples(batch, numbers, name, refusing(ledger))
-                tell()
-            except (pa.ArrowException, DecodeError) as error:
-                tell()
-                lose(ledger, _at(f"{name}: row {self.first + number}", error))
-
-
-def _csv_batches(text: Any, names: list[str], delimiter: str, wrong_row: Any) -> Iterator[Any]:
-    """Yield batches of the rows of *text*, which has no header, all columns as text."""
-    pa, csv = arrow(), require("pyarrow.csv", extra="arrow")
-    if not text.peek(1):
-        return
-    yield from csv.open_csv(
-        text,
-        read_options=csv.ReadOptions(column_names=names, use_threads=False),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=wrong_row),
-        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
-    )
-
-
-def _converted(
-    batch: Any, schema: Any, asked: Collection[str], numbers: list[int], name: str, ledger: Ledger
-) -> tuple[Any, list[int]]:
-    """Return a batch of text with the types of *schema*, and the numbers of its rows; bad rows go to *ledger*."""
-    pa = arrow()
-    columns = []
-    bad: dict[int, SampleError] = {}
-    for field, texts in zip(schema, batch.columns):
-        nulls = NULLS if field.name in asked else [""]
-        try:
-            columns.append(typed(texts, field.type, nulls))
-        except pa.ArrowException:
-            parts = []
-            for row in range(len(texts)):
-                try:
-                    parts.append(typed(texts.slice(row, 1), field.type, nulls))
-                except pa.ArrowException:
-                    parts.append(pa.nulls(1, field.type))
-                    bad.setdefault(row, SampleError(f"{texts[row].as_py()!r} is not {field.type}", field=field.name))
-            columns.append(pa.concat_arrays(parts))
-    for row, error in bad.items():
-        lose(ledger, _at(f"{name}: row {numbers[row]}", error))
-    converted = pa.RecordBatch.from_arrays(columns, schema=schema)
-    if bad:
-        kept = [row for row in range(len(batch)) if row not in bad]
-        converted, numbers = converted.take(pa.array(kept, pa.int64())), [numbers[row] for row in kept]
-    return converted, numbers
+                columns.append(typed(texts, field.type, nulls))
+            except pa.ArrowException:
+                parts = []
+                for row in range(len(texts)):
+                    try:
+                        parts.append(typed(texts.slice(row, 1), field.type, nulls))
+                    except pa.ArrowException:
+                        parts.append(pa.nulls(1, field.type))
+                        bad.setdefault(row, SampleError(f"{cells[row]!r} is not {field.type}", field=field.name))
+                columns.append(pa.concat_arrays(parts))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        for row, error in bad.items():
+            lose(ledger, _at(self.at(numbers[row]), error))
+        if bad:
+            kept = [row for row in range(len(rows)) if row not in bad]
+            batch, numbers = batch.take(pa.array(kept, pa.int64())), [numbers[row] for row in kept]
+        return batch, numbers
 
 
 def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
@@ -432,7 +427,7 @@ def plan_csv(
     for url, file, (_, begin) in zip(urls, names, heads):
         identity = file_identity(url)
         for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
-            pieces.append(CsvPiece(url, file, *cut, _delimiter(url), described, tuple(types), identity))
+            pieces.append(CsvPiece(url, file, *cut, identity, _delimiter(url), described, tuple(types)))
     return Plan(pieces, schema)
 
 
@@ -442,19 +437,17 @@ def _delimiter(url: str) -> str:
 
 def _csv_head(url: str) -> tuple[list[str], int]:
     """Return the names of the columns in the first row of a file of CSV, and where the next row begins."""
-    pa, csv = arrow(), require("pyarrow.csv", extra="arrow")
-    name = Location.of(url).name
-    with _text(url, 0, None) as text:
-        head = text.readline()
-        while head.count(b'"') % 2 and (line := text.readline()):
+    name, head = Location.of(url).name, b""
+    with open_text(url) as text:
+        for line in text:
             head += line
+            if head.count(b'"') % 2 == 0:
+                break
     if not head.strip():
         raise SampleError("the file is empty; its first row must name the columns", url=name)
-    options = csv.ParseOptions(delimiter=_delimiter(url), newlines_in_values=True)
-    try:
-        columns = csv.read_csv(io.BytesIO(head), parse_options=options).schema.names
-    except pa.ArrowException as error:
-        raise SampleError(f"not CSV: {error}", url=name) from error
+    _, columns = next(csv_rows(io.BytesIO(head), _delimiter(url)))
+    if isinstance(columns, TarshardsError):
+        raise type(columns)(f"not CSV: {columns.reason}", url=name)
     if len(set(columns)) < len(columns):
         raise SampleError(f"two columns have the same name: {', '.join(columns)}", url=name)
     return columns, len(head)
@@ -462,74 +455,43 @@ def _csv_head(url: str) -> tuple[list[str], int]:
 
 def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
     """Show the rows of a file to *exact*, as long as they can change what it finds; damage is told by who imports."""
-    pa = arrow()
-    with suppress(pa.ArrowException, OpenError, DecodeError), _text(url, begin, None) as text:
-        for batch in _csv_batches(text, columns, _delimiter(url), lambda row: "skip"):
-            if not (unsettled := exact.unsettled):
+    with suppress(OpenError), open_text(url, begin) as text:
+        rows = (row for _, row in csv_rows(text, _delimiter(url)) if isinstance(row, list) and len(row) == len(columns))
+        while unsettled := exact.unsettled:
+            seen = list(islice(rows, MOST_ROWS))
+            if not seen:
                 return
-            exact.see({column: batch.column(columns.index(column)).to_pylist() for column in unsettled})
+            cells = dict(zip(columns, zip(*seen)))
+            exact.see({column: cells[column] for column in unsettled})
 
 
 def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
     """Yield the begin, end and first record of each piece of text; with *is_quoted*, quotes may hold line breaks.
 
-    Within quotes a quote is doubled, so that a line break ends a record where the quotes before it are even.
+    Within quotes a quote is doubled, so that a line break ends a record where the quotes before it are even; a blank
+    line is no record then.
     """
     location = Location.of(url)
-    with _text(url, 0, None) as text:
-        mark = text.raw.mark
-        is_plain = isinstance(text.raw.stream, io.FileIO) and mark is not None
-    if not is_plain or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
+    with open_shard(url) as stream:
+        mark, is_file = Utf8(stream, location.name).mark, isinstance(stream, io.FileIO)
+    if not is_file or mark is None or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
         yield begin, None, 0
         return
     with open(str(location.path), "rb") as file:
         file.seek(mark + begin)
-        position, records, first, quotes = begin, 0, 0, 0
+        position, records, first, quotes, is_blank = begin, 0, 0, 0, True
         while line := file.readline(BLOCK):
             position += len(line)
+            is_blank = is_blank and not line.strip(b"\r\n")
             quotes += line.count(b'"') if is_quoted else 0
             if not line.endswith(b"\n") or quotes % 2:
                 continue
-            records += 1
+            records += not (is_quoted and is_blank)
+            is_blank = True
             if position - begin >= max_bytes and position < size:
                 yield begin, position, first
                 begin, first = position, records
     yield begin, None, first
-
-
-@contextmanager
-def _text(url: str, begin: int, end: int | None) -> Iterator[Any]:
-    """Open the bytes of a text in UTF-8, decompressed, from *begin* to *end*."""
-    size = None if end is None else end - begin
-    with open_shard(url) as stream:
-        text = Utf8(stream, Location.of(url).name)
-        if begin and text.mark is not None and stream.seekable():
-            text.start_at(begin)
-            begin = 0
-        with io.BufferedReader(text if size is None else _Part(text, size), BLOCK) as lines:
-            while begin and (skipped := lines.read(min(begin, BLOCK))):
-                begin -= len(skipped)
-            yield lines
-
-
-class _Part(io.RawIOBase):
-    """The next *size* bytes of a stream."""
-
-    def __init__(self, stream: Any, size: int):
-        self._stream, self._left = stream, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(min(len(buffer), self._left))
-        buffer[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
 
 
 # Hugging Face's datasets.
@@ -635,14 +597,11 @@ class FolderPiece:
         keys = Keys.of(template, "")
         for key, number, paths in self.entries:
             try:
-                fields = {field: read_file(path) for field, path in paths.items()}
-                if "cls" in fields:
-                    raise SampleError("a file for this field exists already", field="cls")
+                sample = read_files(self.folder, key, paths, {"cls": number})
             except TarshardsError as error:
-                lose(ledger, type(error)(error.reason, url=error.url or self.folder, key=key, field=error.field))
-                continue
-            key = keys(0, {"path": key})
-            yield {"__key__": key, "__url__": self.folder, **fields, "cls": b"%d" % number}
+                lose(ledger, type(error)(error.reason, url=error.url, key=key, field=error.field))
+            else:
+                yield {**sample, "__key__": keys(0, {"path": key})}
 
 
 def plan_folder(folder: str, max_bytes: int) -> Plan:
@@ -653,15 +612,13 @@ def plan_folder(folder: str, max_bytes: int) -> Plan:
     identity: list[Any] = []
     size = 0
     for key, paths, _ in walk_tree(folder):
-        name, slash, _ = key.partition("/")
-        if not slash:
-            raise SampleError("not in a folder named after its class", url=folder, key=key)
+        number = class_of(folder, key, classes)
         found = [[path, *file_identity(path)[1:]] for path in paths.values()]
         needed = sum(each[1] for each in found)
         if entries and size + needed > max_bytes:
             pieces.append(FolderPiece(folder, tuple(entries), identity))
             entries, identity, size = [], [], 0
-        entries.append((key, classes[name], paths))
+        entries.append((key, number, paths))
         identity, size = identity + found, size + needed
     if entries:
         pieces.append(FolderPiece(folder, tuple(entries), identity))

@@ -10,7 +10,7 @@ Read in this order:
 - ``fields``: selections of fields; ``conditions``: the language of conditions, over samples; templates
 - ``codecs``: fields to Python values and back
 - ``ledger``: counts of what was delivered, skipped and quarantined, and the audit
-- ``lines``, ``tree``: lines of text and directories, from which samples are made
+- ``lines``, ``rows``, ``tree``: lines of text, rows of CSV and JSON, and directories, from which samples are made
 - ``resync``: reading past damage
 - ``retry_parse``: Python's parser, called again where other threads have confused it
 """

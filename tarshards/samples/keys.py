@@ -96,6 +96,15 @@ def is_reserved(name: str) -> bool:
     return any(part.startswith("__") and part.endswith("__") for part in name.split("/"))
 
 
+def why_skipped(name: str, kind: str | None = None) -> str:
+    """Return why a member is in no sample: its *kind*, such as a directory, or else its name.
+
+    >>> why_skipped("README"), why_skipped("__a__/b.txt"), why_skipped("a/", "directory")
+    ('no extension', 'reserved name', 'directory')
+    """
+    return kind or ("reserved name" if is_reserved(name) else "no extension")
+
+
 def join_name(key: str, field: str) -> str:
     """Return the member name of *key* and *field*; raise SampleError if it would not read back as the same two.
 

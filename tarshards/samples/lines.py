@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError, visible
 from tarshards.samples.codecs.basic import encoding_of
@@ -17,18 +17,37 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
+BUFFER = 1 << 16  # bytes of a text read at once
 NAMED = 5  # missing keys that one error names
 _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
-def numbered_lines(url: str | Location) -> Iterator[tuple[str, str]]:
-    """Yield ``(location, line)`` for every line of *url*, decompressed; a location is like ``a.txt: line 7``.
+@contextmanager
+def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
+    """Open a text, decompressed and in UTF-8; with *begin* and *end*, the part between these bytes of it.
 
     The text is in UTF-8, or as its byte order mark says, which is left out.
     """
+    size = None if end is None else end - begin
+    with open_shard(url) as stream:
+        text = Utf8(stream, Location.of(url).name)
+        if begin and text.mark is not None and stream.seekable():
+            text.start_at(begin)
+            begin = 0
+        with BufferedReader(text if size is None else _Part(text, size), BUFFER) as lines:
+            while begin and (skipped := lines.read(min(begin, BUFFER))):
+                begin -= len(skipped)
+            yield lines
+
+
+def numbered_lines(url: str | Location) -> Iterator[tuple[str, str]]:
+    """Yield ``(location, line)`` for every line of a text, without its newline; a location is like ``a.txt: line 7``.
+
+    Raises DecodeError for a line that is not UTF-8.
+    """
     name = Location.of(url).name
-    with open_shard(url) as stream, BufferedReader(Utf8(stream, name), 1 << 16) as lines:
+    with open_text(url) as lines:
         for number, line in enumerate(lines, 1):
             place = f"{name}: line {number}"
             try:
@@ -88,6 +107,26 @@ class Utf8(RawIOBase):
 
     def close(self) -> None:
         self.stream.close()
+        super().close()
+
+
+class _Part(RawIOBase):
+    """The next *size* bytes of a stream."""
+
+    def __init__(self, stream: Any, size: int):
+        self._stream, self._left = stream, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
         super().close()
 
 

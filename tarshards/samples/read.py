@@ -37,6 +37,7 @@ from tarshards.samples.keys import (
     key_rule,
     split_last,
     split_name,
+    why_skipped,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of_dots, wrong_number
 from tarshards.samples.member_file import LazyMembers, MemberFile
@@ -372,7 +373,7 @@ class _Grouping:
                     refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
                 elif self._ledger is not None:
-                    self._ledger.skip(kind or ("reserved name" if is_reserved(name) else "no extension"))
+                    self._ledger.skip(why_skipped(name, kind))
             yield from rest
         finally:
             left = list(rest)  # where the consumer has stopped, or an error is raised

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tarshards.errors import SampleError
@@ -74,6 +74,26 @@ def list_classes(folder: str) -> dict[str, int]:
     return {entry.name: number for number, entry in enumerate(filter(_is_open_folder, _scan(folder)))}
 
 
+def class_of(folder: str, key: str, classes: Mapping[str, int]) -> int:
+    """Return the number of the top-level folder of a sample; raise SampleError for one that is in none."""
+    name, slash, _ = key.partition("/")
+    if not slash:
+        raise SampleError("not in a folder named after its class", url=folder, key=key)
+    return classes[name]
+
+
+def read_files(folder: str, key: str, paths: Mapping[str, str], numbers: Mapping[str, int]) -> Sample:
+    """Return the sample of a key in *folder*: the files at *paths*, and the fields that are *numbers*."""
+    sample: Sample = {"__key__": key, "__url__": folder}
+    for field, number in numbers.items():
+        if field in paths:
+            raise SampleError("a file for this field exists already", url=folder, key=key, field=field)
+        sample[field] = b"%d" % number
+    for field, path in paths.items():
+        sample[field] = read_file(path)
+    return sample
+
+
 def count_fields(folder: str) -> Counter[str]:
     """Return how many of the files that ``read_tree`` finds have each field."""
     return Counter(field for entry in _walk(folder, "", Counter()) for field in entry.paths)
@@ -101,17 +121,8 @@ def _read_tree(
                 skipped[f"samples without {', '.join(lacking)}"] += 1
                 continue
             paths = kept
-        sample: Sample = {"__key__": key, "__url__": folder}
-        if class_field is not None:
-            name, slash, _ = key.partition("/")
-            if not slash:
-                raise SampleError("not in a folder named after its class", url=folder, key=key)
-            if class_field in paths:
-                raise SampleError("a file for this field exists already", url=folder, key=key, field=class_field)
-            sample[class_field] = str(classes[name]).encode()
-        for field, path in paths.items():
-            sample[field] = read_file(path)
-        yield sample
+        numbers = {} if class_field is None else {class_field: class_of(folder, key, classes)}
+        yield read_files(folder, key, paths, numbers)
 
 
 def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[TreeEntry]:

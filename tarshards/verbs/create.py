@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import Sample, is_reserved, split_name
-from tarshards.samples.lines import checked, located, numbered_lines, unescape
+from tarshards.samples.lines import checked, located, numbered_lines, open_text, unescape
+from tarshards.samples.rows import csv_rows, raised
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
@@ -59,8 +59,7 @@ def read_plan(
     location = Location.of(plan, allow_pipe=allow_pipe)
     if delimiter is None:
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", location.url, re.IGNORECASE) else "\t"
-    lines = numbered_lines(location)
-    rows = _split_tabs(lines) if delimiter == "\t" else _split_quoted(lines, delimiter)
+    rows = _split_tabs(location) if delimiter == "\t" else _split_quoted(location, delimiter)
     return checked(_read_rows(rows, location.name, key, _Sources(folder, allow_pipe)))
 
 
@@ -109,31 +108,21 @@ def is_field(name: str) -> bool:
     return bool(name) and not is_reserved(name) and split_name(f"key.{name}") == ("key", name)
 
 
-def _split_tabs(lines: Iterable[tuple[str, str]]) -> Iterator[Row]:
-    for place, line in lines:
+def _split_tabs(plan: Location) -> Iterator[Row]:
+    for place, line in numbered_lines(plan):
         with located(place):
             cells = [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
         yield place, cells
 
 
-def _split_quoted(lines: Iterable[tuple[str, str]], delimiter: str) -> Iterator[Row]:
-    places: list[str] = []  # the lines of one row
-
-    def texts() -> Iterator[str]:
-        for place, line in lines:
-            places.append(place)
-            yield line + "\n"
-
-    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
-    while True:
-        places.clear()
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise SampleError(str(error), url=places[0]) from error
-        if row is None:
-            return
-        yield places[0], [cell.encode() for cell in row]
+def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
+    name = plan.name
+    with open_text(plan) as text:
+        for line, cells in csv_rows(text, delimiter):
+            place = f"{name}: line {line}"
+            if isinstance(cells, TarshardsError):
+                raise raised(cells, place)
+            yield place, [cell.encode() for cell in cells]
 
 
 def read_member_lines(lines: str | Location, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:

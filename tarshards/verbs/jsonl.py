@@ -17,7 +17,8 @@ from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.fields import apply_terms, parse_terms, place
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.samples.lines import checked, located, open_text
+from tarshards.samples.rows import json_rows, parse_json, raised
 from tarshards.storage.location import Location
 
 JSON = {"json", "jsn"}
@@ -82,31 +83,6 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
-    """Parse JSON; raise ValueError for malformed JSON, also NaN unless allowed, and an object with a duplicate name."""
-    constant = None if allow_nan else _constant
-    return json.loads(text, object_pairs_hook=_object, parse_constant=constant, parse_float=_float)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items = dict(pairs)
-    if len(items) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} occurs twice in an object")
-    return items
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is not allowed in JSON")
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text} is out of the range of numbers")
-    return number
-
-
 def read_json_lines(url: str | Location) -> Iterator[Sample]:
     """Yield a sample for each line of *url*, compressed or not, as ``json_lines`` writes them; ignore blank lines.
 
@@ -116,19 +92,18 @@ def read_json_lines(url: str | Location) -> Iterator[Sample]:
 
 
 def _read(url: str | Location) -> Iterator[Sample]:
-    for where, line in numbered_lines(url):
-        if not line.strip():
-            continue
-        with located(where):
-            try:
-                values = parse_json(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"not JSON: {error}") from error
-            if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
-                raise ValueError("each line must be an object whose __key__ is a string")
-            key = values.pop("__key__")
-            data = {field: _data(key, field, value) for field, value in values.items()}
-        yield {"__key__": key, "__url__": where, **data}
+    name = Location.of(url).name
+    with open_text(url) as text:
+        for line, values in json_rows(text):
+            place = f"{name}: line {line}"
+            if isinstance(values, TarshardsError):
+                raise raised(values, place)
+            with located(place):
+                if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
+                    raise ValueError("each line must be an object whose __key__ is a string")
+                key = values.pop("__key__")
+                data = {field: _data(key, field, value) for field, value in values.items()}
+            yield {"__key__": key, "__url__": place, **data}
 
 
 def _data(key: str, field: str, value: Any) -> bytes:

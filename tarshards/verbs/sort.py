@@ -22,7 +22,7 @@ from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import pick_field, place
-from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, is_reserved, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, split_name, why_skipped
 from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.opening import open_shard
@@ -180,7 +180,7 @@ def _keyed(
     for index, (url, member) in enumerate(members):
         parts = split(member.name)
         if parts is None:
-            ledger.skip("reserved name" if is_reserved(member.name) else "no extension")
+            ledger.skip(why_skipped(member.name))
         else:
             yield parts[0], (index, url, *parts, member.offset, member.data)
 

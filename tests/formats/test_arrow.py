@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gzip
 import json
 import os
 import subprocess
@@ -414,6 +415,49 @@ def test_a_bad_row_of_csv_names_its_number_and_costs_no_other(tmp_path):
     assert found == [n for n in range(40) if n not in (20, 30, 35)]
     assert [sample["__key__"] for sample in read_samples(shards[1])] == [f"a/{n:09d}" for n in found]
     assert sorted(entry.shard for entry in ledger.quarantined) == [f"{source}: row {n}" for n in (20, 30, 35)]
+
+
+def test_rows_that_are_no_csv_cost_no_other(tmp_path):
+    rows = [
+        b"0,a",
+        b'1,"a"b',
+        b"2,\xff",
+        b"",
+        b'3,"two\nlines"',
+        b"4," + b"x" * 200_000,
+        b'5,mid"dle',
+        b'6,"open',
+        b"7,a",
+    ]
+    (tmp_path / "a.csv").write_bytes(b"\n".join([b"x,y", *rows, b""]))
+    ledger = Ledger(max_errors=3)
+    shards = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / "o-%d.tar"), on_error=ledger)
+    samples = list(read_samples(shards))
+    assert [sample["x.json"] for sample in samples] == [b"0", b"3", b"4", b"5"]
+    assert [sample["__key__"] for sample in samples] == [f"a/{n:09d}" for n in (0, 3, 4, 5)]
+    assert samples[1]["y.txt"] == b"two\nlines"
+    assert [entry.shard for entry in ledger.quarantined] == [f"{tmp_path}/a.csv: row {n}" for n in (1, 2, 6)]
+    words = ["',' expected", "not UTF-8", "unexpected end"]
+    assert all(word in entry.reason for word, entry in zip(words, ledger.quarantined, strict=True))
+
+
+def test_rows_have_the_same_numbers_however_a_file_is_cut(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'x,y\r\n\r\n0,a\r\n\r\n\r\n1,"\r\n\r\n"\r\n2,c\r\n')
+    for size in (1, 10**9):
+        shards = import_dataset(str(tmp_path / "a.csv"), str(tmp_path / f"o{size}-%d.tar"), max_bytes=size)
+        samples = list(read_samples(shards))
+        assert [sample["__key__"] for sample in samples] == [f"a/{n:09d}" for n in range(3)]
+        assert [sample["y.txt"] for sample in samples] == [b"a", b"\r\n\r\n", b"c"]
+
+
+def test_damage_of_a_file_of_csv_costs_what_follows(tmp_path):
+    rows = b"x,y\n" + b"".join(b"%d,%d\n" % (n, n) for n in range(10))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows)[:-8])
+    (tmp_path / "b.csv").write_bytes(b"x,y\n10,10\n")
+    ledger = Ledger(max_errors=1)
+    shards = import_dataset(str(tmp_path / "*.csv*"), str(tmp_path / "o-%d.tar"), on_error=ledger)
+    assert [sample["x.json"] for sample in read_samples(shards)] == [b"%d" % n for n in range(11)]
+    assert ledger.quarantined[0].shard == str(tmp_path / "a.csv.gz")
 
 
 def needs_datasets():

@@ -108,17 +108,17 @@ def test_a_bad_line_names_file_and_line_and_costs_no_other(tmp_path):
         '{"n": 1, "N": 2}',
         '{"__key__": "a.b", "n": 7}',
     ]
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"n": 8}\n']))
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*map(str.encode, lines), b'{"n": "\xff"}', b'{"n": 8}\n']))
     source, pattern = str(tmp_path / "a.jsonl"), str(tmp_path / "o-%d.tar")
     with pytest.raises(SampleError, match=r"a\.jsonl: line 2: .*Expecting"):
         import_dataset(source, pattern)
-    ledger = Ledger(max_errors=5)
+    ledger = Ledger(max_errors=6)
     shards = import_dataset(source, pattern, on_error=ledger, overwrite=True)
     assert [sample["n.json"] for sample in read_samples(shards)] == [b"0", b"3", b"8"]
     places = [entry.shard for entry in ledger.quarantined]
-    assert places == [*(f"{source}: line {line}" for line in (2, 3, 6, 7)), source]
-    assert ledger.quarantined[-1].key == "a.b"
-    assert (ledger.samples, ledger.failed) == (3, 5)
+    assert places == [*(f"{source}: line {line}" for line in (2, 3, 6, 7)), source, f"{source}: line 9"]
+    assert ledger.quarantined[-2].key == "a.b"
+    assert (ledger.samples, ledger.failed) == (3, 6)
     with pytest.raises(TarshardsError, match="line 7"):
         import_dataset(source, pattern, on_error=Ledger(max_errors=3), overwrite=True)
 

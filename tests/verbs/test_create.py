@@ -154,6 +154,17 @@ def test_an_open_quote_is_told_with_the_line_where_its_row_begins(folder):
         next(samples)
 
 
+def test_cells_of_csv_are_of_any_size_and_blank_lines_are_no_rows_of_it(folder):
+    assert next(read_plan(write(f"__key__,txt\na,{'x' * 200_000}\n", "plan.csv")))["txt"] == b"x" * 200_000
+    for text, message in [
+        ("__key__,txt\na,b\n\n", "line 3: 0 cells for 2 columns"),
+        ('__key__,txt\n"a"b,c\n', "line 2: ',' expected"),
+        (b"__key__,txt\na,\xff\n", "line 2: not UTF-8"),
+    ]:
+        with pytest.raises(TarshardsError, match=rf"^plan\.csv: {message}"):
+            list(read_plan(write(text, "plan.csv")))
+
+
 def test_a_format_that_does_not_fit_is_told_before_any_row_is_read(folder):
     plan = write("txt\nx\n")
     with pytest.raises(SampleError, match=r"^plan.tsv: line 1: "):

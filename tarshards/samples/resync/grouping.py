@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, is_reserved, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name, why_skipped
 from tarshards.samples.resync.walking import GLOBAL, Gap, Piece, Zeros, names_in
 from tarshards.storage.plain import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
@@ -95,7 +95,7 @@ def group_found(
                     unresolved = f"{INCOMPLETE}: {error}"
             if parts is None or steps == []:
                 if kind != GLOBAL:
-                    skip(kind or ("reserved name" if is_reserved(name) else "no extension"))
+                    skip(why_skipped(name, kind))
                 continue
             beside = after_gap or after_zeros
             if sample is not None and sample.behind is not None and parts[0] == sample.key:
