@@ -126,6 +126,7 @@ class Order:
         return order, after.astype(kind), after * self.block - np.concatenate(([0], lost))
 
     def _shard_of(self, blocks: NDArray[Any]) -> NDArray[np.int64]:
+        """Which shard each block is of."""
         return np.searchsorted(self.first_block, blocks.astype(np.int64), "right") - 1
 
     def _block_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
