@@ -1,6 +1,7 @@
-"""Runs that an earlier version began, and that were killed, go on: `begun.tar.gz` is what version 0.1 left of them.
+"""Runs that were killed go on, also those that an earlier version began.
 
-Each had made its first output; `second` had made the pieces between the passes, and two of its three shards.
+`begun.tar.gz` is what killed runs of version 0.1 left. Each had made its first output; `second` had made the pieces
+between the passes, and two of its three shards.
 """
 
 import os
@@ -101,3 +102,23 @@ def test_the_first_pass_of_an_earlier_version_is_kept():
     Path("in-0.tar").write_bytes(first)
     keys = sorted(sample["__key__"] for sample in read_samples(IN))
     assert sorted(sample["__key__"] for sample in read_samples("first-{0..2}.tar")) == keys
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(("series", "run"), [("mapped", by_map), ("third", lambda: by_reshard("third-%d.tar"))])
+def test_killed_at_any_step_the_next_run_goes_on_to_the_same_bytes(kill_at, series, run, place):
+    for path in Path().glob(f"{series}*"):
+        path.unlink()
+    run()
+    whole = outputs(series)
+    for step in range(200):
+        for path in sorted(Path().rglob("*"), reverse=True):
+            if str(path).startswith((series, f".{series}")):
+                path.rmdir() if path.is_dir() else path.unlink()
+        if kill_at(run, step, place) == 0:
+            break
+        run()
+        assert outputs(series) == whole, step
+        assert not os.path.exists(".tarshards.lock")
+    assert step > 5
