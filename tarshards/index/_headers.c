@@ -10,6 +10,7 @@
  */
 #include <Python.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "../storage/_guard.h"
 #include "../tar/_tar.h"
@@ -21,6 +22,8 @@
 #define AHEAD 8         /* members whose headers are fetched ahead */
 #define EVERY 64        /* keys from one that is found at once to the next; a table takes 4 bytes for each of these */
 #define DEEPEST 32      /* arrays and maps in each other */
+#define ROWS 64         /* members among which more than FEW_READS reads of a disk tell that it is waited for */
+#define FEW_READS 2
 
 static Guarded guarded;
 static PyObject *key_name, *url_name; /* "__key__", "__url__" */
@@ -228,18 +231,31 @@ static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
     return first;
 }
 
-/* Return the key of a sample, in the sidecar; its text is NULL where the sidecar is not what it was. */
-static Text key_of(const MemberTable *table, int64_t sample) {
+/* The key that was read last: of which sample of which table, and where it begins. */
+typedef struct {
+    const MemberTable *table;
+    int64_t sample, at;
+} LastKey;
+
+/* Return the key of a sample, in the sidecar; its text is NULL where the sidecar is not what it was. It is found from the
+ * *last* one on where that is nearer. */
+static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
     const unsigned char *data = table->sidecar.buf;
-    int64_t at = table->keys + table->marks[sample / EVERY];
-    Item item = {0};
-    for (int64_t i = sample % EVERY; i >= 0; i--, at = item.end) {
+    if (last->table != table || last->sample > sample || last->sample / EVERY != sample / EVERY)
+        *last = (LastKey){table, sample / EVERY * EVERY, table->keys + table->marks[sample / EVERY]};
+    int64_t at = last->at;
+    Item item = {.end = at};
+    for (int64_t i = sample - last->sample; i >= 0; i--) {
+        at = item.end;
         if (at < table->sidecar.len && data[at] >= 0xa0 && data[at] < 0xc0 && table->sidecar.len - at > (data[at] & 31))
             item.begin = at + 1, item.end = at + 1 + (data[at] & 31); /* of up to 31 bytes */
         else if (!read_item(data, at, table->sidecar.len, &item)) return (Text){NULL, 0};
     }
+    last->sample = sample, last->at = at;
     return (Text){(const char *)data + item.begin, item.end - item.begin};
 }
+
+static Text key_of(const MemberTable *table, int64_t sample) { return key_after(table, sample, &(LastKey){0}); }
 
 /* What is copied of a sidecar for one sample, under the guard. */
 typedef struct {
@@ -505,6 +521,7 @@ typedef struct {
     int64_t count;
     volatile int64_t at; /* in memory, for when the guard ends the work */
     int64_t *undecided, differing;
+    int stops_at_disk; /* whether to stop where pages are read from a disk */
 } Comparing;
 
 /* Return the sample that a member is of. */
@@ -520,10 +537,23 @@ static void fetch_place(const MemberTable *table, int64_t member) {
     if (!table->each) __builtin_prefetch(bytes + table->sample + 4 * member);
 }
 
+/* Return for how many pages this thread has waited. */
+static long disk_reads(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_majflt;
+}
+
 static void compare(void *argument) {
     Comparing *comparing = argument;
+    LastKey last = {0};
+    long before = comparing->stops_at_disk ? disk_reads() : 0;
     for (; comparing->at < comparing->count; comparing->at++) {
         const int64_t i = comparing->at;
+        if (comparing->stops_at_disk && i % ROWS == ROWS - 1) {
+            const long now = disk_reads();
+            if (now - before > FEW_READS) return;
+            before = now;
+        }
         const struct Row *row = comparing->rows + i;
         const MemberTable *table = row->members->table;
         if (i + 2 * AHEAD < comparing->count) {
@@ -547,11 +577,16 @@ static void compare(void *argument) {
         }
         const int64_t sample = owner_of(table, row->member);
         const Place places[2] = {row->member ? place_of(table, row->member - 1) : (Place){0, 0, 0}, place_of(table, row->member)};
-        const Text key = sample < table->samples ? key_of(table, sample) : (Text){NULL, 0};
+        const Text key = sample < table->samples ? key_after(table, sample, &last) : (Text){NULL, 0};
         const int known = row->member && is_compared(row->members, row->member - 1);
         if (!key.text || !matches(row->members, row->member, key, places + 1, known))
             comparing->undecided[comparing->differing++] = row->at;
     }
+}
+
+static void compare_guarded(Comparing *comparing) {
+    while (guarded(compare, comparing)) /* a shard has shrunk: whoever decides on this member finds out */
+        comparing->undecided[comparing->differing++] = comparing->rows[comparing->at++].at;
 }
 
 /* Return the members of the shard of this number; NULL, with an exception set where that is none. */
@@ -563,9 +598,12 @@ static MappedMembers *members_at(PyObject *tables, int64_t shard) {
     return NULL;
 }
 
-/* Note the rows that were not compared before; return 0 with an exception set where one is not a member. */
-static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
+/* Note the rows that were not compared before, in *order* if that is not NULL; return 0 with an exception set where one is
+ * not a member. */
+static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count,
+                   const int64_t *order) {
+    for (int64_t at = 0; at < count; at++) {
+        const int64_t i = order ? order[at] : at;
         if (members[i] < 0) continue;
         MappedMembers *own = members_at(tables, shards[i]);
         if (!own && PyErr_Occurred()) return 0;
@@ -585,13 +623,12 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!y*y*:find_undecided", &PyList_Type, &tables, &shards, &members)) return NULL;
     const int64_t count = members.len / 8;
     Comparing comparing = {PyMem_Malloc((size_t)count * sizeof(struct Row) + 1), 0, 0,
-                           PyMem_Malloc((size_t)count * 8 + 1), 0};
+                           PyMem_Malloc((size_t)count * 8 + 1), 0, 0};
     if (!comparing.rows || !comparing.undecided) PyErr_NoMemory();
     else if (shards.len != members.len) PyErr_SetString(PyExc_ValueError, "shards and members differ in length");
-    else if (collect(&comparing, tables, shards.buf, members.buf, count)) {
+    else if (collect(&comparing, tables, shards.buf, members.buf, count, NULL)) {
         Py_BEGIN_ALLOW_THREADS
-        while (guarded(compare, &comparing)) /* a shard has shrunk: whoever decides on this member finds out */
-            comparing.undecided[comparing.differing++] = comparing.rows[comparing.at++].at;
+        compare_guarded(&comparing);
         Py_END_ALLOW_THREADS
         result = PyList_New(0);
         for (int64_t i = 0; result && i < comparing.differing; i++) {
@@ -612,12 +649,11 @@ typedef struct {
     struct Sought {
         const MappedMembers *members;
         const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
-        int64_t sample;
+        int64_t sample, at;   /* its number, and its place among those that were given */
     } *rows;
     int64_t count, terms;
     volatile int64_t at;
     int16_t *best; /* the rank of what was found of each term in a sample */
-    int is_new;    /* whether a member was found that is not known to match */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
@@ -626,9 +662,9 @@ static void locate_rows(void *argument) {
     Locating *locating = argument;
     const int64_t count = locating->count, terms = locating->terms;
     for (; locating->at < count; locating->at++) {
-        const int64_t i = locating->at;
-        const struct Sought *row = locating->rows + i;
-        if (i + 2 * AHEAD < count && row[2 * AHEAD].members)
+        const struct Sought *row = locating->rows + locating->at;
+        const int64_t i = row->at;
+        if (locating->at + 2 * AHEAD < count && row[2 * AHEAD].members)
             fetch_place(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
@@ -646,11 +682,32 @@ static void locate_rows(void *argument) {
                 locating->numbers[term * count + i] = member;
             }
         }
-        for (int64_t term = 0; term < terms; term++) {
-            const int64_t member = locating->numbers[term * count + i];
-            locating->is_new |= member >= 0 && !is_compared(row->members, member);
-        }
     }
+}
+
+/* Compare the headers of what was located, in its order, unless a disk has to be waited for. Return whether some are left to
+ * be compared, -1 with an exception set. */
+static int compare_located(const Locating *locating, PyObject *tables, const int64_t *shards, const int64_t *order) {
+    const int64_t count = locating->count, terms = locating->terms;
+    Comparing comparing = {PyMem_Malloc((size_t)count * sizeof(struct Row) + 1), 0, 0,
+                           PyMem_Malloc((size_t)count * 8 + 1), 0, 1};
+    int left = 0;
+    if (!comparing.rows || !comparing.undecided) PyErr_NoMemory(), left = -1;
+    for (int64_t term = 0; term < terms && left >= 0; term++) {
+        comparing.count = comparing.at = comparing.differing = 0;
+        if (!collect(&comparing, tables, shards, locating->numbers + term * count, count, order)) {
+            left = -1;
+            break;
+        }
+        if (!comparing.count) continue;
+        Py_BEGIN_ALLOW_THREADS
+        compare_guarded(&comparing);
+        Py_END_ALLOW_THREADS
+        left |= comparing.differing || comparing.at < comparing.count;
+    }
+    PyMem_Free(comparing.rows);
+    PyMem_Free(comparing.undecided);
+    return left;
 }
 
 /* Note the members of each table and the ranks of their fields, as *rank* gives them for the fields' names. Return what
@@ -671,7 +728,7 @@ static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObj
             Py_XDECREF(bytes);
         }
         if (PyErr_Occurred()) Py_CLEAR(held);
-        sources[i] = (struct Sought){own, ranks, 0};
+        sources[i] = (struct Sought){own, ranks, 0, 0};
     }
     return held;
 }
@@ -679,26 +736,31 @@ static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObj
 static PyObject *locate(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tables, *rank, *held = NULL;
-    Py_buffer shards, samples, addresses, sizes, numbers;
-    if (!PyArg_ParseTuple(args, "O!Oy*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &addresses, &sizes,
-                          &numbers))
+    Py_buffer shards, samples, order, addresses, sizes, numbers;
+    if (!PyArg_ParseTuple(args, "O!Oy*y*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &order, &addresses,
+                          &sizes, &numbers))
         return NULL;
     const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
     Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, terms, 0,
-                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), 0, addresses.buf, sizes.buf, numbers.buf};
+                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), addresses.buf, sizes.buf, numbers.buf};
     struct Sought *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
-    int failed = 1;
+    int failed = 1, left = 0;
     if (!locating.rows || !locating.best || !sources) PyErr_NoMemory();
-    else if (samples.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
+    else if (samples.len != 8 * count || order.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
              numbers.len != addresses.len)
         PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
     else failed = !(held = collect_sources(sources, tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
-        const int64_t shard = ((int64_t *)shards.buf)[i], sample = ((int64_t *)samples.buf)[i];
+        const int64_t at = ((int64_t *)order.buf)[i];
+        if ((failed = at < 0 || at >= count)) {
+            PyErr_SetString(PyExc_ValueError, "not an order of the samples");
+            break;
+        }
+        const int64_t shard = ((int64_t *)shards.buf)[at], sample = ((int64_t *)samples.buf)[at];
         failed = shard < 0 || shard >= shard_count ||
                  (sources[shard].members && (sample < 0 || sample >= sources[shard].members->table->samples));
         if (failed) PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
-        else locating.rows[i] = (struct Sought){sources[shard].members, sources[shard].ranks, sample};
+        else locating.rows[i] = (struct Sought){sources[shard].members, sources[shard].ranks, sample, at};
     }
     for (int64_t i = 0; i < terms * count && !failed; i++) {
         locating.addresses[i] = 0;
@@ -707,16 +769,17 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
         for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
-            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.at] = -2;
+            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.rows[locating.at].at] = -2;
         Py_END_ALLOW_THREADS
+        failed = (left = compare_located(&locating, tables, shards.buf, order.buf)) < 0;
     }
     PyMem_Free(locating.rows);
     PyMem_Free(locating.best);
     PyMem_Free(sources);
     Py_XDECREF(held);
-    Py_buffer *const buffers[] = {&shards, &samples, &addresses, &sizes, &numbers};
-    for (int i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
-    return failed ? NULL : PyBool_FromLong(locating.is_new);
+    Py_buffer *const buffers[] = {&shards, &samples, &order, &addresses, &sizes, &numbers};
+    for (int i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    return failed ? NULL : PyBool_FromLong(left);
 }
 
 /* Samples that are read soon, one by one. */
@@ -1127,7 +1190,7 @@ static PyType_Spec members_spec = {
 static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, rank, shards, samples, addresses, sizes, members) -> whether any header is to be compared"},
+     "locate(tables, rank, shards, samples, order, addresses, sizes, members) -> whether any header is to be compared"},
     {"read_samples", read_samples, METH_VARARGS,
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},

@@ -13,6 +13,7 @@ def locate(
     rank: Callable[[tuple[bytes, ...]], bytes],
     shards: Any,
     samples: Any,
+    order: Any,
     addresses: Any,
     sizes: Any,
     members: Any,
@@ -23,5 +24,8 @@ def locate(
     Sample ``samples[i]`` is one of ``tables[shards[i]]``. All arrays are of 8 bytes an item, those that are written
     have a row for each term. *rank* returns for the names of a shard's fields an int16 for each term and field: 0 for
     the best, -1 for those that are not of the term. In place of a member -1 says that the sample has none, and lower
-    numbers what else there is (see ``tarshards.index.places``). Returns whether any header is yet to be compared.
+    numbers what else there is (see ``tarshards.index.places``).
+
+    Samples are looked up in *order*, that of their numbers here, and in it their headers are compared, as long as no
+    disk is waited for. Returns whether any header is yet to be compared.
     """

@@ -279,7 +279,8 @@ class MappedPlaces:
         samples = np.ascontiguousarray(samples, np.int64)
         members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
         addresses = np.empty(members.shape, np.uint64)
-        are_new = locate(tables, self._ranks, which, samples, addresses, sizes, members)
+        order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
+        are_new = locate(tables, self._ranks, which, samples, order, addresses, sizes, members)
         headers = Headers(used, tables, which, samples, members, are_new)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():

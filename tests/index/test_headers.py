@@ -243,7 +243,8 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
         assert set(kernel.find_undecided([members], shards, numbers)) <= set(range(29))
         addresses, sizes, at = np.zeros((1, 4), np.uint64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
         rank = bytes(2 * 23)  # every field is the best one
-        kernel.locate([members], lambda _, rank=rank: rank, shards[:4], numbers[:4], addresses, sizes, at)
+        order = numbers[:4][::-1].copy()
+        kernel.locate([members], lambda _, rank=rank: rank, shards[:4], numbers[:4], order, addresses, sizes, at)
         assert sizes.max() <= index.shard_size
         if damage == "cut":
             assert at.tolist() == [[-2] * 4]
@@ -263,6 +264,28 @@ def test_refuses_places_that_are_none(kernel, shard):
     for wrong in -1, 29:
         with pytest.raises(IndexError):
             members.settle(wrong)
+
+
+def test_samples_are_located_and_compared_in_any_order(shard):
+    kernel = load_kernel("tarshards.index._headers")
+    path, index = shard
+    data = bytearray(path.read_bytes())
+    data[int(index.offset[index.first[1]]) - 512] = ord("7")
+    path.write_bytes(data)
+    rank, shards, samples = bytes(2 * 23), np.array([1, 0, 1, 1]), np.array([3, 0, 0, 2])
+    addresses, sizes, numbers = np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
+    found = []
+    for order in np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3]]):
+        tables = [None, table(kernel, path, index)]
+        assert not kernel.locate(tables, lambda _: rank, shards, samples, order, addresses, sizes, numbers)
+        assert numbers.tolist() == [[index.first[3], -1, 0, index.first[2]]]
+        found.append((addresses[0, [0, 3]] - addresses[0, 2]).tolist())
+        others = np.array([3, 0, 1, 2])
+        assert kernel.locate(tables, lambda _: rank, shards, others, order, addresses, sizes, numbers)
+    assert found == [[index.offset[index.first[i]] - index.offset[0] for i in (3, 2)]] * 3
+    for wrong in ([0, 1, 2, 4], [0, 1, 2, -1], [0, 1, 2]):
+        with pytest.raises(ValueError, match=r"order|length"):
+            kernel.locate(tables, lambda _: rank, shards, samples, np.array(wrong), addresses, sizes, numbers)
 
 
 def test_a_shard_that_shrinks_is_an_error(kernel, shard):
