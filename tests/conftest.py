@@ -10,15 +10,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 from hypothesis import HealthCheck, settings
-from programs import PACKAGES, TUN
+from programs import PACKAGES, TUN, find
 from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
@@ -36,6 +37,10 @@ collect_ignore_glob = [
 ]
 if find_spec("torch"):
     collect_ignore_glob = ["*compat/scripts.py"]  # which begins a rank
+
+# Workers of pytest share the cores; threads of theirs that wait for each other would spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No test outlives a power loss, and a disk takes milliseconds to flush a file.
 os.fsync = lambda descriptor: None
@@ -196,13 +201,24 @@ def start_method(request):
 
 
 @pytest.fixture(scope="session")
-def path_with_tools(tmp_path_factory) -> str:
+def path_with_started_tools(tmp_path_factory) -> str:
     """A PATH on which the tools of this tree come first, run by this interpreter."""
     folder = tmp_path_factory.mktemp("bin")
     for tool in BIN.iterdir():
         (folder / tool.name).write_text(f'#!/bin/sh\nexec {sys.executable} {tool} "$@"\n')
         (folder / tool.name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="session")
+def path_with_tools(tmp_path_factory, path_with_started_tools) -> Iterator[str]:
+    """The same, of tools that start in milliseconds, where a compiler is found; see fork_server.py."""
+    if find("cc") is None:
+        yield path_with_started_tools
+        return
+    folder = tmp_path_factory.mktemp("bin")
+    with fork_server.serving(folder):
+        yield f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.fixture

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from range_server import serving
 
 from tarshards import IndexedShards, ShardWriter, Stream, expand_urls, read_samples
 from tarshards.catalog import Catalog, Split, digest_of
@@ -132,9 +131,9 @@ def test_an_index_changes_no_digest(catalog, shell_tarindex):
 
 
 @pytest.fixture
-def shell_tarindex():
-    bin = Path(__file__).parents[1] / "bin/tarindex"
-    return lambda *arguments: subprocess.run([sys.executable, bin, *arguments], check=True)
+def shell_tarindex(path_with_tools):
+    environment = {**os.environ, "PATH": path_with_tools}
+    return lambda *arguments: subprocess.run(["tarindex", *arguments], env=environment, check=True)
 
 
 def test_the_digest_is_over_ops_too(here):
@@ -268,17 +267,15 @@ def test_a_remote_catalog_names_no_local_card(name):
 
 
 def test_a_catalog_of_a_web_server(catalog, here):
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=here)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://127.0.0.1:{server.server_port}/sets"
+    with serving(Path(here)) as site:
+        base = f"{site.url}/sets"
         assert expand_urls(f"{base}/catalog.yaml#digits@10/val") == [f"{base}/val/train-000.tar"]
         signed = expand_urls(f"{base}/catalog.yaml?token=secret#digits@10/val")
         assert signed == [f"{base}/val/train-000.tar?token=secret"]
         with pytest.raises(UrlError) as caught:
-            expand_urls(f"http://me:password@127.0.0.1:{server.server_port}/sets/catalog.yaml?token=secret#nothing")
+            expand_urls(f"{base.replace('//', '//me:password@')}/catalog.yaml?token=secret#nothing")
         assert "no dataset 'nothing'" in str(caught.value)
         assert not any(secret in str(caught.value) for secret in ("password", "secret"))
-        server.shutdown()
 
 
 GOOD = "tarshards_catalog: 1\ndatasets: {a: {1: {splits: {train: x.tar}}}}\n"

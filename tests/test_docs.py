@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +13,14 @@ ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
 
 
-def help_of(tool: str) -> str:
-    command = [sys.executable, str(ROOT / "bin" / tool), "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_tool_has_help_and_a_page(tool):
+def test_every_tool_has_help_and_a_page(tool, path_with_tools):
     page = (ROOT / "docs/tools" / f"{tool}.md").read_text()
     if tool == "tarscat":  # another name of tarcat
         assert "[tarcat](tarcat.md)" in page
         page += (ROOT / "docs/tools/tarcat.md").read_text()
-    told = help_of(tool)
+    environment = {**os.environ, "PATH": path_with_tools}
+    told = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
     assert told.startswith(f"Usage: {tool} ")
     for option in set(re.findall(r"--[a-z0-9-]+", told)) - {"--help", "--version"}:
         assert option in page, f"docs/tools/{tool}.md does not tell of {option}"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from range_server import serving
 
 from tarshards import TarWriter
 from tarshards.index.build import build_index
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -29,12 +26,18 @@ def site(tmp_path):
         yield site
 
 
-def run(*line: object) -> subprocess.CompletedProcess[bytes]:
-    tool, *words = map(str, line)
-    return subprocess.run([sys.executable, ROOT / "bin" / tool, *words], capture_output=True, timeout=100)
+@pytest.fixture
+def run(path_with_tools):
+    """Return a function that runs a tool."""
+
+    def run(*line: object) -> subprocess.CompletedProcess[bytes]:
+        environment = {**os.environ, "PATH": path_with_tools}
+        return subprocess.run([*map(str, line)], env=environment, capture_output=True, timeout=100)
+
+    return run
 
 
-def test_with_a_cache_the_second_run_fetches_nothing(site, tmp_path):
+def test_with_a_cache_the_second_run_fetches_nothing(site, tmp_path, run):
     line = ["tarcat", f"{site.url}/{{0..2}}.tar", "--connections", 2, "--cache-dir", tmp_path / "cache"]
     first = run(*line)
     assert (first.returncode, first.stderr) == (0, b"")
@@ -53,7 +56,7 @@ def test_with_a_cache_the_second_run_fetches_nothing(site, tmp_path):
         (["--cache-bytes", "1k", "--cache-dir", "x"], "cache_bytes must be at least"),
     ],
 )
-def test_wrong_options_are_refused(words, reason):
+def test_wrong_options_are_refused(words, reason, run):
     done = run("tarcat", "a.tar", *words)
     assert done.returncode == 2
     assert reason in done.stderr.decode()

@@ -35,7 +35,7 @@ LINES = {
 
 
 @pytest.fixture
-def start(tmp_path, path_with_tools):
+def start(tmp_path, path_with_started_tools):
     """Return a function that starts a line of bash in tmp_path, in which all.tar waits to be worked on."""
     rng = random.Random(0)
     samples = ({"__key__": f"{i * 7919 % COUNT:06d}", "txt": rng.randbytes(450).hex()} for i in range(COUNT))
@@ -44,7 +44,7 @@ def start(tmp_path, path_with_tools):
         (tmp_path / folder).mkdir()
 
     def start(line: str) -> subprocess.Popen:
-        environment = {**os.environ, "PATH": path_with_tools, "MARK": str(tmp_path)}
+        environment = {**os.environ, "PATH": path_with_started_tools, "MARK": str(tmp_path)}
         command = ["bash", "-c", f"exec {line}"]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -73,7 +73,7 @@ def test_killed_and_run_again(tmp_path, start, tool):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(tool)
-    for _ in range(2 * SOAK):
+    for _ in range(SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0, seconds))
         process.kill()
@@ -95,7 +95,7 @@ def test_interrupted_at_any_moment(tmp_path, start, tool, number):
     out = tmp_path / "out"
     whole, seconds = undisturbed(start, LINES[tool], out)
     rng = random.Random(f"{tool}{number}")
-    for _ in range(2 * SOAK):
+    for _ in range(SOAK):
         process = start(LINES[tool])
         time.sleep(rng.uniform(0.2, 1) * seconds)
         process.send_signal(number)

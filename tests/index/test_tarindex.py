@@ -17,13 +17,13 @@ from tarshards.index.sidecar import Index
 
 
 @pytest.fixture
-def start(tmp_path, path_with_tools):
+def start(tmp_path, path_with_started_tools):
     """Return a function that starts a line of bash in tmp_path, where shards wait to be indexed."""
     for i in range(6):
         write_samples(({"__key__": f"{j:06d}", "txt": "x" * 3500} for j in range(3000)), str(tmp_path / f"a-{i}.tar"))
 
     def start(line: str) -> subprocess.Popen:
-        environment = {**os.environ, "PATH": path_with_tools, "MARK": str(tmp_path)}
+        environment = {**os.environ, "PATH": path_with_started_tools, "MARK": str(tmp_path)}
         command = ["bash", "-c", f"exec {line}"]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
 

@@ -7,7 +7,7 @@ import subprocess
 from importlib.util import find_spec
 
 import pytest
-from running import TARJOB, start_slurm
+from running import start_slurm
 
 from tarshards import TarWriter
 
@@ -32,7 +32,7 @@ def tarjob(folder, path_with_tools):
     def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
         ours = {name: value for name, value in os.environ.items() if name != "TARJOB_IMAGE"}
         variables = {**ours, "PATH": path_with_tools, "XDG_CONFIG_HOME": str(folder / "config"), **environment}
-        command = [*TARJOB, *map(str, arguments)]
+        command = ["tarjob", *map(str, arguments)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr

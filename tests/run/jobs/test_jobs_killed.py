@@ -41,11 +41,11 @@ LINES = {
 
 
 @pytest.fixture
-def start(folder, path_with_tools):
+def start(folder, path_with_started_tools):
     """Return a function that starts tarjob."""
 
     def run(*line: object) -> subprocess.Popen:
-        environment = {**os.environ, "PATH": path_with_tools}
+        environment = {**os.environ, "PATH": path_with_started_tools}
         words = [*TARJOB, *map(str, line)]
         return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -340,12 +340,12 @@ def test_a_worker_removes_the_record_of_an_item_that_is_done(tarjob, folder):
     assert leftovers() == []
 
 
-def test_a_killed_worker_leaves_nothing_running(folder, path_with_tools, tarjob):
+def test_a_killed_worker_leaves_nothing_running(folder, path_with_started_tools, tarjob):
     seconds = f"3{os.getpid()}.5"
     command = f"echo {{}} >{{2}}; test -e again || {{ setsid sleep {seconds} & sleep {seconds}; }}"
     plan = make_plan([command], inputs="a", outputs="b")
     Path("plan.json").write_text(plan.dumps())
-    environment = {**os.environ, "PATH": path_with_tools, "JOB_COMPLETION_INDEX": "0"}
+    environment = {**os.environ, "PATH": path_with_started_tools, "JOB_COMPLETION_INDEX": "0"}
     words = [sys.executable, "-m", "tarshards.run.jobs", "worker", "plan.json"]
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
 
@@ -366,12 +366,12 @@ def test_a_killed_worker_leaves_nothing_running(folder, path_with_tools, tarjob)
     assert leftovers() == []
 
 
-def test_two_workers_of_one_item_run_one_after_the_other(folder, path_with_tools):
+def test_two_workers_of_one_item_run_one_after_the_other(folder, path_with_started_tools):
     """As when a node is lost and found again: two pods of one index never write one output at once."""
     command = "echo b >>log; echo {} >{2}; until test -e go-on; do sleep 0.05; done; echo e >>log"
     plan = make_plan([command], inputs="a", outputs="out")
     Path("plan.json").write_text(plan.dumps())
-    environment = {**os.environ, "PATH": path_with_tools, "JOB_COMPLETION_INDEX": "0"}
+    environment = {**os.environ, "PATH": path_with_started_tools, "JOB_COMPLETION_INDEX": "0"}
     words = [*TARJOB, "worker", "plan.json"]
     first = subprocess.Popen(words, env=environment)
     wait_until(Path("out").exists)

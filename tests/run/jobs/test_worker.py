@@ -42,7 +42,7 @@ def pod(index: int, path: str) -> subprocess.Popen:
     )
 
 
-def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_tools):
+def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_started_tools):
     shards(26)
     rng = random.Random(7)
     todo = [(index, True) for index in range(26) for _ in range(1 + (index % 7 == 0))]  # some run twice at once
@@ -54,7 +54,7 @@ def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_t
         while todo and len(running) < 4:
             index, mortal = todo.pop(0)
             life = rng.uniform(0.05, 0.6) if mortal and rng.random() < 0.5 else 1e9
-            running[pod(index, path_with_tools)] = index, time.monotonic() + life
+            running[pod(index, path_with_started_tools)] = index, time.monotonic() + life
         for process, (index, end) in list(running.items()):
             if process.poll() is not None:
                 del running[process]
@@ -116,9 +116,9 @@ def test_no_task(tarjob, plan):
     assert "No such file" in tarjob("worker", "nothing.json", JOB_COMPLETION_INDEX="0")[2]
 
 
-def test_sigterm_ends_the_command(folder, path_with_tools):
+def test_sigterm_ends_the_command(folder, path_with_started_tools):
     Path("plan.json").write_text(make_plan(["echo $$ >pid; sleep 100; : {}"], ["a"], state="state").dumps())
-    process = pod(0, path_with_tools)
+    process = pod(0, path_with_started_tools)
     while not Path("pid").exists() or not Path("pid").read_text():
         time.sleep(0.02)
     process.terminate()
@@ -128,11 +128,11 @@ def test_sigterm_ends_the_command(folder, path_with_tools):
     assert not Path("state").exists()
 
 
-def test_a_command_has_longer_than_a_local_one_to_save_what_it_has(folder, path_with_tools):
+def test_a_command_has_longer_than_a_local_one_to_save_what_it_has(folder, path_with_started_tools):
     save = f"sleep {GRACE + 1}; echo >saved; exit"
     script = f"trap '{save}' TERM; echo >began; while :; do sleep 0.02; done; : {{}}"
     Path("plan.json").write_text(make_plan([script], ["a"], state="state").dumps())
-    process = pod(0, path_with_tools)
+    process = pod(0, path_with_started_tools)
     while not Path("began").exists():
         time.sleep(0.02)
     process.terminate()
@@ -141,7 +141,7 @@ def test_a_command_has_longer_than_a_local_one_to_save_what_it_has(folder, path_
 
 
 @pytest.fixture
-def container(folder, path_with_tools):
+def container(folder, path_with_started_tools):
     """Return a function that starts a plan's first task as process 1 of a new namespace of processes."""
     need("unshare")
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--fork", "--kill-child"]
@@ -151,7 +151,7 @@ def container(folder, path_with_tools):
     def start(script: str) -> subprocess.Popen:
         Path("script").write_text(script)
         Path("plan.json").write_text(make_plan(["bash", "{}"], ["script"], state="state").dumps())
-        environment = {**os.environ, "PATH": path_with_tools, "JOB_COMPLETION_INDEX": "0"}
+        environment = {**os.environ, "PATH": path_with_started_tools, "JOB_COMPLETION_INDEX": "0"}
         return subprocess.Popen([*unshare, *TARJOB, "worker", "plan.json"], env=environment)
 
     return start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,13 @@ def start(tmp_path, scratch):
 
 
 @pytest.fixture
-def tarproc(start):
+def tarproc(tmp_path, scratch, path_with_tools):
     """Return a function that runs tarproc to its end and returns its exit code and stderr."""
 
     def run(*arguments: object, **options) -> tuple[int, str]:
-        process = start(*arguments, **options)
-        _, errors = process.communicate(timeout=100)
-        return process.returncode, errors.decode()
+        command = ["tarproc", "-q", "--tmpdir", str(scratch), *map(str, arguments)]
+        environment = {**os.environ, "PATH": path_with_tools}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=100, **options)
+        return done.returncode, done.stderr.decode()
 
     return run

@@ -1,0 +1,266 @@
+"""Tools that start in milliseconds: forks of one process that has imported the package.
+
+Each tool on the PATH that :func:`serving` makes is fork_client.c, compiled. It sends its open files to the server,
+which reads the rest of what a process is given (arguments, environment, directory, umask, ignored signals) in /proc. A
+fork of the server becomes the tool; the client passes signals on to it, and ends as it ends. If the client is killed,
+so is the tool.
+
+A tool starts in a process of its own where a fork would differ: with other settings that Python or a package reads
+while it is imported, with other limits, in other namespaces, and where the server has ended. Three differences are
+left: the tool's parent is the server, its process group is its own, and /proc shows the server's command line and
+environment. Tests of these, of kill -9, and of what happens while Python starts take ``path_with_started_tools``.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import fcntl
+import gc
+import os
+import pkgutil
+import resource
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BIN = ROOT / "bin"
+#: The packages whose modules are imported; those of the others need torch, or programs rarely do.
+PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats")
+MOST = 253  # files that one message takes: SCM_MAX_FD
+NUMBER = struct.Struct("i")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[None]:
+    """Put all tools into *folder*, and serve them."""
+    names = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": BIN}
+    words = [f'-D{name}="{value}"' for name, value in names.items()]
+    client = folder / ".client"
+    subprocess.run(["cc", "-O1", *words, "-o", client, Path(__file__).with_name("fork_client.c")], check=True)
+    for tool in BIN.iterdir():
+        os.link(client, folder / tool.name)
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
+    command = [sys.executable, __file__, names["SOCKET"]]
+    options: dict[str, Any] = {"env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, **options) as server:
+        assert server.stdout.read(1), "it listens"
+        yield
+        server.stdin.close()  # which ends it
+
+
+class Client:
+    """What the process *pid* was given; *files* are its open files here, by their numbers there."""
+
+    def __init__(self, pid: int, files: dict[int, int]):
+        self.pid, self.files = pid, files
+        self.words = self._entries("cmdline")
+        self.environment = dict(entry.split(b"=", 1) for entry in self._entries("environ") if b"=" in entry)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        self.umask, self.ignored = int(status["Umask"], 8), int(status["SigIgn"], 16)
+        self.surroundings = surroundings(pid)
+
+    def _entries(self, name: str) -> list[bytes]:
+        return Path(f"/proc/{self.pid}/{name}").read_bytes().split(b"\0")[:-1]
+
+
+def surroundings(pid: int) -> list[object]:
+    """Return what a fork has of its parent, and cannot take over from process *pid*: namespaces and limits."""
+    limits = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+    namespaces = [os.readlink(f"/proc/{pid}/ns/{name}") for name in ("mnt", "net", "pid", "user")]
+    return [*namespaces, *(resource.prlimit(pid, limit) for limit in limits)]
+
+
+def settings(environment: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], bool]:
+    """Return what Python and packages read of *environment* while they start; last, whether it asks for UTF-8."""
+    read = {name: value for name, value in environment.items() if name.startswith((b"PYTHON", b"FSSPEC_"))}
+    if read.get(b"PYTHONUTF8") == b"1":
+        del read[b"PYTHONUTF8"]
+        return read, True
+    return read, locale_of(coerced(environment)) == b"C.UTF-8"
+
+
+def locale_of(environment: dict[bytes, bytes]) -> bytes:
+    return next(filter(None, map(environment.get, (b"LC_ALL", b"LC_CTYPE", b"LANG"))), b"C")
+
+
+def coerced(environment: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the environment that Python makes of it: with UTF-8, where it names no locale (PEP 538)."""
+    if not environment.get(b"LC_ALL") and locale_of(environment) in (b"C", b"POSIX"):
+        return {**environment, b"LC_CTYPE": b"C.UTF-8"}
+    return environment
+
+
+class Server:
+    """Forks for each client that connects, and tells it how the fork has ended."""
+
+    def __init__(self, listener: socket.socket):
+        self.listener = listener
+        self.like = settings(dict(os.environb)), surroundings(os.getpid())
+        self.selector = selectors.DefaultSelector()
+
+    def serve(self) -> Client | None:
+        """Serve until stdin ends; in a fork, return the client whose work it has to do."""
+        self.selector.register(0, selectors.EVENT_READ)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        while True:
+            # One at a time: what it does may concern the others.
+            (key, _), *_ = self.selector.select()
+            if key.fileobj == 0:
+                return None
+            if client := key.data():
+                return client
+
+    def _accept(self) -> Client | None:
+        connection, _ = self.listener.accept()
+        message, files, *_ = socket.recv_fds(connection, NUMBER.size * (MOST + 1), MOST)
+        try:
+            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            client = Client(pid, dict(zip(array.array("i", message)[1:], files)))
+            like = settings(client.environment), client.surroundings
+            fork = os.fork() if like == self.like else None
+            if fork == 0:
+                return client
+        except OSError:  # it was killed meanwhile
+            fork = None
+        for file in files:
+            os.close(file)
+        if fork is None:
+            connection.close()
+        else:
+            self._follow(fork, connection)
+        return None
+
+    def _follow(self, fork: int, connection: socket.socket) -> None:
+        """Tell the client the number of its *fork*, and later how it ended; kill it where the client is killed."""
+        ended = os.pidfd_open(fork)
+
+        def kill() -> None:
+            self.selector.unregister(connection)
+            os.kill(fork, signal.SIGKILL)
+
+        def end() -> None:
+            with suppress(KeyError):  # of one that was killed
+                self.selector.unregister(connection)
+            self.selector.unregister(ended)
+            os.close(ended)
+            send(connection, os.waitpid(fork, 0)[1])
+            connection.close()
+
+        self.selector.register(connection, selectors.EVENT_READ, kill)
+        self.selector.register(ended, selectors.EVENT_READ, end)
+        send(connection, fork)
+
+
+def send(connection: socket.socket, number: int) -> None:
+    with suppress(OSError):  # it was killed
+        connection.send(NUMBER.pack(number))
+
+
+def become(client: Client) -> None:
+    """Take over all that the client was given."""
+    os.chdir(f"/proc/{client.pid}/cwd")
+    os.umask(client.umask)
+    for number in signal.valid_signals():
+        if client.ignored >> (number - 1) & 1:
+            signal.signal(number, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    os.environb.clear()
+    os.environb.update(coerced(client.environment))
+    time.tzset()
+    above = 1 + max([*client.files, *map(int, os.listdir("/proc/self/fd"))])
+    moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, above) for number, file in client.files.items()}
+    os.closerange(0, above)
+    for number, file in moved.items():
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = sys.__stdin__ = reopened(sys.stdin)
+    sys.stdout = sys.__stdout__ = reopened(sys.stdout)
+    sys.stderr = sys.__stderr__ = reopened(sys.stderr)
+
+
+def reopened(stream: TextIOWrapper) -> TextIOWrapper | None:
+    """Open a standard stream as Python does at its start, now that its file is another one."""
+    number = stream.fileno()
+    try:
+        os.fstat(number)
+    except OSError:
+        return None
+    at_once = stream.write_through  # with PYTHONUNBUFFERED
+    file = open(number, "wb" if number else "rb", 0 if number and at_once else -1, closefd=False)  # noqa: SIM115
+    getattr(file, "raw", file).name = stream.name
+    by_lines = not at_once and (number == 2 or file.isatty())
+    opened = TextIOWrapper(file, stream.encoding, stream.errors, "\n", by_lines, at_once)
+    opened.mode = stream.mode
+    return opened
+
+
+def run(words: list[bytes]) -> int:
+    """Run a tool; return its exit code."""
+    tool = str(BIN / os.path.basename(os.fsdecode(words[0])))
+    sys.argv = [tool, *map(os.fsdecode, words[1:])]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = str(BIN)
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = tool
+    try:
+        exec(compile(Path(tool).read_bytes(), tool, "exec"), module.__dict__)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+            return 1
+        return (error.code or 0) & 255
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(code: int) -> None:
+    """Do what the interpreter does at its end, but for freeing all that was imported."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        print(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+        code = 120
+    os._exit(code)
+
+
+def main() -> None:
+    sys.path[0] = str(ROOT)
+    for package in PRELOADED:
+        folder = ROOT / "tarshards" / package
+        for module in pkgutil.walk_packages([str(folder)], f"tarshards.{package}."):
+            with suppress(ImportError):  # of an extra
+                import_module(module.name)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen(128)
+    gc.collect()
+    gc.freeze()
+    os.write(1, b"\n")
+    server = Server(listener)  # stays in memory: collected in a fork, it would close the tool's files
+    if client := server.serve():
+        become(client)
+        leave(run(client.words))
+
+
+if __name__ == "__main__":
+    main()
