@@ -19,8 +19,8 @@ class Site:
 
     *find* tells which file answers a path, with its query, and a header Authorization; by default the path does.
 
-    What is PUT is stored, unless *refusal*, a status, says no. What is to GET is held back until no more was asked for
-    within *hold* seconds, and then sent all together: a round.
+    What is PUT is stored, and what is to DELETE removed, unless *refusal*, a status, says no. What is to GET is held
+    back until no more was asked for within *hold* seconds, and then sent all together: a round.
     """
 
     folder: Path
@@ -93,8 +93,9 @@ def serving(folder: Path) -> Iterator[Site]:
 
         def do_DELETE(self) -> None:
             is_there = self._file.is_file()
-            self._file.unlink(missing_ok=True)
-            self._answer(204 if is_there else 404)
+            if site.refusal is None:
+                self._file.unlink(missing_ok=True)
+            self._answer(site.refusal or (204 if is_there else 404))
 
         @property
         def _file(self) -> Path:

@@ -17,11 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,6 +27,10 @@ from PIL import Image
 from tarshards import TarWriter
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests"))  # for the program
+
+from range_server import serving  # noqa: E402
+
 VERSION = "1.0.2"
 SDIST = ROOT / "data" / f"webdataset-{VERSION}.tar.gz"
 PASSING = 180
@@ -169,30 +169,6 @@ def make_data(folder: Path) -> None:
                 writer.write({"__key__": f"{shard:03d}{number:03d}", **fields})
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder and logs nothing."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that leave before the end of a file."""
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve *folder* on a free port of this machine; give its URL."""
-    server = Server(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def unpack(sdist: Path, folder: Path, server: str) -> None:
     """Write the tests of *sdist* to *folder*, with what they import; they ask *server* and no other."""
     with tarfile.open(sdist) as archive:
@@ -218,8 +194,8 @@ def run(sdist: Path, arguments: list[str]) -> dict[str, str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         (folder / "pytest.ini").write_text("[pytest]\nmarkers = quick\n")
-        with serving(folder / "testdata") as server:
-            unpack(sdist, folder / "tests", server)
+        with serving(folder / "testdata") as site:
+            unpack(sdist, folder / "tests", site.url)
             path = os.pathsep.join([str(folder), str(ROOT), *sys.path, str(folder / "instead")])
             command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", f"--junitxml={folder}/report.xml"]
             command += ["tests", *arguments]

@@ -9,11 +9,9 @@ import os
 import pickle
 import random
 import tarfile
-import threading
 import time
 from collections import Counter
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
@@ -412,17 +410,8 @@ def test_a_faulty_sample_of_an_indexed_shard_keeps_its_place_in_a_state(make_sha
 @pytest.fixture
 def server(shards):
     """The URL of a server of the folder of the shards, and what it was asked for."""
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            asked.append(self.path)
-
-    service = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(Path(shards).parent)))
-    threading.Thread(target=service.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{service.server_port}", asked
-    service.shutdown()
-    service.server_close()
+    with serving(Path(shards).parent) as site:
+        yield site.url, site.requests
 
 
 def test_whole_shards_are_cached(server, shards, tmp_path):

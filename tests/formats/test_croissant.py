@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from range_server import serving
 
 from tarshards import ShardWriter, write_samples
 from tarshards.errors import SampleError, UrlError
@@ -148,15 +149,9 @@ def test_the_same_dataset_gives_the_same_card(here):
 
 
 def test_urls_have_no_credentials(here):
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-    from threading import Thread
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=here)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        base = f"127.0.0.1:{server.server_port}/shards/val-0.tar"
+    with serving(Path(here)) as site:
+        base = f"{site.url.removeprefix('http://')}/shards/val-0.tar"
         card = make_card({"val": f"http://me:password@{base}?signature=secret12"}, name="digits")
-        server.shutdown()
     text = json.dumps(card)
     assert card["distribution"][0]["contentUrl"] == f"http://{base}"
     assert not any(secret in text for secret in ("password", "secret12", "me:"))

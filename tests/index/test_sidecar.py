@@ -8,15 +8,14 @@ import shutil
 import threading
 import time
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from zlib import crc32
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from range_server import serving
 
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
@@ -242,15 +241,11 @@ def test_remote_sidecars(tmp_path):
 
 
 def test_sidecars_of_web_servers(shard):
-    handler = partial(SimpleHTTPRequestHandler, directory=os.path.dirname(shard))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://127.0.0.1:{server.server_port}"
-        indexes = list(for_each_shard(partial(Index.load, check=False), [f"{base}/a.tar?token=1"] * 40))
+    with serving(Path(shard).parent) as site:
+        indexes = list(for_each_shard(partial(Index.load, check=False), [f"{site.url}/a.tar?token=1"] * 40))
         assert indexes == [Index.load(shard)] * 40
         with pytest.raises(ShardIndexError, match=r"none\.tar\.index: no index found"):
-            Index.load(f"{base}/none.tar")
-        server.shutdown()
+            Index.load(f"{site.url}/none.tar")
 
 
 def test_differences_are_named(shard, tmp_path):

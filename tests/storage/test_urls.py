@@ -4,15 +4,13 @@ import json
 import os
 import re
 import subprocess
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from range_server import serving
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import expressions
@@ -367,15 +365,12 @@ def test_remote_manifests():
 
 def test_manifests_of_web_servers(tmp_path):
     write(tmp_path / "d/a.shards.json", Shard("x y.tar", 3), Shard("z.tar"))
-    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://127.0.0.1:{server.server_port}/d"
+    with serving(tmp_path) as site:
+        base = f"{site.url}/d"
         assert expand_urls(f"{base}/a.shards.json") == [f"{base}/x%20y.tar", f"{base}/z.tar"]
         assert expand_urls(f"{base}/a.shards.json?token=1") == [f"{base}/x%20y.tar?token=1", f"{base}/z.tar?token=1"]
         with pytest.raises(OpenError, match=r"none\.json: 404"):
             expand_urls(f"{base}/none.json")
-        server.shutdown()
 
 
 @pytest.mark.parametrize("name", ["pipe:rm -rf /", "PIPE:x", "-"])

@@ -8,12 +8,11 @@ import logging
 import os
 import shutil
 import subprocess
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import range_server
 from leftovers import wait_until
 
 from tarshards import (
@@ -329,60 +328,34 @@ def test_the_manifest_of_a_run_that_fails_is_not_the_old_one(write, folder_of):
 
 
 @pytest.fixture
-def web():
-    """A server of what was PUT; DELETE is answered as `web.deletes` says."""
+def site(tmp_path):
+    with range_server.serving(tmp_path / "site") as site:
+        yield site
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self, status: int, body: bytes = b"") -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
-        def do_GET(self) -> None:
-            body = server.files.get(self.path)
-            self.answer(server.missing if body is None else 200, body or b"")
-
-        def do_PUT(self) -> None:
-            server.files[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer(201)
-
-        def do_DELETE(self) -> None:
-            if server.deletes == 204:
-                server.files.pop(self.path, None)
-            self.answer(server.deletes)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.files, server.deletes, server.missing = {}, 204, 404
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def stored(site: range_server.Site) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in site.folder.iterdir()}
 
 
 @pytest.mark.parametrize("missing", [404, 403])
-def test_an_index_on_a_web_server_is_removed(web, missing):
-    web.missing = missing  # of an object that we may not see, a store says 403
-    url = f"http://127.0.0.1:{web.server_port}/a.tar"
+def test_an_index_on_a_web_server_is_removed(site, missing):
+    site.missing = missing  # of an object that we may not see, a store says 403
+    url = f"{site.url}/a.tar"
     write_samples(samples(9), url)
     Index.load(OUT).save(url)
-    assert sorted(web.files) == ["/a.tar", "/a.tar.index"]
+    assert sorted(stored(site)) == ["a.tar", "a.tar.index"]
     write_samples(the_new(), url)
-    assert sorted(web.files) == ["/a.tar"]
-    assert web.files["/a.tar"] == Path("new.tar").read_bytes()
+    assert stored(site) == {"a.tar": Path("new.tar").read_bytes()}
 
 
-def test_an_index_that_a_web_server_keeps_is_an_error_before_the_shard_is_replaced(web):
-    url = f"http://127.0.0.1:{web.server_port}/a.tar"
+def test_an_index_that_a_web_server_keeps_is_an_error_before_the_shard_is_replaced(site):
+    url = f"{site.url}/a.tar"
     write_samples(samples(9), url)
     Index.load(OUT).save(url)
-    before, web.deletes = dict(web.files), 405
+    before, site.refusal = stored(site), 405
     with pytest.raises(OpenError, match=r"a\.tar\.index: .*405"):
         write_samples(the_new(), url)
-    assert web.files == before
+    assert stored(site) == before
 
 
 def test_a_location_is_removed_once(tmp_path):
