@@ -172,7 +172,7 @@ def members_of(index: Index, i: int) -> tuple[str, str, int, int, str]:
 @pytest.mark.soak
 def test_a_rewritten_shard_gives_what_it_holds(tmp_path, twin):
     seen = 0
-    for seed, path, held in shards(tmp_path, 0, 40 * SOAK):
+    for seed, path, held in shards(tmp_path, 0, 20 * SOAK):
         for read in READERS:
             found, errors = read(str(path))
             compare(found, errors, held, f"seed {seed}, {read.__name__}")
@@ -185,7 +185,7 @@ def test_a_rewritten_shard_gives_what_it_holds(tmp_path, twin):
 @pytest.mark.soak
 def test_a_rewritten_shard_gives_what_it_holds_over_http(tmp_path):
     with serving(tmp_path) as site:
-        for seed, path, held in shards(tmp_path, 10_000, 30 * SOAK):
+        for seed, path, held in shards(tmp_path, 10_000, 15 * SOAK):
             for read in by_access, cls_alone, by_column, by_stream:
                 found, errors = read(f"{site.url}/{path.name}")
                 compare(found, errors, held, f"seed {seed}, {read.__name__}")

@@ -163,7 +163,7 @@ def check(delivered: Delivered, ledger: Ledger | None, site: UnreliableSite, *, 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(16 * SOAK))
+@pytest.mark.parametrize("seed", range(8 * SOAK))
 def test_a_schedule_of_faults(files, tmp_path, seed):
     rng = random.Random(f"faults/{seed}")
     reader = READERS[seed % len(READERS)]
@@ -194,7 +194,7 @@ def test_a_schedule_of_faults(files, tmp_path, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(6 * SOAK))
+@pytest.mark.parametrize("seed", range(3 * SOAK))
 def test_a_schedule_of_faults_where_shards_are_written(files, seed):
     """What is stored is whole; a shard that the writer gave no error for is there."""
     site = UnreliableSite(seed=seed, rate=(0.1, 0.3, 0.6)[seed % 3], kinds=tuple({*PASSING} - {"stall"}))
