@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -130,9 +131,9 @@ def test_an_index_changes_no_digest(catalog, shell_tarindex):
 
 
 @pytest.fixture
-def shell_tarindex():
-    bin = Path(__file__).parents[1] / "bin/tarindex"
-    return lambda *arguments: subprocess.run([sys.executable, bin, *arguments], check=True)
+def shell_tarindex(path_with_tools):
+    environment = {**os.environ, "PATH": path_with_tools}
+    return lambda *arguments: subprocess.run(["tarindex", *arguments], env=environment, check=True)
 
 
 def test_the_digest_is_over_ops_too(here):

@@ -62,10 +62,3 @@ def test_every_tool_is_an_entry_point_and_runs_from_a_checkout():
 def test_entry_points_are_commands(name):
     module, _, function = entry_points()[name].partition(":")
     assert isinstance(getattr(import_module(module), function), Command)
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "bin").iterdir()))
-def test_a_tool_of_the_checkout_needs_no_installation(name, tmp_path):
-    command = [sys.executable, str(ROOT / "bin" / name), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.startswith(f"Usage: {name} ")

@@ -6,12 +6,10 @@ import errno
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from programs import need
-from tool_lines import ROOT
 
 from tarshards import TarWriter, read_samples
 from tarshards.cli import tarcat, tarsplit
@@ -52,11 +50,17 @@ def foreign(tmp_path, shard) -> Path:
     return tmp_path / "foreign.tar"
 
 
-def run(line: str, folder: Path, **options) -> subprocess.CompletedProcess[bytes]:
-    """Run a shell line, in which TARCAT and TARSPLIT are the tools."""
-    for tool in ("tarcat", "tarsplit"):
-        line = line.replace(tool.upper(), f"{sys.executable} {ROOT / 'bin' / tool} -q")
-    return subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], cwd=folder, capture_output=True, **options)
+@pytest.fixture
+def run(path_with_tools):
+    """Return a function that runs a shell line, in which TARCAT, TARSORT and TARSPLIT are the tools, with -q."""
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def run(line: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+        line = re.sub("TAR[A-Z]+", lambda tool: f"{tool[0].lower()} -q", line)
+        command = ["bash", "-c", f"set -o pipefail; {line}"]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True)
+
+    return run
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ LINES = {
     "read from a pipe": "cat in.tar | TARCAT >out.tar",
     "skipping": "TARCAT in.tar --skip 0 --slice 0: -f '*' >out.tar",
     "shuffled": "TARCAT in.tar --shuffle 1 >out.tar",
-    "shuffled and sorted": f"TARCAT in.tar --shuffle 9 | {sys.executable} {ROOT / 'bin' / 'tarsort'} -q >out.tar",
+    "shuffled and sorted": "TARCAT in.tar --shuffle 9 | TARSORT >out.tar",
     "interleaved": "TARCAT in.tar --interleave 2 >out.tar",
     "compressed": "TARCAT in.tar -o c.tar.gz && gzip -dc c.tar.gz >out.tar",
     "split by a field": "TARSPLIT in.tar --by cls -o 's-{cls}-%d.tar' && TARCAT 's-{0..5}-0.tar' >out.tar",
@@ -120,7 +124,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_wherever_it_goes_and_comes_from_the_bytes_are_the_same(shard, line):
+def test_wherever_it_goes_and_comes_from_the_bytes_are_the_same(shard, line, run):
     (shard.parent / "one").write_bytes(b"abc")
     done = run(line, shard.parent)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -128,7 +132,7 @@ def test_wherever_it_goes_and_comes_from_the_bytes_are_the_same(shard, line):
 
 
 @pytest.mark.parametrize("reader", ["tar", "bsdtar"])
-def test_other_programs_extract_what_was_put_in(foreign, tmp_path, reader):
+def test_other_programs_extract_what_was_put_in(foreign, tmp_path, reader, run):
     need("GNU tar" if reader == "tar" else reader)
     (tmp_path / "x").mkdir()
     done = run(f"TARCAT foreign.tar | {reader} -xf - -C x && diff -r tree x", tmp_path)
@@ -185,7 +189,7 @@ def test_bytes_that_differ_from_those_between_are_written(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [BLOCK + 1, BLOCK + 3 * CHUNK - 1])
-def test_a_sample_that_is_cut_is_not_delivered(shard, tmp_path, cut):
+def test_a_sample_that_is_cut_is_not_delivered(shard, tmp_path, cut, run):
     (whole,) = re.finditer(rb"004\.bin\0", shard.read_bytes())
     data = shard.read_bytes()[: whole.start() + (cut if cut < CHUNK else BLOCK + SIZES[4] - 1)]
     (tmp_path / "cut.tar").write_bytes(data)
@@ -209,18 +213,18 @@ def test_damage_behind_a_large_member_is_found(shard, tmp_path):
     assert (caught.value.offset, caught.value.reason) == (header, "bad header checksum")
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(shard):
+def test_a_reader_that_goes_away_ends_it_quietly(shard, run):
     done = run("TARCAT in.tar | head -c 1000000 >/dev/null; echo ${PIPESTATUS[0]}", shard.parent)
     assert (done.stdout, done.stderr) == (b"141\n", b"")
 
 
-def test_a_full_device_is_named(shard):
+def test_a_full_device_is_named(shard, run):
     done = run("TARCAT in.tar >/dev/full", shard.parent)
     assert done.returncode == 1
     assert done.stderr == b"tarcat: -: No space left on device\n"
 
 
-def test_a_file_that_may_grow_no_more_leaves_nothing(shard):
+def test_a_file_that_may_grow_no_more_leaves_nothing(shard, run):
     done = run("ulimit -f 1000; TARCAT in.tar -o out.tar", shard.parent)
     assert done.returncode == 1
     assert b"out.tar: File too large" in done.stderr

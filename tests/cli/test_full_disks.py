@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tool_lines import OTHERS, ROOT, WRITING, make_inputs
+from tool_lines import OTHERS, WRITING, make_inputs
 
 from tarshards import TarWriter
 
@@ -39,48 +40,6 @@ PRINTING = {
 }
 TOOLS = sorted(WRITING.keys() | OTHERS)
 
-# Each line runs in a child of one process that has imported the tools; the streams are as a shell would redirect them.
-PROGRAM = """
-import json, os, shutil, sys, traceback
-from tool_lines import command_of
-
-folder, logs = sys.argv[1:3]
-os.chdir(folder)
-before = set(os.listdir())
-for number, (tool, arguments, redirected) in enumerate(json.load(sys.stdin)):
-    command = command_of(tool)
-    if os.fork() == 0:
-        sys.argv = [tool]
-        streams = {1: f"{logs}/{number}.out", 2: f"{logs}/{number}.err", **dict(redirected)}
-        for descriptor, target in streams.items():
-            if target is not None:
-                os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT), descriptor)
-                streams[descriptor] = open(descriptor, "w", closefd=False, errors="backslashreplace")
-        for descriptor, target in streams.items():
-            if target is None:
-                os.close(descriptor)
-        sys.stdout, sys.stderr = streams[1], streams[2]
-        code = 0
-        try:
-            command.main(arguments)
-        except SystemExit as error:
-            code = error.code or 0
-        except BaseException:
-            traceback.print_exc()
-            code = 99
-        try:  # as the interpreter does at exit
-            sys.stdout.flush()
-        except OSError:
-            code = 120
-        sys.stderr.flush()
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.wait()[1])
-    left = sorted(set(os.listdir()) - before)
-    print(json.dumps([code, left]))
-    for name in left:
-        shutil.rmtree(name) if os.path.isdir(name) else os.unlink(name)
-"""
-
 
 class Outcome(NamedTuple):
     """How a line ended: its exit code, the files that it left, and what it said on stderr."""
@@ -90,15 +49,22 @@ class Outcome(NamedTuple):
     errors: str
 
 
-def run_all(folder: Path, logs: Path, cases: list[tuple[str, list[str], dict[int, str | None]]]) -> list[Outcome]:
-    """Run lines in *folder*, each a tool, its arguments and its streams; None closes a stream."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(logs)]
-    work = json.dumps([(tool, arguments, list(streams.items())) for tool, arguments, streams in cases])
-    done = subprocess.run(command, env=environment, input=work, capture_output=True, text=True, timeout=240, check=True)
-    lines = done.stdout.splitlines()
-    errors = [logs / f"{number}.err" for number in range(len(lines))]
-    return [Outcome(*json.loads(line), path.read_text() if path.exists() else "") for line, path in zip(lines, errors)]
+@pytest.fixture
+def run_all(path_with_tools):
+    """Return a function that runs lines in a folder, each a tool, its arguments and how a shell redirects a stream."""
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def run_all(folder: Path, cases: list[tuple[str, list[str], str]]) -> Iterator[Outcome]:
+        before = {*folder.iterdir()}
+        for tool, arguments, redirected in cases:
+            command = ["bash", "-c", f"{shlex.join([tool, *arguments])} {redirected}"]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+            left = sorted({*folder.iterdir()} - before)
+            yield Outcome(done.returncode, [path.name for path in left], done.stderr)
+            for path in left:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return run_all
 
 
 def check(tool: str, outcome: Outcome, words: str) -> None:
@@ -109,11 +75,6 @@ def check(tool: str, outcome: Outcome, words: str) -> None:
     assert [name for name in outcome.left if not name.endswith(RESUMES_FROM)] == [], tool
 
 
-@pytest.fixture
-def logs(tmp_path_factory):
-    return tmp_path_factory.mktemp("logs")
-
-
 PRINTS_NOTHING = {"tarconvert", "tarexport", "tarimport", "tarreshard"}
 RESUMES_FROM = (".reshard", ".begun", ".done")
 
@@ -122,27 +83,26 @@ def test_no_tool_is_forgotten():
     assert {line.split()[0] for line in PRINTING} == set(TOOLS) - OTHERS - PRINTS_NOTHING
 
 
-FULL = "/dev/full", "No space left on device"
-CLOSED = None, "Bad file descriptor"
+FULL = ">/dev/full", "No space left on device"
+CLOSED = ">&-", "Bad file descriptor"
 
 
-@pytest.mark.parametrize(("target", "words"), [FULL, CLOSED], ids=["full", "closed"])
-def test_stdout_that_takes_nothing(tmp_path, logs, target, words):
+@pytest.mark.parametrize(("redirected", "words"), [FULL, CLOSED], ids=["full", "closed"])
+def test_stdout_that_takes_nothing(tmp_path, run_all, redirected, words):
     make_inputs(tmp_path, size=20_000)  # so that tars are larger than what is buffered
-    cases = [(tool, ["--help"], {1: target}) for tool in TOOLS]
+    cases = [(tool, ["--help"], redirected) for tool in TOOLS]
     for name, line in PRINTING.items():
         tool, *arguments = f"{name} {line.format('')}".split()
-        cases.append((tool, arguments, {1: target}))
-    for (tool, _, _), outcome in zip(cases, run_all(tmp_path, logs, cases), strict=True):
+        cases.append((tool, arguments, redirected))
+    for (tool, _, _), outcome in zip(cases, run_all(tmp_path, cases), strict=True):
         check(tool, outcome, words)
 
 
-def test_stderr_that_takes_nothing(tmp_path, logs):
+def test_stderr_that_takes_nothing(tmp_path, run_all):
     make_inputs(tmp_path)
-    closed: dict[int, str | None] = {2: None}
-    cases = [(tool, line.format("").split(), closed) for tool, line in WRITING.items()]
-    cases += [("tarcat", ["missing.tar"], closed), ("tarcat", ["--nope"], closed)]
-    assert [outcome.code for outcome in run_all(tmp_path, logs, cases)] == [0] * len(WRITING) + [1, 2]
+    cases = [(tool, line.format("").split(), "2>&-") for tool, line in WRITING.items()]
+    cases += [("tarcat", ["missing.tar"], "2>&-"), ("tarcat", ["--nope"], "2>&-")]
+    assert [outcome.code for outcome in run_all(tmp_path, cases)] == [0] * len(WRITING) + [1, 2]
 
 
 @pytest.fixture
@@ -156,11 +116,11 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_is_full(tmp_path, small_disk, logs):
+def test_a_disk_that_is_full(tmp_path, small_disk, run_all):
     make_inputs(tmp_path, size=2_000_000)
     (small_disk / "filler").write_bytes(bytes((1 << 20) - 4096))
-    cases = [(tool, line.format(f"{tmp_path}/").split(), {}) for tool, line in WRITING.items()]
-    for (tool, _, _), outcome in zip(cases, run_all(small_disk, logs, cases), strict=True):
+    cases = [(tool, line.format(f"{tmp_path}/").split(), "") for tool, line in WRITING.items()]
+    for (tool, _, _), outcome in zip(cases, run_all(small_disk, cases), strict=True):
         if tool not in ("tarindex", "tarshow"):  # whose files are small
             check(tool, outcome, "No space left on device")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -158,14 +159,12 @@ def test_values_are_named_by_the_same_words():
 
 
 @pytest.mark.parametrize("tool", tools())
-def test_every_tool_has_help_and_version(tool):
-    command = [sys.executable, "-m", "tarshards"] if tool == "tarshards" else [sys.executable, ROOT / "bin" / tool]
-    if " " in tool:
-        program, verb = tool.split()
-        command = [sys.executable, ROOT / "bin" / program, verb]
+def test_every_tool_has_help_and_version(tool, path_with_tools):
+    command = [sys.executable, "-m", "tarshards"] if tool == "tarshards" else tool.split()
+    options = {"env": {**os.environ, "PATH": path_with_tools}, "stdin": subprocess.DEVNULL}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, **options)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -204,10 +203,10 @@ def test_tools_start_with_a_click_whose_types_are_not_generic():
         ("tarsplit -j -1 -o a", "-1 is not in the range x>=0"),
     ],
 )
-def test_a_wrong_option_names_the_right_one(line, hint):
+def test_a_wrong_option_names_the_right_one(line, hint, path_with_tools):
     tool, *arguments = line.split()
-    command = [sys.executable, ROOT / "bin" / tool, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, "PATH": path_with_tools}
+    done = subprocess.run([tool, *arguments], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert hint in re.sub(r"['\"]", "", done.stderr)
 

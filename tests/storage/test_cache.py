@@ -441,7 +441,7 @@ def test_processes_are_killed_at_any_moment(tmp_path, workers, fetches):
     rng, folder, blocks = random.Random(0), tmp_path / "cache", 2 * HELD
     options = {"blocks": blocks, "epochs": 50, "again": 0.5, "reserve": LEAST_CACHE // 10}
     running = [workers.start(seed, **options) for seed in range(4)]
-    for seed in range(4, 4 + 4 * SOAK):
+    for seed in range(4, 4 + 2 * SOAK):
         victim = rng.randrange(4)
         running[victim].stdout.read(rng.randrange(1, 400))  # of the numbers of the blocks that it has taken
         running[victim].kill()
@@ -781,7 +781,7 @@ def test_files_are_damaged_while_processes_read(tmp_path, workers):
     processes = [workers.start(seed, blocks=HELD // 2, epochs=1000) for seed in range(2)]
     processes[0].stdout.readline()
     damaged = 0
-    while damaged < 50 * SOAK or max(workers.fetched().values()) < 3:
+    while damaged < 25 * SOAK or max(workers.fetched().values()) < 3:
         for path in rng.sample(found := files(folder), min(4, len(found))):
             with suppress(FileNotFoundError):
                 flip(path, rng) if rng.random() < 0.5 else os.truncate(path, rng.randrange(LENGTH))
