@@ -1,6 +1,6 @@
 """Ordered, bounded work over any executor, and child processes that are ended reliably.
 
-``bounded_map`` keeps a window of calls running, and so does ``settled_map``, which yields failures too;
+``settled_map`` keeps a window of calls running, and ``bounded_map`` does so and raises the first failure;
 ``DaemonThreads`` wait for a network; ``EventLoop`` runs coroutines; ``ProcessPool`` runs calls in processes, and a
 process that dies fails only its own call; ``ChildGroup`` is a program and all that it starts, ended as one. The
 processes of ``run.samples`` import this module, so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a
@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from queue import SimpleQueue
 from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
@@ -32,27 +32,36 @@ PIPE = -1  # for ChildGroup: a new pipe
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
+def settled_map(
+    function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
+) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
+    """Yield every item with ``function(item)``, or with what it raised; at most *window* are under way or waiting.
+
+    They come in the order of the items, or with ``ordered=False`` as they are done. An exception of the items is
+    raised, and CancelledError for a call that someone else cancelled; breaking off cancels what has not begun and
+    waits for what has.
+    """
+    check_executor(executor)
+    pending: list[tuple[Future[Any], Any]] = []
+    try:
+        for item in items:
+            pending.append((executor.submit(function, item), item))
+            if len(pending) >= window:
+                yield _settle(pending, ordered)
+        while pending:
+            yield _settle(pending, ordered)
+    finally:
+        for future, _ in pending:
+            future.cancel()
+        wait([future for future, _ in pending if not future.cancelled()])
+
+
 def bounded_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
 ) -> Generator[Any, None, None]:
-    """Yield ``function(item)`` for every item, with at most *window* of them under way or waiting.
-
-    The results come in the order of the items, or with ``ordered=False`` as they are done. The first exception of the
-    function or the items is raised; breaking off cancels what has not begun and waits for what has.
-    """
-    check_executor(executor)
-    pending: list[Future[Any]] = []
-    try:
-        for item in items:
-            pending.append(executor.submit(function, item))
-            if len(pending) >= window:
-                yield _take(pending, ordered)
-        while pending:
-            yield _take(pending, ordered)
-    finally:
-        for future in pending:
-            future.cancel()
-        wait([future for future in pending if not future.cancelled()])
+    """Yield ``function(item)`` for every item, as ``settled_map`` does, and raise the first exception."""
+    with closing(settled_map(function, items, executor=executor, window=window, ordered=ordered)) as settled:
+        yield from map(_result, settled)  # no frame holds a result while the next is made: its memory may be reused
 
 
 def check_executor(executor: Any) -> Executor:
@@ -62,55 +71,24 @@ def check_executor(executor: Any) -> Executor:
     return executor
 
 
-def _take(pending: list[Future[Any]], ordered: bool) -> Any:
-    candidates = pending[:1] if ordered else pending
-    while not (done := [future for future in candidates if future.done()]):
+def _settle(pending: list[tuple[Future[Any], Any]], ordered: bool) -> tuple[Any, Any, BaseException | None]:
+    """Remove one of *pending* that is done; return its item, result and error."""
+    candidates = [future for future, _ in (pending[:1] if ordered else pending)]
+    while not (done := [number for number, future in enumerate(candidates) if future.done()]):
         wait(candidates, TICK, FIRST_COMPLETED)
-    future = done[0]
-    pending.remove(future)
-    return future.result()
+    future, item = pending.pop(done[0])
+    error = future.exception()
+    return item, None if error else future.result(), error
 
 
-def settled_map(
-    function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
-) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
-    """Yield every item with the result of *function*, or with what it raised; the rest is as in ``bounded_map``.
-
-    Raises CancelledError for a call that someone else cancelled.
-    """
-    executor = _SettlingExecutor(check_executor(executor))
-    return bounded_map(function, items, executor=executor, window=window, ordered=ordered)
-
-
-class _SettledCall(Future[Any]):
-    """The outcome of a call; cancelling it cancels the call, unless that runs."""
-
-    call: Future[Any]
-
-    def cancel(self) -> bool:
-        return self.call.cancel()
-
-
-class _SettlingExecutor(Executor):
-    """An executor whose futures never fail: they hold the item, its result and its error."""
-
-    def __init__(self, executor: Executor):
-        self.executor = executor
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
-        (item,) = args
-        outcome = _SettledCall()
-        outcome.call = self.executor.submit(function, item)
-
-        def done(call: Future[Any]) -> None:
-            if call.cancelled():
-                Future.cancel(outcome)
-            elif outcome.set_running_or_notify_cancel():
-                error = call.exception()
-                outcome.set_result((item, None if error else call.result(), error))
-
-        outcome.call.add_done_callback(done)
-        return outcome
+def _result(outcome: tuple[Any, Any, BaseException | None]) -> Any:
+    _, result, error = outcome
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del outcome, error  # which the traceback would hold
+    return result
 
 
 class DaemonThreads(Executor):

@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Timer
 
 import pytest
 
 from tarshards import parallel
 from tarshards.errors import OpenError, OpError, RemoteTraceback
-from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map
+from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map, settled_map
 
 
 def act(what: int | str) -> int:
@@ -74,6 +75,82 @@ def test_giving_up_ends_the_processes():
         with pytest.raises(ValueError, match="six"):
             list(results)
     assert time.monotonic() - begun < 60
+
+
+def half(number: int) -> float:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number / 2
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_failures_are_settled_and_the_rest_goes_on(window, ordered):
+    with ThreadPoolExecutor(4) as pool:
+        settled = [*settled_map(half, range(20), executor=pool, window=window, ordered=ordered)]
+        assert [item for item, *_ in settled] == list(range(20)) or not ordered
+        assert sorted(item for item, *_ in settled) == list(range(20))
+        for item, result, error in settled:
+            assert (result, str(error)) == ((item / 2, "None") if item % 2 == 0 else (None, f"{item} is odd"))
+        results = bounded_map(half, [0, 2, 3, 4], executor=pool, window=window)
+        assert [next(results), next(results)] == [0, 1]
+        with pytest.raises(ValueError, match="3 is odd"):
+            next(results)
+        assert list(results) == []
+        with pytest.raises(TypeError, match="executor= takes an Executor"):
+            next(settled_map(half, [0], executor=4, window=1))
+
+
+@pytest.mark.parametrize("mapped", [settled_map, bounded_map])
+def test_breaking_off_cancels_what_has_not_begun_and_waits_for_the_rest(mapped):
+    begun, ended, gate = [], [], Event()
+
+    def work(number):
+        begun.append(number)
+        if number:
+            gate.wait(100)
+        ended.append(number)
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = mapped(work, range(10), executor=pool, window=5)
+        next(calls)
+        Timer(0.1, gate.set).start()
+        calls.close()
+        assert begun == ended
+        assert len(begun) < 5
+
+
+def test_an_error_of_the_items_is_raised_and_a_call_that_was_cancelled():
+    def items():
+        yield 0
+        raise KeyError("items")
+
+    with ThreadPoolExecutor(1) as pool:
+        for mapped in (settled_map, bounded_map):
+            with pytest.raises(KeyError, match="items"):
+                list(mapped(half, items(), executor=pool, window=3))
+
+    class Cancelling(ThreadPoolExecutor):
+        def submit(self, *_):
+            future = Future()
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
+
+    with Cancelling(1) as pool:
+        for mapped in (settled_map, bounded_map):
+            with pytest.raises(CancelledError):
+                list(mapped(half, [1], executor=pool, window=3))
+
+
+def test_no_result_is_held_while_the_next_is_made():
+    class Result:
+        pass
+
+    with ThreadPoolExecutor(1) as pool:
+        results = bounded_map(lambda _: Result(), range(3), executor=pool, window=1)
+        first = weakref.ref(next(results))
+        wait_until(lambda: first() is None)
 
 
 def test_a_function_that_cannot_be_sent_fails_alone():
