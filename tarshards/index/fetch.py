@@ -24,6 +24,7 @@ from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead, fetching_threads
+from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON, PART = 64, 64  # the samples at the beginning that are asked for by themselves, at most, and a 64th of all
+SOON = 64  # the samples at the beginning whose shards' indexes are asked for before any others
+ALONE, PART = 256, 64  # the samples at the beginning that are asked for by themselves, at most, and a 64th of all
 SLOW = 1 << 18  # bytes of a block that takes longer than a sample
 MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
 
@@ -42,6 +44,16 @@ TOO_LITTLE = (
 )
 
 Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
+
+
+def connect(location: Location, count: int) -> None:
+    """Open idle connections to the server of *location* until there are *count*, but where a cache may need none."""
+    remote, cache = location.remote, BlockCache.of(location.remote)
+    if cache is not None and not cache.is_empty():
+        return
+    with suppress(TarshardsError):  # raised again when it is read
+        if (address := location.address()) is not None:
+            connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
 
 
 class _Block:
@@ -108,7 +120,7 @@ class BlockFetcher:
                     self._drops = is_alone
         self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
         is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
-        self._soon = min(SOON, int(shards.counts.sum()) // PART) if is_slow else 0  # samples that are left of these
+        self._left_alone = min(ALONE, int(shards.counts.sum()) // PART) if is_slow else 0  # that are still to come
         self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
         self._mean, self._unit, self._units = mean, units, units.tolist()
         kept = sum(len(shard.kept) for shard in shards.in_use.values())
@@ -124,7 +136,6 @@ class BlockFetcher:
         self._queue: deque[_Block] = deque()
         self._scanned = self._taken = self._bytes = self._under_way = 0
         self._is_begun = False
-        self._connects = cache is None or cache.is_empty()  # what a cache has needs no connection
         self._more, self._first = SOON, 0  # the first blocks: those that are to be asked for, and those under way
         self._is_closed = False
 
@@ -178,15 +189,10 @@ class BlockFetcher:
         self._is_begun = True
         first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
         remote = self._shards.remote
-        if self._connects and 0 < len(first) < remote.connections:
+        if 0 < len(first) < remote.connections:
             blocks = len(np.unique(shards << 32 | samples // self._unit[shards]))
-            with suppress(TarshardsError):  # raised again when it is read
-                address = self._shards.location(first[0]).address()
-                if address is not None:
-                    count = min(blocks, remote.connections)
-                    connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
-        for shard in first:
-            self._threads.submit(self._load, shard)
+            connect(self._shards.location(first[0]), min(blocks, remote.connections))
+        self._threads.submit_all(self._load, first)
 
     def _load(self, shard: int) -> None:
         with suppress(TarshardsError):  # raised again when it is read
@@ -256,7 +262,7 @@ class BlockFetcher:
             parts.append(places)
         if parts:
             shards, samples = map(np.concatenate, zip(*parts))
-            if self._soon:
+            if self._left_alone:
                 shards, samples = self._note_alone(shards, samples)
             if len(shards):
                 self._note(shards, samples)
@@ -264,7 +270,8 @@ class BlockFetcher:
     def _note_alone(self, shards: np.ndarray, samples: np.ndarray) -> Places:
         """Note the first samples, each as a block of its own, and return the others."""
         rest = []
-        for place, (shard, sample) in enumerate(zip(shards[: self._soon].tolist(), samples[: self._soon].tolist())):
+        soon = min(self._left_alone, len(shards))
+        for place, (shard, sample) in enumerate(zip(shards[:soon].tolist(), samples[:soon].tolist())):
             key = -1 - len(self._alone)
             if self._alone.setdefault((shard, sample), key) != key:
                 rest.append(place)
@@ -273,8 +280,8 @@ class BlockFetcher:
             block.add(samples[place : place + 1])
             self._blocks[key] = [block]
             self._queue.append(block)
-        left = np.concatenate((np.array(rest, np.int64), np.arange(min(self._soon, len(shards)), len(shards))))
-        self._soon = 0
+        left = np.concatenate((np.array(rest, np.int64), np.arange(soon, len(shards))))
+        self._left_alone = 0
         return shards[left], samples[left]
 
     def _note(self, shards: np.ndarray, samples: np.ndarray) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.sidecar import PROBED, check_there, has_index, with_counts
@@ -88,6 +88,14 @@ class Opening:
     def rule(self) -> KeyRule:
         """The rule that *split* is, or names."""
         return key_rule(self.split)
+
+    def connect(self, spec: Any) -> None:
+        """Open the connections for the first batch while *spec* is read, if it is a remote manifest."""
+        if self.index and isinstance(spec, str) and spec.endswith(".json") and are_remote([spec]):
+            from tarshards.index.fetch import connect
+
+            location = Location.of(spec, self.remote)
+            connect(location, location.remote.connections)
 
     def find_indexed(self, shards: Shards) -> Shards | None:
         """Return *shards* with what their indexes say of them if they are read through these; else None.

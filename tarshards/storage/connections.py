@@ -310,13 +310,13 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
 
 
 def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> None:
-    """Let threads that fetch over as many *connections* open idle ones to the server of *url*, until there are *count*.
+    """Open idle connections to the server of *url*, in as many threads as *connections*, until there are *count*.
 
     Why they cannot be opened is told by the requests that need them.
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
-        pool, threads = _pool(os.getpid()), fetching_threads(connections)
+        pool, threads = _pool(os.getpid()), fetching_threads(connections, "connect")
         missing = max(0, count - pool.spare(key))
         pool.open_soon(key, missing)
         for _ in range(missing):

@@ -42,7 +42,7 @@ LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its an
 JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
 LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
 HEAD = 1024  # bytes of the beginning that come with what else is told of a file
-BEGINNING = 3 << 15  # bytes for which a new connection takes four round trips
+BEGINNING = 5 << 13  # bytes that come over a new connection in two round trips
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -588,9 +588,9 @@ def begin_transfer(
 def read_whole(address: Address, most: int) -> bytes:
     """Return the bytes of a file, no more than *most*.
 
-    A long one comes over several connections, if idle ones are open: each is slow at its beginning.
+    A long one comes over several connections, if more are idle than others need: each is slow at its beginning.
     """
-    if connections.spare(address.place) > 1:
+    if _spare(address) > 1:
         try:
             return _read_spread(address, most)
         except OpenError as error:
@@ -602,18 +602,34 @@ def read_whole(address: Address, most: int) -> bytes:
         return read_at_most(transfer, most, AT_ONCE)
 
 
-def _read_spread(address: Address, most: int) -> bytes:
-    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
-    with closing(begin_transfer(address, BEGINNING)) as beginning:
+def _spare(address: Address) -> int:
+    """Return how many idle connections there are for each request that threads make or wait for."""
+    busy = connections.fetching_threads(address.location.remote.connections).busy
+    return connections.spare(address.place) // max(1, busy)
+
+
+@contextmanager
+def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTransfer | bytes, Version]]:
+    """Open the first *size* bytes of a file; give the transfer and the version of the file.
+
+    Where its server supports no ranges, give the whole file instead, no more than *most* bytes.
+    """
+    with closing(begin_transfer(address, size)) as beginning:
         refuse_encoded(beginning)
-        if isinstance(beginning, WholeTransfer):
-            return read_at_most(beginning, most, AT_ONCE)
         version = beginning.version
         assert version is not None
+        yield read_at_most(beginning, most, AT_ONCE) if isinstance(beginning, WholeTransfer) else beginning, version
+
+
+def _read_spread(address: Address, most: int) -> bytes:
+    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
+    with _beginning(address, BEGINNING, most) as (beginning, version):
+        if isinstance(beginning, bytes):
+            return beginning
         buffer = bytearray(min(version.size, most))
         begin = min(beginning.end, len(buffer))
         view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        reserved = connections.reserve(address.place, -(-len(rest) // BEGINNING))
+        reserved = connections.reserve(address.place, min(-(-len(rest) // BEGINNING), max(1, _spare(address))))
         if not reserved:
             beginning.fill(view)
             RangeTransfer(address, begin, len(buffer), version).fill(rest)
@@ -637,12 +653,9 @@ def hold_whole(address: Address, most: int) -> Any:
     """
     if address.location.remote.cache_dir is None:
         return read_whole(address, most)
-    with closing(begin_transfer(address, HEAD)) as beginning:
-        refuse_encoded(beginning)
-        if isinstance(beginning, WholeTransfer):
-            return read_at_most(beginning, most, AT_ONCE)
-        version = beginning.version
-        assert version is not None
+    with _beginning(address, HEAD, most) as (beginning, version):
+        if isinstance(beginning, bytes):
+            return beginning
         head = bytearray(min(beginning.end, most))
         beginning.fill(memoryview(head))
     size = min(version.size, most)

@@ -373,6 +373,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     """
     if not read.COMPILED:
         _log_missing_kernels()
+    opening.connect(urls)
     shards = find_shards(urls, opening.remote)
     found = opening.find_indexed(shards)
     if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from tarshards.storage.streams import failure, temporary
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
-SHARE = 6  # a run gets 1/6 of the memory; the rest is for Python, and for the keys of a large shard
+SHARE = 2  # a run gets half of the memory; the rest is for Python, and for the keys of a large shard
 FAN_IN = 64  # at most this many runs are merged at once
 RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, allocator
 
@@ -302,6 +302,8 @@ class _Spill:
         self.largest = 0
         with temporary(tmpdir):
             self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
+        self._pickler = pickle.Pickler(self.file, 5)
+        self._pickler.fast = True  # no object occurs twice in a block
 
     def add(self, run: Iterable[Record]) -> None:
         """Append a run, sorted pairs of a key and a record."""
@@ -310,18 +312,22 @@ class _Spill:
         block: list[Record] = []
         size = 0
         with temporary(self.tmpdir):
-            for pair in chain(run, [None]):  # None: the end
-                if pair is not None:
-                    block.append(pair)
-                    size += len(pair[1])
-                if block and (pair is None or size >= self.block):
-                    pickle.dump(block, self.file, 5)
-                    places.append(self.file.tell())
-                    self.largest = max(self.largest, places[-1] - places[-2])
+            for record in run:
+                block.append(record)
+                size += len(record[1])
+                if size >= self.block:
+                    self._write(block, places)
                     block, size = [], 0
+            if block:
+                self._write(block, places)
             self.file.flush()
         if len(places) > 1:
             self.runs.append(places)
+
+    def _write(self, block: list[Record], places: array[int]) -> None:
+        self._pickler.dump(block)
+        places.append(self.file.tell())
+        self.largest = max(self.largest, places[-1] - places[-2])
 
     def merged(self, fan_in: int, reverse: bool) -> _Spill:
         """Return a spill with one run for every *fan_in* neighbours of this one."""
