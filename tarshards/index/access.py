@@ -324,6 +324,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         processes: int = 1,
         gap: float = 0.0,
     ) -> Iterator[IndexedShards]:
+        self.shards.begin()
         if not self.is_remote():
             reader = copy.copy(self)
             scattered = are_scattered(gap, self)

@@ -420,6 +420,35 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
     return [field if field in names else None for field in index.fields]
 
 
+class HeldIndexes:
+    """Indexes that are held, by the numbers of their shards and the oldest first, and the *bytes* that they take."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, Index] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def find(self, number: int) -> Index | None:
+        return self._indexes.get(number)
+
+    def add(self, number: int, index: Index) -> None:
+        self.remove(number)
+        self._indexes[number] = index
+        self.bytes += index.nbytes
+
+    def remove(self, number: int) -> None:
+        if (index := self._indexes.pop(number, None)) is not None:
+            self.bytes -= index.nbytes
+
+    def remove_oldest(self) -> int:
+        """Release the index that was added first; return the number of its shard."""
+        oldest = next(iter(self._indexes))
+        self.remove(oldest)
+        return oldest
+
+
 class OpenShards:
     """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
 
@@ -448,22 +477,22 @@ class OpenShards:
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
         self._told: list[str | None] = shards.column("digest")
         self._splits: list[str | None] = shards.column("split")
+        self._uncounted: Collection[int] = ()  # those whose counts their indexes said
         self._reset()
         self._share()
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
-        self._indexes: dict[int, Index] = {}  # of shards that are not open
         self._are_many = IS_COMPILED and len(self.urls) > most_open()
-        self._small: dict[int, Index] = {}  # of shards that are read for each use, and not held
-        self._bytes = 0  # of these indexes
+        self._local = HeldIndexes()  # of shards that are not open
+        self._small = HeldIndexes()  # of shards that are read for each use, and not held
+        self._remote = HeldIndexes()  # open or not: what they take is memory of this process
+        self._is_short = False  # that is told
         self.in_use: dict[int, OpenShard] = {}
         self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
         self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
         self._opened = 0  # how often one was since the last ``verify``
         self._is_told = False  # that this is often
-        self._own: dict[int, int] = {}  # memory of this process for the index of each remote shard, oldest first
-        self._own_bytes, self._is_short = 0, False
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
@@ -477,6 +506,8 @@ class OpenShards:
             self._shared = SharedBytes.of(len(self.urls), self.remote)
 
     def _count(self, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+        uncounted = shards.uncounted
+        self._uncounted = range(len(shards)) if len(uncounted) == len(shards) else frozenset(uncounted)
         counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
         if missing:
             location = self.location(missing[0])
@@ -493,16 +524,13 @@ class OpenShards:
         """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
         with self._lock(number):
             index = self.loaded(number)
-            if index is None:
-                location = self.location(number)
-                index = self._load(number, location)
-                self._hold(number, location, index)
-            return index
+            return self._load(number, self.location(number)) if index is None else index
 
     def _load(self, number: int, location: Location) -> Index:
+        """Load the index of a shard, and hold it."""
         copied = SMALL if self._is_small(number, location) else MAPPED
-        index = self._read_index(number, location, copied)
         try:
+            index = self._read_index(number, location, copied)
             index.check_split(self._splits[number])
             if problem := self._contradiction(number, index):
                 raise ShardIndexError(problem, url=index.url)
@@ -510,6 +538,7 @@ class OpenShards:
             if self._shared is not None:
                 self._shared.drop(number)
             raise
+        self._hold(number, location, index)
         return index
 
     def _read_index(self, number: int, location: Location, copied: int = MAPPED) -> Index:
@@ -517,36 +546,40 @@ class OpenShards:
         if location.is_local:
             return load_index(location, copied)
         shared = self._shared
-        try:
-            index = load_index(location, hold=None if shared is None else partial(shared.hold, number))
-        except ShardIndexError:
-            if shared is not None:
-                shared.drop(number)
-            raise
-        self._make_space_for(number, index)
-        return index
+        return load_index(location, hold=None if shared is None else partial(shared.hold, number))
 
-    def _make_space_for(self, number: int, index: Index) -> None:
-        """Note the index of a remote shard that is about to be held; release the oldest ones if there are too many."""
+    def _hold(self, number: int, location: Location, index: Index) -> None:
+        """Hold an index that was loaded; release others where there are too many of its kind."""
         with _locks(os.getpid())[0]:
-            self._own_bytes += index.nbytes - self._own.pop(number, 0)
-            self._own[number] = index.nbytes
-            most = LEAST_AHEAD
-            if self._own_bytes > most:
-                most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
-            while len(self._own) > 1 and (self._own_bytes > most or len(self._own) > most_open()):
-                if self._own_bytes > most and not self._is_short:
-                    self._is_short = True
-                    log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
-                oldest = next(iter(self._own))
-                self._own_bytes -= self._own.pop(oldest)
-                for held in (self.in_use, self._aside, self._indexes):
-                    held.pop(oldest, None)
+            if not location.is_local:
+                self._hold_remote(number, index)
+            elif self._is_small(number, location):
+                self._small.add(number, index)
+                while self._small.bytes > HELD:
+                    self._small.remove_oldest()
+            else:
+                _make_space(self)
+                self._local.add(number, index)
+
+    def _hold_remote(self, number: int, index: Index) -> None:
+        held, most = self._remote, LEAST_AHEAD
+        held.add(number, index)
+        if held.bytes > most:
+            most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
+        while len(held) > 1 and (held.bytes > most or len(held) > most_open()):
+            if held.bytes > most and not self._is_short:
+                self._is_short = True
+                log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
+            oldest = held.remove_oldest()
+            for shards in (self.in_use, self._aside):
+                shards.pop(oldest, None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
-        """Say what the index of a shard has other than the manifest, None if nothing."""
+        """Say what the index of a shard has other than the manifest, or at first it itself; None if nothing."""
         found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
         for mine, its, unit in zip(found, told, ("samples", "bytes")):
+            if mine != its and number in self._uncounted:
+                return f"{mine} {unit}, but {its} when the dataset was opened; open it again"
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
         digest, told_digest = index.digest, self._told[number]
@@ -555,10 +588,13 @@ class OpenShards:
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
         shard = self.in_use.get(number) or self._aside.get(number)
-        return shard.index if shard is not None else self._indexes.get(number) or self._small.get(number)
+        if shard is not None:
+            return shard.index
+        found = (held.find(number) for held in (self._local, self._small, self._remote))
+        return next((index for index in found if index is not None), None)
 
     def _held(self) -> int:
-        return len(self._indexes) + len(self.in_use) + len(self._aside)
+        return len(self._local) + len(self.in_use) + len(self._aside)
 
     def open(self, number: int) -> OpenShard:
         """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
@@ -588,12 +624,9 @@ class OpenShards:
             self._is_told = True
             log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
         if not self._is_small(number, location):
-            index = self._indexes.get(number) or self._load(number, location)
-            return self._enter(number, self._with(location, index))
-        small = self._small.get(number)
-        if small is None:
-            self._hold(number, location, small := self._load(number, location))
-        return self._with(location, small, LocalRanges(str(location.path), location.name, SMALL))
+            return self._enter(number, self._with(location, self.index(number)))
+        ranges = LocalRanges(str(location.path), location.name, SMALL)
+        return self._with(location, self.index(number), ranges)
 
     def _is_small(self, number: int, location: Location) -> bool:
         return self._are_many and self.sizes[number] <= SMALL and location.is_local
@@ -601,7 +634,7 @@ class OpenShards:
     def use(self, number: int) -> OpenShard:
         """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
 
-        Where opening it failed, the error is raised again until ``verify`` is called.
+        Where opening it failed, the error is raised again until ``begin`` or ``verify`` is called.
         """
         with self._lock(number):
             if (shard := self.in_use.get(number)) is not None:
@@ -622,6 +655,10 @@ class OpenShards:
         if not flag:
             for shard in [*self.in_use.values(), *self._aside.values()]:
                 shard.scatter(False)
+
+    def begin(self) -> None:
+        """Try those again that failed to open: a pass begins, and the one before may have ended with the error."""
+        self._failed.clear()
 
     def verify(self) -> None:
         """Raise OpenError if a local shard in use has been written to; shards that failed to open are tried again."""
@@ -690,22 +727,10 @@ class OpenShards:
         locks = _locks(os.getpid())
         return locks[1 + number % (LOCKS - 1)]
 
-    def _hold(self, number: int, location: Location, index: Index) -> None:
-        with _locks(os.getpid())[0]:
-            if self._is_small(number, location):
-                self._small[number] = index
-                self._bytes += index.nbytes
-                while self._bytes > HELD:
-                    self._bytes -= self._small.pop(next(iter(self._small))).nbytes
-                return
-            if location.is_local:
-                _make_space(self)
-            self._indexes[number] = index
-
     def _enter(self, number: int, shard: OpenShard) -> OpenShard:
         """Note a shard that was opened as one in use, and return it."""
         with _locks(os.getpid())[0]:
-            self._indexes.pop(number, None)
+            self._local.remove(number)
             if isinstance(shard.ranges, LocalRanges):
                 _make_space(self)
             self.in_use[number] = shard
@@ -714,11 +739,13 @@ class OpenShards:
 
     def _release(self) -> bool:
         """Release a shard that was not asked for lately, or an index; return whether there was one."""
-        for held in (self._aside, self._indexes):
-            if held:
-                self._let_go(held.pop(next(iter(held))))
-                return True
-        return False
+        if self._aside:
+            self._let_go(self._aside.pop(next(iter(self._aside))))
+        elif self._local:
+            self._local.remove_oldest()
+        else:
+            return False
+        return True
 
     def _set_aside(self) -> None:
         """Find out from now on which shards are asked for."""
@@ -726,16 +753,15 @@ class OpenShards:
             self._aside[number] = self.in_use.pop(number)
             self.tables[number] = None
 
-    def _let_go(self, used: OpenShard | Index) -> None:
+    def _let_go(self, used: OpenShard) -> None:
         """Find out of a shard that is released whether it was written to while it was in use."""
-        if isinstance(used, OpenShard):
-            try:
-                used.ranges.verify()
-            except TarshardsError as error:
-                self._changed = error
+        try:
+            used.ranges.verify()
+        except TarshardsError as error:
+            self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told", "_splits")
+        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told", "_splits", "_uncounted")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

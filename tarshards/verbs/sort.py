@@ -31,7 +31,7 @@ from tarshards.storage.streams import failure, temporary
 from tarshards.tar.read import Member, read_members
 
 GIB = 1 << 30
-SHARE = 2  # a run gets half of the memory; the rest is for Python, and for the keys of a large shard
+SHARE = 6  # a run gets 1/6 of the memory; the rest is for Python, and for the keys of a large shard
 FAN_IN = 64  # at most this many runs are merged at once
 RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, allocator
 

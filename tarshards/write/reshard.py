@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -57,9 +58,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Resharding:
-    """The parameters of both passes."""
+    """The parameters of both passes, which every task gets: nothing that grows with the inputs."""
 
-    inputs: list[Shard]
+    inputs: int  # how many there are
     pattern: str
     folder: str
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
@@ -137,7 +138,9 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(named, output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync)
+    plan = _Resharding(
+        len(named), output_pattern, folder, buckets, seed if shuffle else None, rekey, concatenated, sync
+    )
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
 
     with ExitStack() as stack:
@@ -150,7 +153,7 @@ def reshard(
             from tarshards.parallel import ProcessPool
 
             executor = stack.enter_context(ProcessPool())
-        scattered = _run(_Scatter(plan), list(range(len(urls))), executor, lambda number: urls[number], progress)
+        scattered = _run(_Scatter(plan), list(enumerate(named)), executor, lambda item: item[1].url, progress)
         if ledger is not None:
             for read in scattered.values():
                 ledger.add(Tally(**{**read, "skipped": Counter(read["skipped"])}))
@@ -161,12 +164,11 @@ def reshard(
             read_from = f"{len(urls)} shard{'s' * (len(urls) != 1)}"
             raise SampleError(f"no samples in {read_from}; allow_empty (tarreshard --allow-empty) accepts that")
         bounds = np.concatenate([[0], ends]).tolist()
-        gather = _Gather(plan, starts)
-        spans = [(number, *span) for number, span in enumerate(pairwise(bounds))]
+        spans = [(number, *span, _spanned(starts, *span)) for number, span in enumerate(pairwise(bounds))]
         for span in spans:
             claims.take(shard_name(output_pattern, span[0]))
         remove_manifest(manifest)  # it lists shards that are being replaced
-        found = _run(gather, spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
+        found = _run(_Gather(plan), spans, executor, lambda span: shard_name(output_pattern, span[0]), progress)
         made = with_digests(
             Shard(url, samples, size, indexed=size is not None)
             for url, samples, size in (found[span] for span in spans)
@@ -223,9 +225,10 @@ class _Scatter:
 
     plan: _Resharding
 
-    def __call__(self, shard: int) -> dict[str, Any]:
+    def __call__(self, item: tuple[int, Shard]) -> dict[str, Any]:
         import numpy as np
 
+        shard, source = item
         target, marker = self.plan.scattered(shard, "npy"), self.plan.scattered(shard, "done")
         if (done := read_marker(marker)) is not None:
             return done
@@ -233,7 +236,7 @@ class _Scatter:
         entries: list[tuple[int, ...]] = []
         with open(self.plan.scattered(shard, "data"), "wb") as file:
             offset = 0
-            for piece in self._pieces(shard, ledger):
+            for piece in self._pieces(shard, source, ledger):
                 for bucket, order, key, record in piece:
                     entries.append((shard, bucket, len(key), order, offset, len(record)))
                     file.write(key)
@@ -249,10 +252,10 @@ class _Scatter:
         write_marker(marker, counts, sync=self.plan.sync)
         return counts
 
-    def _pieces(self, shard: int, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+    def _pieces(self, shard: int, source: Shard, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""
         samples: Iterator[Sample] = read_shard(
-            self.plan.inputs[shard], ledger=ledger, concatenated=self.plan.concatenated, allow_pipe=True
+            source, ledger=ledger, concatenated=self.plan.concatenated, allow_pipe=True
         )
         if self.plan.rekey is not None:
             samples = ops.rekey(samples, self.plan.rekey)
@@ -277,8 +280,8 @@ def _merge_tables(plan: _Resharding) -> list[int]:
     """Write the entries of all inputs to one table, sorted by bucket; return where in it each bucket starts."""
     import numpy as np
 
-    buckets = plan.buckets if plan.seed is not None else len(plan.inputs)
-    names = [plan.scattered(shard, "npy") for shard in range(len(plan.inputs))]
+    buckets = plan.buckets if plan.seed is not None else plan.inputs
+    names = [plan.scattered(shard, "npy") for shard in range(plan.inputs)]
     counts = np.zeros(buckets, np.int64)
     for name in names:
         found, numbers = np.unique(retry_parse(np.load, name)["bucket"], return_counts=True)
@@ -295,6 +298,15 @@ def _merge_tables(plan: _Resharding) -> list[int]:
                 table[np.repeat(places[found] - firsts, numbers) + np.arange(len(entries))] = entries
                 places[found] += numbers
     return starts.tolist()
+
+
+def _spanned(starts: list[int], low: int, high: int) -> tuple[int, ...]:
+    """Return where the buckets that have the positions *low* to *high* start, and the last one ends.
+
+    >>> _spanned([0, 10, 10, 20, 30], 5, 12), _spanned([0, 10, 20], 10, 20)
+    ((0, 10, 10, 20), (10, 20))
+    """
+    return tuple(starts[bisect_right(starts, low) - 1 : bisect_left(starts, high) + 1])
 
 
 def _bucket(plan: _Resharding, begin: int, end: int) -> Any:
@@ -336,13 +348,15 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Gather:
-    """The second pass: write one new shard from the positions *low* to *high* of the new order."""
+    """The second pass: write one new shard from the positions *low* to *high* of the new order.
+
+    *starts* is where the buckets that it spans start, and the last one ends.
+    """
 
     plan: _Resharding
-    starts: list[int]  # the position where each bucket starts, and the end
 
-    def __call__(self, span: tuple[int, int, int]) -> tuple[str, int, int | None]:
-        number, low, high = span
+    def __call__(self, span: tuple[int, int, int, tuple[int, ...]]) -> tuple[str, int, int | None]:
+        number, low, high, starts = span
         target = Location.of(shard_name(self.plan.pattern, number))
         marker = f"{self.plan.folder}/shard-{number:06d}.done"
         if (done := read_marker(marker)) and target.exists():
@@ -352,7 +366,7 @@ class _Gather:
         with ExitStack() as stack, TarWriter(target.url, sync=self.plan.sync) as writer:
             files: dict[int, Any] = {}
             stack.callback(lambda: [file.close() for file in files.values()])
-            for shard, _, length, _, offset, size in self._entries(low, high):
+            for shard, _, length, _, offset, size in self._entries(low, high, starts):
                 if shard not in files:
                     if len(files) >= most:
                         files.pop(next(iter(files))).close()
@@ -372,7 +386,6 @@ class _Gather:
         write_marker(marker, {"shard": made}, sync=self.plan.sync)
         return made
 
-    def _entries(self, low: int, high: int) -> Iterator[tuple[int, ...]]:
-        for begin, end in pairwise(self.starts):
-            if begin < high and low < end:
-                yield from _bucket(self.plan, begin, end)[max(low - begin, 0) : high - begin].tolist()
+    def _entries(self, low: int, high: int, starts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for begin, end in pairwise(starts):
+            yield from _bucket(self.plan, begin, end)[max(low - begin, 0) : high - begin].tolist()

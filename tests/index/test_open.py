@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, ShardWriter, Stream, readers
-from tarshards.errors import ShardIndexError
+from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, build_index, readers
+from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.access import IndexedShards
 from tarshards.index.lookup import KeyTable
 from tarshards.index.sidecar import Index
@@ -141,3 +141,42 @@ def test_keys_of_one_hash_are_told_apart():
     assert [table.places(Alike(text)) for text in "abcd"] == [[0, 3], [1, 4], [2], []]
     assert table.repeated() in ("a", "b")
     assert KeyTable(keys[:3], 3, keys.__getitem__).repeated() is None
+
+
+def test_an_index_that_was_rewritten_is_told_apart_from_a_wrong_manifest(urls, tmp_path):
+    """A set without a manifest is counted by its indexes."""
+    from_indexes = IndexedShards(urls)
+    os.unlink(tmp_path / "set.shards.json")
+    (tmp_path / "set-3.tar.index").write_bytes(Index.pack(_shorter(tmp_path / "set-3.tar")))
+    with pytest.raises(ShardIndexError, match=f"{ROWS - 1} samples, but {ROWS} when the dataset was opened; open it"):
+        from_indexes[3 * ROWS]
+    with pytest.raises(ShardIndexError, match="when the dataset was opened"):
+        pickle.loads(pickle.dumps(from_indexes))[3 * ROWS]
+
+
+def _shorter(path: Path) -> Index:
+    """Write a shard again with a sample less, and return its index."""
+    with TarWriter(str(path)) as writer:
+        for i in range(ROWS - 1):
+            writer.write({"__key__": f"{i}", "cls": i})
+    return build_index(str(path))
+
+
+def test_a_shard_that_failed_is_tried_again_by_the_next_pass(urls, tmp_path):
+    """Also where the error has ended the one before."""
+    shard, aside = tmp_path / "set-3.tar", tmp_path / "aside"
+    stream = Stream.from_shards(str(tmp_path / "set.shards.json"), index=True)
+    shard.rename(aside)
+    with pytest.raises(OpenError):
+        list(stream)
+    aside.rename(shard)
+    assert len(list(stream)) == SHARDS * ROWS
+
+
+def test_an_index_without_samples_is_loaded_once(tmp_path):
+    with TarWriter(str(tmp_path / "a.tar")):
+        pass
+    build_index(str(tmp_path / "a.tar")).save(str(tmp_path / "a.tar"))
+    shards = IndexedShards(str(tmp_path / "a.tar")).shards
+    assert shards.index(0) is shards.index(0)
+    assert shards.use(0).index is shards.loaded(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -263,3 +264,27 @@ def test_more_inputs_than_a_process_may_have_open(folder):
     limit = ["bash", "-c", 'ulimit -n 100 && exec "$@"', "bash"]
     subprocess.run([*limit, *command()], check=True)
     assert Counter(samples("out.shards.json")) == Counter(samples("in.shards.json"))
+
+
+class Measuring(ThreadPoolExecutor):
+    """Threads, and the largest task that processes would have been sent."""
+
+    largest = 0
+
+    def submit(self, function, /, *args, **options):
+        self.largest = max(self.largest, len(pickle.dumps((function, args, options))))
+        return super().submit(function, *args, **options)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tasks_do_not_grow_with_the_inputs(tmp_path, shuffle):
+    largest = []
+    for count in 2, 60:
+        for number in range(count):
+            with ShardWriter(str(tmp_path / f"{count}-{number:03d}-%d.tar")) as writer:
+                writer.write({"__key__": f"{number}", "txt": b"x"})
+        with Measuring(2) as executor:
+            outputs, inputs = str(tmp_path / f"out-{count}-%03d.tar"), str(tmp_path / f"{count}-*.tar")
+            assert len(reshard(inputs, outputs, shuffle=shuffle, max_samples=2, executor=executor)) == count // 2
+        largest.append(executor.largest)
+    assert largest[1] < largest[0] + 100
