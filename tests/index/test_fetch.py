@@ -453,8 +453,11 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     assert max(held) <= 100_000
 
 
-def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch):
+@pytest.mark.parametrize("soon", [fetch.SOON, 3])
+def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch, soon):
+    """Also more of them than those whose indexes are asked for at once."""
     monkeypatch.setattr(fetch, "SLOW", 10_000)
+    monkeypatch.setattr(fetch, "SOON", soon)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
     found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.PART)]
@@ -567,6 +570,25 @@ def test_connections_are_opened_while_the_first_indexes_are_loaded(site, folder,
     for _ in range(2):
         assert len(list(Stream.from_shards(manifest, index=True, remote=cached))) == SHARDS * SAMPLES
     assert len(counts) == 2, "what is cached needs no connection"
+
+
+def test_connections_are_opened_while_a_manifest_is_read(site, folder, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(fetch, "connect_ahead", lambda url, count, **_: calls.append((count, len(site.requests))))
+    shards = [Shard(path.name, SAMPLES, path.stat().st_size, indexed=True) for path in sorted(folder.glob("?.tar"))]
+    (folder / "s.shards.json").write_text(dump_manifest(shards))
+    for spec in f"{site.url}/s.shards.json", urls(site), str(folder / "s.shards.json"):
+        for index in (True, False):
+            site.clear()
+            Stream.from_shards(spec, index=index, remote=Remote(connections=5))
+    assert calls == [(5, 0)], "before the manifest, by who reads it through indexes"
+    cached = Remote(cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        calls.clear()
+        assert len(list(Stream.from_shards(f"{site.url}/s.shards.json", index=True, remote=cached))) == SHARDS * SAMPLES
+    assert calls == [], "what is cached needs no connection"
+    with pytest.raises(OpenError, match="localhost:1"):
+        Stream.from_shards("http://localhost:1/s.shards.json", index=True, remote=Remote(retries=0))
 
 
 @pytest.mark.parametrize("described", [True, False])

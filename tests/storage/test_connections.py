@@ -315,6 +315,21 @@ def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
     assert connections.spare(long.url) == 6
 
 
+def test_a_whole_file_comes_in_one_answer_where_others_wait_for_the_connections(long):
+    """Else the rest of each would wait for another round trip, when no connection is left for it."""
+    location, end = open_ahead(long, 6), threading.Event()
+    waiting = connections.fetching_threads(32).submit_all(lambda _: end.wait(30), range(6))
+    try:
+        assert location.read() == long.body
+        assert len(long.requests) == 1
+    finally:
+        end.set()
+        assert all(call.result() for call in waiting)
+    wait_until(lambda: connections.fetching_threads(32).busy == 0)
+    assert location.read() == long.body
+    assert len(long.requests) > 3
+
+
 def test_a_whole_file_comes_in_one_answer_where_no_connection_is_open(long, opened):
     assert Location(f"{long.url}/shard.tar.index").read() == long.body
     assert len(opened) == len(long.requests) == 1
