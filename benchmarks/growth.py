@@ -107,6 +107,7 @@ def make_base(name: str, samples: int, per_shard: int) -> Path:
 def make_set(name: str, base: Path, shards: int) -> Path:
     """Link *shards* shards of a base, and their indexes, into a set of its own, with a manifest; return that."""
     from tarshards.index.manifests import read_manifest, write_manifest
+    from tarshards.storage.location import Location
 
     folder, part = ROOT / name, ROOT / f"{name}.part"
     if not folder.exists():
@@ -119,7 +120,7 @@ def make_set(name: str, base: Path, shards: int) -> Path:
             for end in ("", ".index"):
                 os.link(f"{entry.url}{end}", f"{url}{end}")
             made.append(entry._replace(url=url))
-        write_manifest(f"{part}/s.shards.json", made, sync=False)
+        write_manifest(Location(f"{part}/s.shards.json", sync=False), made)
         part.rename(folder)
     return folder / "s.shards.json"
 

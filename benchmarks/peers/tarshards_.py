@@ -17,6 +17,7 @@ from tarshards.index.manifests import write_manifest
 from tarshards.loaders.arrays.readers.arrays import array
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import integer
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 
 PACKAGES = ()  # the environment that the suite itself runs in
@@ -48,7 +49,7 @@ def index(data: Data) -> None:
         index = build_index(str(link))
         index.save(str(link), sync=False)  # as its peers, here and below
         indexed.append(Shard(str(link), len(index), index.shard_size))
-    write_manifest(str(manifest(data)), indexed, sync=False)
+    write_manifest(Location(str(manifest(data)), sync=False), indexed)
 
 
 def write(samples: list[Sample], data: Data) -> None:

@@ -49,16 +49,18 @@ def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
     return np.append(starts, ends[-1])
 
 
-def write_dali(index: Index, shard: Location, folder: str | None, *, dry_run: bool = False) -> str:
+def write_dali(index: Index, shard: str | Location, folder: str | None, *, dry_run: bool = False) -> str:
     """Write DALI's index of *shard* beside it or into *folder*: ``a.tar`` gets ``a.idx``; return its name."""
-    target = shard.with_base(shard.base.removesuffix(".tar") + ".idx")
-    return _write(target, folder, pack_dali(index, shard.url).encode("utf-8", "surrogateescape"), dry_run)
+    location = Location.of(shard)
+    target = location.with_base(location.base.removesuffix(".tar") + ".idx")
+    return _write(target, folder, pack_dali(index, location.url).encode("utf-8", "surrogateescape"), dry_run)
 
 
-def write_offsets(index: Index, shard: Location, folder: str | None, *, dry_run: bool = False) -> str:
+def write_offsets(index: Index, shard: str | Location, folder: str | None, *, dry_run: bool = False) -> str:
     """Write the ``.tar.idx`` of *shard* beside it or into *folder*; return its name."""
-    with shard.ranges() as ranges:
-        return _write(shard.sibling(".idx"), folder, pack_offsets(index, ranges), dry_run)
+    location = Location.of(shard)
+    with location.ranges() as ranges:
+        return _write(location.sibling(".idx"), folder, pack_offsets(index, ranges), dry_run)
 
 
 def _write(target: Location, folder: str | None, content: bytes, dry_run: bool) -> str:
