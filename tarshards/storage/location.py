@@ -434,7 +434,7 @@ class Location:
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
         """Return this location, whose stream for reading comes from *opener*, which has begun to fetch it."""
-        location = Location(self.url, self.remote)
+        location = Location(self.url, self.remote, allow_pipe=self.allow_pipe)
         location.__dict__["_opener"] = opener
         return location
 
