@@ -449,7 +449,7 @@ class Location:
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
         """Return this location, whose stream for reading comes from *opener*, which has begun to fetch it."""
-        location = self.at(self.url)
+        location = Location(self.url, self.remote, allow_pipe=self.allow_pipe, sync=self.sync)
         location.__dict__["_opener"] = opener
         return location
 
