@@ -13,7 +13,8 @@ from statistics import median
 from measure import DATA, KEEPING, install, interleave, machine, record
 
 from tarshards import TarWriter, read_samples
-from tarshards.samples.resync.survey import survey_shard
+from tarshards.samples.resync.survey import survey_file
+from tarshards.storage.plain import open_plain
 
 FOLDER = DATA / "check"
 THREADS = 2
@@ -76,7 +77,8 @@ def table(seconds: dict[str, list[float]], peer: str, size: float) -> list[str]:
 
 def damage(path: Path, holes: int) -> tuple[Path, set[str]]:
     """Return a copy of the shard with holes of zeros and of garbage, and the keys of the samples without holes."""
-    sound = survey_shard(str(path))
+    with open_plain(str(path)) as file:
+        sound = survey_file(file)
     rng = random.Random(0)
     target = path.with_name("holes.tar")
     target.write_bytes(path.read_bytes())
@@ -122,7 +124,8 @@ def main() -> None:
         "gigabyte", 9000, lambda i: {"bin": random.Random(i).randbytes(random.Random(i).randrange(220_000))}
     )
     holed, intact = damage(gigabyte, 100)
-    found = survey_shard(str(holed))
+    with open_plain(str(holed)) as file:
+        found = survey_file(file)
     holed.unlink()
     whole = {sample.key for sample in found.samples if sample.problem is None}
     lost = sum(gap.end - gap.start for gap in found.gaps)

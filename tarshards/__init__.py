@@ -13,115 +13,65 @@ from importlib import import_module
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from tarshards import webdataset
-    from tarshards.catalog import Catalog
-    from tarshards.epoch.packing import bucket, pack
-    from tarshards.epoch.plan import EpochPlan
-    from tarshards.epoch.proportions import Mixture, stepwise
-    from tarshards.epoch.world import World
-    from tarshards.errors import (
-        AuditError,
-        DecodeError,
-        EncodeError,
-        OpenError,
-        OpError,
-        SampleError,
-        ShardIndexError,
-        StateError,
-        TarError,
-        TarshardsError,
-        UrlError,
-        WorldError,
-    )
-    from tarshards.formats.exporting import export_dataset
-    from tarshards.formats.importing import import_dataset
-    from tarshards.formats.msgpack_shards import read_msgpack, write_msgpack
-    from tarshards.index.access import IndexedShards
-    from tarshards.index.build import build_index
-    from tarshards.index.columns import attach_columns, build_columns
-    from tarshards.index.sidecar import Index
+if TYPE_CHECKING:  # the same names; a test compares them
+    from tarshards import webdataset as webdataset
+    from tarshards.catalog import Catalog as Catalog
+    from tarshards.epoch.packing import bucket as bucket
+    from tarshards.epoch.packing import pack as pack
+    from tarshards.epoch.plan import EpochPlan as EpochPlan
+    from tarshards.epoch.proportions import Mixture as Mixture
+    from tarshards.epoch.proportions import stepwise as stepwise
+    from tarshards.epoch.world import World as World
+    from tarshards.errors import AuditError as AuditError
+    from tarshards.errors import DecodeError as DecodeError
+    from tarshards.errors import EncodeError as EncodeError
+    from tarshards.errors import OpenError as OpenError
+    from tarshards.errors import OpError as OpError
+    from tarshards.errors import SampleError as SampleError
+    from tarshards.errors import ShardIndexError as ShardIndexError
+    from tarshards.errors import StateError as StateError
+    from tarshards.errors import TarError as TarError
+    from tarshards.errors import TarshardsError as TarshardsError
+    from tarshards.errors import UrlError as UrlError
+    from tarshards.errors import WorldError as WorldError
+    from tarshards.formats.exporting import export_dataset as export_dataset
+    from tarshards.formats.importing import import_dataset as import_dataset
+    from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack
+    from tarshards.formats.msgpack_shards import write_msgpack as write_msgpack
+    from tarshards.index.access import IndexedShards as IndexedShards
+    from tarshards.index.build import build_index as build_index
+    from tarshards.index.columns import attach_columns as attach_columns
+    from tarshards.index.columns import build_columns as build_columns
+    from tarshards.index.sidecar import Index as Index
     from tarshards.loaders import dali as dali
-    from tarshards.loaders.arrays import augment, readers
-    from tarshards.loaders.arrays.loader import ArrayLoader
-    from tarshards.loaders.torch.dataset import ShardDataset, torch_iterable
-    from tarshards.loaders.torch.loader import ShardLoader
-    from tarshards.samples.codecs.registry import decoder, encoder
-    from tarshards.samples.ledger import Ledger
-    from tarshards.samples.member_file import MemberFile
-    from tarshards.samples.read import group_members, read_samples
-    from tarshards.storage.expressions import expand_urls
-    from tarshards.storage.opening import open_shard, open_url
-    from tarshards.storage.remote import Remote
-    from tarshards.stream import ops
-    from tarshards.stream.collate import collate
-    from tarshards.stream.mix import mix
-    from tarshards.stream.stream import Stream
-    from tarshards.tar.read import Member, read_members
-    from tarshards.write.dataset import write_dataset
-    from tarshards.write.map import map_shards
-    from tarshards.write.reshard import reshard
-    from tarshards.write.shards import ShardWriter, TarWriter, write_samples
-
-    __all__ = [
-        "ArrayLoader",
-        "AuditError",
-        "Catalog",
-        "DecodeError",
-        "EncodeError",
-        "EpochPlan",
-        "Index",
-        "IndexedShards",
-        "Ledger",
-        "Member",
-        "MemberFile",
-        "Mixture",
-        "OpError",
-        "OpenError",
-        "Remote",
-        "SampleError",
-        "ShardDataset",
-        "ShardIndexError",
-        "ShardLoader",
-        "ShardWriter",
-        "StateError",
-        "Stream",
-        "TarError",
-        "TarWriter",
-        "TarshardsError",
-        "UrlError",
-        "World",
-        "WorldError",
-        "attach_columns",
-        "augment",
-        "bucket",
-        "build_columns",
-        "build_index",
-        "collate",
-        "decoder",
-        "encoder",
-        "expand_urls",
-        "export_dataset",
-        "group_members",
-        "import_dataset",
-        "map_shards",
-        "mix",
-        "open_shard",
-        "open_url",
-        "ops",
-        "pack",
-        "read_members",
-        "read_msgpack",
-        "read_samples",
-        "readers",
-        "reshard",
-        "stepwise",
-        "torch_iterable",
-        "webdataset",
-        "write_dataset",
-        "write_msgpack",
-        "write_samples",
-    ]
+    from tarshards.loaders.arrays import augment as augment
+    from tarshards.loaders.arrays import readers as readers
+    from tarshards.loaders.arrays.loader import ArrayLoader as ArrayLoader
+    from tarshards.loaders.torch.dataset import ShardDataset as ShardDataset
+    from tarshards.loaders.torch.dataset import torch_iterable as torch_iterable
+    from tarshards.loaders.torch.loader import ShardLoader as ShardLoader
+    from tarshards.samples.codecs.registry import decoder as decoder
+    from tarshards.samples.codecs.registry import encoder as encoder
+    from tarshards.samples.ledger import Ledger as Ledger
+    from tarshards.samples.member_file import MemberFile as MemberFile
+    from tarshards.samples.read import group_members as group_members
+    from tarshards.samples.read import read_samples as read_samples
+    from tarshards.storage.expressions import expand_urls as expand_urls
+    from tarshards.storage.opening import open_shard as open_shard
+    from tarshards.storage.opening import open_url as open_url
+    from tarshards.storage.remote import Remote as Remote
+    from tarshards.stream import ops as ops
+    from tarshards.stream.collate import collate as collate
+    from tarshards.stream.mix import mix as mix
+    from tarshards.stream.stream import Stream as Stream
+    from tarshards.tar.read import Member as Member
+    from tarshards.tar.read import read_members as read_members
+    from tarshards.write.dataset import write_dataset as write_dataset
+    from tarshards.write.map import map_shards as map_shards
+    from tarshards.write.reshard import reshard as reshard
+    from tarshards.write.shards import ShardWriter as ShardWriter
+    from tarshards.write.shards import TarWriter as TarWriter
+    from tarshards.write.shards import write_samples as write_samples
 
 __version__ = "0.1.0"
 
@@ -133,61 +83,44 @@ _NAMESPACES = {
     "readers": "loaders.arrays.readers",
     "webdataset": "webdataset",
 }
-_MODULE_OF = {
-    "Catalog": "catalog",
-    "bucket": "epoch.packing",
-    "pack": "epoch.packing",
-    "EpochPlan": "epoch.plan",
-    "Mixture": "epoch.proportions",
-    "stepwise": "epoch.proportions",
-    "World": "epoch.world",
-    "AuditError": "errors",
-    "DecodeError": "errors",
-    "EncodeError": "errors",
-    "OpError": "errors",
-    "OpenError": "errors",
-    "SampleError": "errors",
-    "ShardIndexError": "errors",
-    "StateError": "errors",
-    "TarError": "errors",
-    "TarshardsError": "errors",
-    "UrlError": "errors",
-    "WorldError": "errors",
-    "export_dataset": "formats.exporting",
-    "import_dataset": "formats.importing",
-    "read_msgpack": "formats.msgpack_shards",
-    "write_msgpack": "formats.msgpack_shards",
-    "IndexedShards": "index.access",
-    "build_index": "index.build",
-    "attach_columns": "index.columns",
-    "build_columns": "index.columns",
-    "Index": "index.sidecar",
-    "ArrayLoader": "loaders.arrays.loader",
-    "ShardDataset": "loaders.torch.dataset",
-    "torch_iterable": "loaders.torch.dataset",
-    "ShardLoader": "loaders.torch.loader",
-    "decoder": "samples.codecs.registry",
-    "encoder": "samples.codecs.registry",
-    "Ledger": "samples.ledger",
-    "MemberFile": "samples.member_file",
-    "group_members": "samples.read",
-    "read_samples": "samples.read",
-    "expand_urls": "storage.expressions",
-    "open_shard": "storage.opening",
-    "open_url": "storage.opening",
-    "Remote": "storage.remote",
-    "collate": "stream.collate",
-    "mix": "stream.mix",
-    "Stream": "stream.stream",
-    "Member": "tar.read",
-    "read_members": "tar.read",
-    "write_dataset": "write.dataset",
-    "map_shards": "write.map",
-    "reshard": "write.reshard",
-    "ShardWriter": "write.shards",
-    "TarWriter": "write.shards",
-    "write_samples": "write.shards",
+#: The others, by the module that each is in.
+_MODULES = {
+    "catalog": "Catalog",
+    "epoch.packing": "bucket pack",
+    "epoch.plan": "EpochPlan",
+    "epoch.proportions": "Mixture stepwise",
+    "epoch.world": "World",
+    "errors": (
+        "AuditError DecodeError EncodeError OpenError OpError SampleError ShardIndexError StateError TarError "
+        "TarshardsError UrlError WorldError"
+    ),
+    "formats.exporting": "export_dataset",
+    "formats.importing": "import_dataset",
+    "formats.msgpack_shards": "read_msgpack write_msgpack",
+    "index.access": "IndexedShards",
+    "index.build": "build_index",
+    "index.columns": "attach_columns build_columns",
+    "index.sidecar": "Index",
+    "loaders.arrays.loader": "ArrayLoader",
+    "loaders.torch.dataset": "ShardDataset torch_iterable",
+    "loaders.torch.loader": "ShardLoader",
+    "samples.codecs.registry": "decoder encoder",
+    "samples.ledger": "Ledger",
+    "samples.member_file": "MemberFile",
+    "samples.read": "group_members read_samples",
+    "storage.expressions": "expand_urls",
+    "storage.opening": "open_shard open_url",
+    "storage.remote": "Remote",
+    "stream.collate": "collate",
+    "stream.mix": "mix",
+    "stream.stream": "Stream",
+    "tar.read": "Member read_members",
+    "write.dataset": "write_dataset",
+    "write.map": "map_shards",
+    "write.reshard": "reshard",
+    "write.shards": "ShardWriter TarWriter write_samples",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 #: What some of these names need that may not be installed.
 _NEEDED = {"dali": "nvidia.dali"}
 _NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webdataset"), "torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,10 +101,18 @@ def test_what_needs_an_extra_names_it(make_shards, code, extra):
 
 def test_the_names_for_type_checkers_are_those_there_are():
     tree = ast.parse(Path(tarshards.__file__).read_text())
-    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    lists = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
-    public = {*tarshards._MODULE_OF, *tarshards._NAMESPACES} - {"dali"}
-    assert [ast.literal_eval(names) for names in lists] == [sorted(public)]
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    found = {each.name: node.module for node in block.body for each in node.names if each.asname == each.name}
+    spaces = {name: f"tarshards.{path}".rpartition(".")[0] for name, path in tarshards._NAMESPACES.items()}
+    assert found == {name: f"tarshards.{module}" for name, module in tarshards._MODULE_OF.items()} | spaces
+
+
+def test_the_documentation_names_all():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    section = page.partition("## The public names\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
+    assert sorted(named) == sorted({*tarshards._MODULE_OF, *tarshards._NAMESPACES})
 
 
 def test_a_misspelt_name_brings_a_suggestion():

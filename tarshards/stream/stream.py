@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
@@ -200,14 +200,6 @@ class Stream:
                 name = getattr(function, "__qualname__", shortened(function))
                 raise TypeError(f"compose: {name} returned {shortened(stream)}, and not a stream")
         return stream
-
-    def numba_map(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError: a sample is no value that Numba compiles for."""
-        raise TypeError(
-            "numba_map is not supported: Numba compiles functions of numbers and arrays, and a sample is a dict of any "
-            'values; compile the function of one field, map_fields({"npy": numba.njit(f)}), or map(numba.njit(f)) if '
-            "samples are arrays"
-        )
 
     def collect(self) -> list[Any]:
         """Iterate once and return the samples as a list."""

@@ -15,7 +15,8 @@ from with_torch import DataLoader, ShardDataset
 
 from tarshards import Ledger, Stream, read_samples
 from tarshards.errors import OpenError, SampleError
-from tarshards.samples.resync.survey import survey_shard
+from tarshards.samples.resync.survey import survey_file
+from tarshards.storage.plain import open_plain
 from tarshards.verbs.sort import read_loose_members, regroup_members
 
 READERS = [read_samples, Stream.from_shards, ShardDataset]
@@ -123,7 +124,8 @@ def test_reading_past_damage_names_the_same_place(tmp_path, fault):
 
 def test_a_survey_names_the_first_duplicate(tmp_path):
     path = write_tar(tmp_path / "a.tar", [(name, b"") for name in ("a.x", "a.__key__", "a.x", "b.x")])
-    assert [sample.wrong for sample in survey_shard(path).samples] == [("__key__", 512), None]
+    with open_plain(path) as file:
+        assert [sample.wrong for sample in survey_file(file).samples] == [("__key__", 512), None]
 
 
 def test_regrouping_leaves_out_the_samples_at_fault(tmp_path):

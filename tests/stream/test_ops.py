@@ -836,8 +836,3 @@ def test_monitor_reports_to_trackers_of_experiments():
     assert (for_wandb["samples"], for_wandb["bytes"], step) == (10, 50, 10)
     assert for_wandb.keys() == for_mlflow.keys()
     assert {"samples_per_second", "traffic/requests"} <= for_wandb.keys()
-
-
-def test_numba_map_is_refused_with_what_to_use():
-    with pytest.raises(TypeError, match=r"numba_map is not supported: .*map_fields\(.*numba\.njit"):
-        Stream([1]).numba_map(abs)

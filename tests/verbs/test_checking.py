@@ -29,7 +29,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.plain import open_plain
 from tarshards.tar.read import END, pack_header, padding
-from tarshards.verbs.check import SHOWN, Report, check, check_shards, inspection
+from tarshards.verbs.check import SHOWN, Report, check, check_shards, duplicates, inspection
 from tarshards.verbs.check.duplicates import KeyPlaces
 from tarshards.verbs.check.headers import scan_headers
 from tarshards.verbs.repair import repair_shards
@@ -299,11 +299,12 @@ def test_repair_writes_whole_samples_once(tmp_path):
 
 
 @pytest.mark.parametrize("held", [1, 7, 1000, 10**6])
-def test_duplicates_are_those_of_a_dict(held):
+def test_duplicates_are_those_of_a_dict(held, monkeypatch):
+    monkeypatch.setattr(duplicates, "HELD", held)
     rng = random.Random(held)
     keys = [f"{rng.randrange(3000)}é\udce9" for _ in range(5000)]
     expected: dict[str, list] = {}
-    with KeyPlaces(held=held) as places:
+    with KeyPlaces() as places:
         for number, key in enumerate(keys):
             places.add(key, (0, number))
             expected.setdefault(key, []).append((0, number))
@@ -415,9 +416,10 @@ def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
 
 
 @pytest.mark.parametrize("held", [1, 7, 10**6])
-def test_many_keys_at_once_are_the_same_as_one_by_one(held):
+def test_many_keys_at_once_are_the_same_as_one_by_one(held, monkeypatch):
+    monkeypatch.setattr(duplicates, "HELD", held)
     keys = [(f"{number % 30}", (0, number)) for number in range(50)]
-    with KeyPlaces(held=held) as one_by_one, KeyPlaces(held=held) as at_once:
+    with KeyPlaces() as one_by_one, KeyPlaces() as at_once:
         for key, place in keys:
             one_by_one.add(key, place)
         at_once.extend(keys[:20])

@@ -25,19 +25,13 @@ DEFAULT_REQUESTS = {"cpu": "1", "memory": "1Gi"}
 VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
-def split_plan(plan: JobPlan, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_COMPLETIONS) -> Iterator[JobPlan]:
-    """Yield the chunks of *plan* that each fit into one ConfigMap and one Job.
-
-    >>> from tarshards.run.jobs.job_plan import make_plan
-    >>> plan = make_plan(["cat", "{}"], ["{0..9}"], state="s")
-    >>> [len(chunk.tasks) for chunk in split_plan(plan, max_tasks=4)]
-    [4, 4, 2]
-    """
+def split_plan(plan: JobPlan) -> Iterator[JobPlan]:
+    """Yield the chunks of *plan* that each fit into one ConfigMap and one Job."""
     head = len(plan._replace(tasks=()).dumps().encode())
     start, size = 0, head
     for index, task in enumerate(plan.tasks):
         extra = len(plan._replace(tasks=(task,)).dumps().encode()) - head + 2
-        if index > start and (size + extra > max_bytes or index - start == max_tasks):
+        if index > start and (size + extra > MAX_BYTES or index - start == MAX_COMPLETIONS):
             yield plan._replace(tasks=plan.tasks[start:index])
             start, size = index, head
         size += extra

@@ -11,8 +11,7 @@ from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import Gap, Piece, Zeros, after, walk
-from tarshards.storage.location import Location
-from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.storage.plain import PlainFile
 from tarshards.tar.read import ArchiveEnd, padding
 
 
@@ -82,17 +81,10 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
 
 
 def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
-    """Survey an open shard, as ``survey_shard`` does."""
+    """Survey an open shard: where its samples lie, which of them are whole, and where it is damaged.
+
+    Only headers are read.
+    """
     found = group_file(file, split=split, pieces=walk(file, end=end))
     judge(found.samples, found.gaps, file)
     return found
-
-
-def survey_shard(url: str | Location, *, split: KeyRule = split_name, concatenated: bool = False) -> Survey:
-    """Survey the shard *url*: where its samples lie, which of them are whole, and where it is damaged.
-
-    Only headers are read; what is not a plain local file is copied to a temporary one. Raises OpenError if the shard
-    cannot be opened.
-    """
-    with open_plain(url, concatenated=concatenated) as file:
-        return survey_file(file, split=split)

@@ -29,31 +29,30 @@ class KeyPlaces:
     [('a', [(0, 0), (0, 3)])]
     """
 
-    def __init__(self, *, held: int = HELD, tmpdir: str | None = None):
-        self._held, self._tmpdir = held, tmpdir
+    def __init__(self) -> None:
         self._keys: list[tuple[str, Place]] = []
         self._files: list[IO[bytes]] = []
 
     def add(self, key: str, place: Place) -> None:
         """Add a key and its place."""
         self._keys.append((key, place))
-        if len(self._keys) >= self._held:
+        if len(self._keys) >= HELD:
             self._spill()
 
     def extend(self, keys: Iterable[tuple[str, Place]]) -> None:
         """Add many keys, each with its place."""
         rest = iter(keys)
-        while batch := list(islice(rest, self._held - len(self._keys))):
+        while batch := list(islice(rest, HELD - len(self._keys))):
             self._keys += batch
-            if len(self._keys) >= self._held:
+            if len(self._keys) >= HELD:
                 self._spill()
 
     def _spill(self) -> None:
         import tempfile
 
-        with temporary(self._tmpdir):
+        with temporary():
             while len(self._files) < PARTS:
-                self._files.append(tempfile.TemporaryFile(dir=self._tmpdir))  # noqa: SIM115 (closed by close)
+                self._files.append(tempfile.TemporaryFile())  # noqa: SIM115 (closed by close)
             self._write_parts()
         self._keys = []
 

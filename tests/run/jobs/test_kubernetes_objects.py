@@ -12,6 +12,7 @@ import pytest
 import yaml
 from object_checks import VERSIONS, check_object, is_label_key
 
+from tarshards.run.jobs import kubernetes_objects
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes
@@ -139,15 +140,18 @@ def test_a_hundred_thousand_items_are_several_jobs():
     assert len({job["metadata"]["name"] for _, job in pairs}) == len(pairs)
 
 
-def test_chunks_are_cut_by_number_and_by_size():
+def test_chunks_are_cut_by_number_and_by_size(monkeypatch):
     plan = make_plan(["cat", "{}"], ["{000..099}"], state="s")
-    assert [len(chunk.tasks) for chunk in split_plan(plan, max_tasks=40)] == [40, 40, 20]
-    for size in (300, 500, 1000):
-        chunks = list(split_plan(plan, max_bytes=size))
+    monkeypatch.setattr(kubernetes_objects, "MAX_COMPLETIONS", 40)
+    assert [len(chunk.tasks) for chunk in split_plan(plan)] == [40, 40, 20]
+    monkeypatch.undo()
+    for size in (1000, 500, 300):
+        monkeypatch.setattr(kubernetes_objects, "MAX_BYTES", size)
+        chunks = list(split_plan(plan))
         assert [task for chunk in chunks for task in chunk.tasks] == list(plan.tasks)
         assert all(len(chunk.dumps()) <= size for chunk in chunks)
     grouped = group_tasks(plan, count=7)
-    assert sum((chunk.tasks for chunk in split_plan(grouped, max_bytes=300)), ()) == grouped.tasks
+    assert sum((chunk.tasks for chunk in split_plan(grouped)), ()) == grouped.tasks
 
 
 def job(spec: dict | None = None, pod: dict | None = None, container: dict | None = None, **metadata) -> dict:
