@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice, pairwise, repeat
+from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
@@ -337,36 +337,25 @@ class CsvPiece(TextPiece):
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(self.described)))
         keys = Keys.of(template, self.file)
         batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema, self.name))
-        for numbers, rows in self._batches(len(schema), ledger):
-            batch, numbers = self._typed(numbers, rows, schema, ledger)
+        for numbers, cells in _columns(self._whole(len(schema), ledger)):
+            batch, numbers = self._typed(numbers, cells, schema, ledger)
             yield from batches.samples(batch, numbers, self.name, refusing(ledger))
 
-    def _batches(self, width: int, ledger: Ledger) -> Iterator[tuple[list[int], list[list[str]]]]:
-        """Yield rows of this many cells, with their numbers, as many as are converted together."""
-        numbers: list[int] = []
-        rows: list[list[str]] = []
-        most = FEW_ROWS
+    def _whole(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows that have this many cells, with their numbers."""
         for number, row in self.records(ledger):
-            if len(row) != width:
+            if len(row) == width:
+                yield number, row
+            else:
                 lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.at(number)))
-                continue
-            numbers.append(number)
-            rows.append(row)
-            if len(rows) >= most:
-                yield numbers, rows
-                size = sum(map(len, chain.from_iterable(rows)))
-                most = max(1, min(MOST_ROWS, BATCH * len(rows) // max(1, size)))
-                numbers, rows = [], []
-        if rows:
-            yield numbers, rows
 
-    def _typed(self, numbers: list[int], rows: list[list[str]], schema: Any, ledger: Ledger) -> tuple[Any, list[int]]:
-        """Return rows as a batch of *schema*, and their numbers, without those that it does not hold."""
+    def _typed(self, numbers: list[int], cells: list[list[str]], schema: Any, ledger: Ledger) -> tuple[Any, list[int]]:
+        """Return columns of text as a batch of *schema*, and the numbers of its rows, without those of other types."""
         pa = arrow()
         columns = []
         bad: dict[int, SampleError] = {}
-        for field, cells in zip(schema, zip(*rows)):
-            texts, nulls = pa.array(cells, pa.string()), NULLS if field.name in self.asked else [""]
+        for field, column in zip(schema, cells):
+            texts, nulls = pa.array(column, pa.string()), NULLS if field.name in self.asked else [""]
             try:
                 columns.append(typed(texts, field.type, nulls))
             except pa.ArrowException:
@@ -376,13 +365,13 @@ class CsvPiece(TextPiece):
                         parts.append(typed(texts.slice(row, 1), field.type, nulls))
                     except pa.ArrowException:
                         parts.append(pa.nulls(1, field.type))
-                        bad.setdefault(row, SampleError(f"{cells[row]!r} is not {field.type}", field=field.name))
+                        bad.setdefault(row, SampleError(f"{column[row]!r} is not {field.type}", field=field.name))
                 columns.append(pa.concat_arrays(parts))
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         for row, error in bad.items():
             lose(ledger, _at(self.at(numbers[row]), error))
         if bad:
-            kept = [row for row in range(len(rows)) if row not in bad]
+            kept = [row for row in range(len(numbers)) if row not in bad]
             batch, numbers = batch.take(pa.array(kept, pa.int64())), [numbers[row] for row in kept]
         return batch, numbers
 
@@ -456,13 +445,31 @@ def _csv_head(url: str) -> tuple[list[str], int]:
 def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
     """Show the rows of a file to *exact*, as long as they can change what it finds; damage is told by who imports."""
     with suppress(OpenError), open_text(url, begin) as text:
-        rows = (row for _, row in csv_rows(text, _delimiter(url)) if isinstance(row, list) and len(row) == len(columns))
-        while unsettled := exact.unsettled:
-            seen = list(islice(rows, MOST_ROWS))
-            if not seen:
+        rows = csv_rows(text, _delimiter(url))
+        whole = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
+        for _, cells in _columns(whole):
+            if not (unsettled := exact.unsettled):
                 return
-            cells = dict(zip(columns, zip(*seen)))
-            exact.see({column: cells[column] for column in unsettled})
+            exact.see({column: cells[columns.index(column)] for column in unsettled})
+
+
+def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Yield the numbers and the columns of as many rows as are converted together.
+
+    Columns are filled every few rows: more lists at once would keep the garbage collector busy.
+    """
+    while group := list(islice(rows, FEW_ROWS)):
+        numbers: list[int] = []
+        columns: list[list[str]] = [[] for _ in group[0][1]]
+        size = 0
+        while group:
+            counted, cells = zip(*group)
+            numbers += counted
+            for column, more in zip(columns, zip(*cells)):
+                column += more
+                size += sum(map(len, more))
+            group = [] if size >= BATCH or len(numbers) >= MOST_ROWS else list(islice(rows, FEW_ROWS))
+        yield numbers, columns
 
 
 def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
