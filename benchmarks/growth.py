@@ -341,7 +341,8 @@ def milliseconds(row: Row, what: str) -> str:
 
 
 HEAD = (
-    "| | {what} | open, ms (CPU) | first batch, ms (CPU) | samples/s | x {base} | epoch | CPU us/sample | private MB "
+    "| | {what} | open, ms (CPU) | first batch, ms (CPU) | samples/s | x {base} | epoch "
+    "| read again, samples/s (x {base}) | CPU us/sample | private MB "
     "| a worker MB | mapped MB | index MB |"
 )
 
@@ -352,18 +353,20 @@ def table(rows: list[Row], what: str, base: int | str, least: float) -> list[str
     What falls short of *least* there, on the largest sets or on more than *base*, is marked.
     """
     rates = {(row["loader"], row["size"]): row["rate"] for row in rows if "rate" in row}
-    lines = [HEAD.format(what=what, base=base if isinstance(base, str) else name_of(base)), "|---" * 12 + "|"]
+    lines = [HEAD.format(what=what, base=base if isinstance(base, str) else name_of(base)), "|---" * 13 + "|"]
     order = list(dict.fromkeys(row["loader"] for row in rows))
     for row in sorted(rows, key=lambda row: order.index(row["loader"])):
         cells = [row["loader"], name_of(row["size"]), milliseconds(row, "open"), milliseconds(row, "first")]
         if "rate" not in row:
-            lines.append(f"| {' | '.join(cells)} | {row['failed']} |" + " |" * 7)
+            lines.append(f"| {' | '.join(cells)} | {row['failed']} |" + " |" * 8)
             continue
         beside = rates.get((base, row["size"]) if isinstance(base, str) else (row["loader"], base))
         times = row["rate"] / beside if beside else None
         judged = row["size"] == SHARDS[-1] and row["loader"] in INDEXED if isinstance(base, str) else row["size"] > base
         short = times is not None and times < least and judged and not row.get("peer")
         cells += [number(row["rate"]), ("**short**, " if short else "") + number(times, ".2f"), str(1 + row["epoch"])]
+        again = f" ({number(row['again'] / beside if beside else None, '.2f')})" if "again" in row else ""
+        cells += [number(row.get("again")) + again]
         cells += [number(1e6 * row["cpu"], ".2f"), number(row["private"])]
         cells += [number(row["worker"] or None), number(max(0, row["shared"]))]
         has_index = not row.get("peer") and ("requests" in row or row["loader"] in INDEXED)
@@ -459,7 +462,9 @@ ABOUT = [
     "own that has imported all it needs, torch too, and has read a small set. It opens the shards by their manifest; "
     f"the first batch, counted from before the opening, is {BATCH} samples; the rate is that of {WINDOW:.0f} s after "
     f"the end of the first epoch or after {WARM['samples']:.0f} s ({WARM['shards']:.0f} s in the table of shards), "
-    "whatever comes first; *epoch* is where that ended. Private memory (`Anonymous`) and the mapped memory of all "
+    "whatever comes first; *epoch* is where that ended. In a first epoch, as of the largest sets, pages are mapped and "
+    "headers compared for the first time meanwhile; *read again* is the rate of the same samples after that, as in a "
+    "later epoch. Private memory (`Anonymous`) and the mapped memory of all "
     "processes (`Pss_File`, `Pss_Shmem`: shards, indexes, batches) are what was added since the imports; a worker's is "
     "all that it shares with no other process (`Private_Dirty`). Index MB are the bytes that were read by calls, and "
     "the pages of mapped indexes in memory.",

@@ -4,8 +4,8 @@ A member matches where the 512 bytes before its data are the header of a regular
 extended header can stand before these: the header of the member before it has the size that the index says, so its
 data ends where this one's headers begin. What does not match in this way is left to tarshards.index.headers.
 
-``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is read
-by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
+``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is
+read by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
 takes the names of its fields and returns int16 of shape (terms, fields): which alternative of each term a field is, 0
 the best, or -1. Where the best one that the sample has lies, its size, and the number of its member are written at
 ``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and
