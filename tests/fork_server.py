@@ -34,7 +34,6 @@ from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / "bin"
@@ -55,11 +54,13 @@ def serving(folder: Path) -> Iterator[None]:
         os.link(client, folder / tool.name)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
     command = [sys.executable, __file__, names["SOCKET"]]
-    options: dict[str, Any] = {"env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, start_new_session=True, **options) as server:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}  # without us, its stdin ends, and so does it
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
         assert server.stdout.read(1), "it listens"
-        yield
-        server.stdin.close()  # which ends it
+        try:
+            yield
+        finally:
+            server.terminate()
 
 
 class Client:
