@@ -6,9 +6,10 @@ fork of the server becomes the tool; the client passes signals on to it, and end
 so is the tool.
 
 A tool starts in a process of its own where a fork would differ: with other settings that Python or a package reads
-while it is imported, with other limits, in other namespaces, and where the server has ended. Three differences are
-left: the tool's parent is the server, its process group is its own, and /proc shows the server's command line and
-environment. Tests of these, of kill -9, and of what happens while Python starts take ``path_with_started_tools``.
+while it is imported, with other limits, in other namespaces, and where the server has ended. Four differences are left:
+the tool's number is not the client's, its parent is the server, its process group is its own, and /proc shows the
+server's command line and environment. Tests of these, of kill -9, and of what happens while Python starts take
+``path_with_started_tools``.
 """
 
 from __future__ import annotations
