@@ -19,7 +19,7 @@ from typing import Any
 import fork_server
 import pytest
 from hypothesis import HealthCheck, settings
-from programs import PACKAGES, TUN, find
+from programs import COMPILER, PACKAGES, TUN, is_installed
 from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
@@ -213,7 +213,7 @@ def path_with_started_tools(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def path_with_tools(tmp_path_factory, path_with_started_tools) -> Iterator[str]:
     """The same, of tools that start in milliseconds, where a compiler is found; see fork_server.py."""
-    if find("cc") is None:
+    if not is_installed(COMPILER):
         yield path_with_started_tools
         return
     folder = tmp_path_factory.mktemp("bin")

@@ -6,9 +6,10 @@ fork of the server becomes the tool; the client passes signals on to it, and end
 so is the tool.
 
 A tool starts in a process of its own where a fork would differ: with other settings that Python or a package reads
-while it is imported, with other limits, in other namespaces, and where the server has ended. Three differences are
-left: the tool's parent is the server, its process group is its own, and /proc shows the server's command line and
-environment. Tests of these, of kill -9, and of what happens while Python starts take ``path_with_started_tools``.
+while it is imported, with other limits, in other namespaces, and where the server has ended. Four differences are left:
+the tool's number is not the client's, its parent is the server, its process group is its own, and /proc shows the
+server's command line and environment. Tests of these, of kill -9, and of what happens while Python starts take
+``path_with_started_tools``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / "bin"
@@ -55,11 +55,13 @@ def serving(folder: Path) -> Iterator[None]:
         os.link(client, folder / tool.name)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
     command = [sys.executable, __file__, names["SOCKET"]]
-    options: dict[str, Any] = {"env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, start_new_session=True, **options) as server:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}  # without us, its stdin ends, and so does it
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
         assert server.stdout.read(1), "it listens"
-        yield
-        server.stdin.close()  # which ends it
+        try:
+            yield
+        finally:
+            server.terminate()
 
 
 class Client:

@@ -141,8 +141,8 @@ def test_a_tool_is_refused_too(hold, line, path_with_tools):
     assert texts() == {b"first"}
 
 
-def test_of_two_tools_that_write_a_file_which_is_not_there_the_second_is_refused(path_with_tools):
-    environment = {**os.environ, "PATH": path_with_tools}
+def test_of_two_tools_that_write_a_file_which_is_not_there_the_second_is_refused(path_with_started_tools):
+    environment = {**os.environ, "PATH": path_with_started_tools}
     with subprocess.Popen(["tarcat", "-q", "-", "-o", "all.tar"], stdin=subprocess.PIPE, env=environment) as first:
         deadline = time.monotonic() + 60
         while not os.path.exists(LOCKS) or not Path(LOCKS).read_text():
