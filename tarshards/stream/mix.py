@@ -481,10 +481,12 @@ class MixedStreams:
         def begin(passes: int) -> Generator[Any, None, None]:
             epoch = progress.epoch + passes * PASS
             for sample, number in zip(dataset.iterate(epoch, progress.world, progress.version), numbers):
-                if isinstance(sample, dict):
-                    yield {**({"__draw__": number} if self.draws else {}), **sample, "__dataset__": name}
-                else:
+                if not isinstance(sample, dict):
                     yield sample
+                elif self.draws:
+                    yield {"__draw__": number, **sample, "__dataset__": name}
+                else:
+                    yield {**sample, "__dataset__": name}
 
         empty = SampleError(f"{name}: no samples to mix: the dataset is empty, or its ops leave none")
         return MixedStream(begin, empty)
