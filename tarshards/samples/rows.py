@@ -19,14 +19,14 @@ LONGEST = 1 << 28  # characters of a cell: an open quote takes no more memory th
 csv.field_size_limit(LONGEST)  # of the process, whose own limit of 128 KiB is less than texts may have
 
 
-def csv_rows(text: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str] | TarshardsError]]:
+def csv_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str] | TarshardsError]]:
     r"""Yield the cells of each row of CSV; a blank line has none.
 
     >>> from io import BytesIO
     >>> list(csv_rows(BytesIO(b'a,b\r\n"x,\ny",z\n'), ","))
     [(1, ['a', 'b']), (2, ['x,\ny', 'z'])]
     """
-    lines = TextIOWrapper(text, "utf-8", "surrogateescape", newline="\n")
+    lines = TextIOWrapper(file, "utf-8", "surrogateescape", newline="\n")
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
@@ -40,15 +40,15 @@ def csv_rows(text: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str] | 
             return
         if row is None:
             return
-        yield line, row if _is_unicode("".join(row)) else DecodeError("not UTF-8")
+        text = "".join(row)
+        yield line, row if text.isascii() or _is_unicode(text) else DecodeError("not UTF-8")
 
 
 def _is_unicode(text: str) -> bool:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
     return True
 
 
