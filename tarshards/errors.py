@@ -49,8 +49,8 @@ class TarshardsError(Exception):
     ):
         self.reason, self.url, self.offset, self.key, self.field = reason, url, offset, key, field
         name = ".".join(part for part in (key, field) if part is not None) or None
-        place = [url, None if offset is None else f"offset {offset}", name]
-        super().__init__(": ".join([part for part in place if part is not None] + [reason]))
+        origin = [url, None if offset is None else f"offset {offset}", name]
+        super().__init__(": ".join([part for part in origin if part is not None] + [reason]))
         if _is_in_worker():
             self.__class__ = _class_of(self)
 
@@ -138,8 +138,8 @@ class OpenError(TarshardsError, OSError):
     # OSError would change the text of an error that has its own attributes of these names.
     errno: int | None = None
 
-    def __init__(self, reason: str, *, errno: int | None = None, **place: Any):
-        super().__init__(reason, **place)
+    def __init__(self, reason: str, *, errno: int | None = None, **origin: Any):
+        super().__init__(reason, **origin)
         self.errno = errno
 
     @property

@@ -286,7 +286,7 @@ class _Process:
     """A process and the pipe to it."""
 
     # A forked process has copies of the pipes of those before it: one after the other, the last is free of them.
-    # Starting a process also asks how every other ended, and only the first to ask is told: no start during a join.
+    # Starting a process also asks how every other ended, and only the first to ask learns it: no start during a join.
     _one_at_a_time = Lock()
 
     def __init__(self, shared: Any) -> None:

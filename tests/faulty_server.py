@@ -34,7 +34,7 @@ class Answer:
     # "reset", "stall", "keep" to go on with the connection, "drop" to close it without a word, and "drain" to read what
     # the request still sends, and forget it
     end: str = "close"
-    raw: bytes | None = None  # sent as it is, in place of an answer
+    raw: bytes | None = None  # sent as it is, instead of an answer
     interim: bytes = b""  # sent before the request's body is read
     taken: int | None = None  # how many bytes of the request's body are read before the answer; None: all
 

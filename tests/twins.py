@@ -1,4 +1,4 @@
-"""The twins in Python in place of compiled kernels, for a test."""
+"""The twins in Python instead of compiled kernels, for a test."""
 
 from __future__ import annotations
 

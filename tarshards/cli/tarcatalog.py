@@ -65,7 +65,7 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
 def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...], sync: bool) -> None:
     """Add a version of a dataset to CATALOG, and pin it: its digests are over what the manifests SHARDS say.
 
-    A version that exists is never edited. The file is written anew, sorted, and without comments. Ops are those of
+    A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are those of
     Stream that say what a sample is, such as --op 'decode="rgb8"'.
     """
     from tarshards.catalog import Catalog

@@ -67,12 +67,12 @@ class JobVerbs(Verbs):
                 return super().parse_args(ctx, args)
             except click.NoSuchOption as error:
                 raise click.UsageError(f"{error.format_message()} Write the command after --.", ctx) from error
-        place = args.index("--")
-        rest = super().parse_args(ctx, args[:place])
+        end = args.index("--")
+        rest = super().parse_args(ctx, args[:end])
         if words := ctx.params["command"]:
             cure = "quote the items for the shell: -s '{0000..0999}'"
             raise click.UsageError(f"{words[0]!r} comes before --, where only options do; {cure}", ctx)
-        ctx.params["command"] = tuple(args[place + 1 :])
+        ctx.params["command"] = tuple(args[end + 1 :])
         return rest
 
 

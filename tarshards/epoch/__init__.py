@@ -8,5 +8,5 @@
 - ``resampling``: epochs of samples or shards that are drawn with replacement
 - ``packing``: samples of variable length in bins, which take the place of samples as positions
 - ``loop``: ``EpochLoop``, which takes a worker through its share of a plan, counts what was read and audits it
-- ``substitutes``: other samples of an epoch, in place of those that were left out of a batch
+- ``substitutes``: other samples of an epoch, instead of those that were left out of a batch
 """

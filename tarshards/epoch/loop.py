@@ -108,7 +108,7 @@ class Part:
         self.taken = self.lost = self.members = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
-        self.is_aside = False  # whether that reader was not told of these samples
+        self.is_aside = False  # whether that reader does not know of these samples
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -148,7 +148,7 @@ class Part:
         return part
 
     def read_all(self, reader: SampleReader) -> Iterator[Sample | TarshardsError]:
-        """Yield the samples as *reader* returns them; in place of one that cannot be read, the error."""
+        """Yield the samples as *reader* returns them; instead of one that cannot be read, the error."""
         return (reader.read_aside_all if self.is_aside else reader.read_all)(self.shards, self.numbers)
 
     def read(self, reader: SampleReader, on_error: Callable[[Exception], Any]) -> Iterator[Sample]:

@@ -316,7 +316,7 @@ class PlannedEpoch(ABC):
 
     @abstractmethod
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield the shards and numbers of samples to try in place of the one at *position*, some of them repeatedly.
+        """Yield the shards and numbers of samples to try instead of the one at *position*, some of them repeatedly.
 
         They are drawn by the seed, the epoch and the sample's place in it, so that neither ranks nor a resume matter.
         """

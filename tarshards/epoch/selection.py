@@ -18,7 +18,7 @@ from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import IndexedShards, SampleReader, gap_of
 from tarshards.parallel import bounded_map
 from tarshards.samples.conditions import Condition
-from tarshards.samples.fields import place
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import lacking_keys, read_keys
@@ -220,7 +220,7 @@ def _judge(task: tuple[IndexedShards, Predicate, NDArray[Any], bool]) -> tuple[N
             except TarshardsError as error:
                 result = error
             except Exception as error:
-                result = OpError(f"the condition fails: {type(error).__name__}: {error}", **place(result))
+                result = OpError(f"the condition fails: {type(error).__name__}: {error}", **origin_of(result))
         errors.append(result)
         if not goes_on:
             break

@@ -1,4 +1,4 @@
-"""Samples in place of those that filters or faults took out of a batch."""
+"""Samples instead of those that filters or faults took out of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTEMPTS = 8  # substitutes that are tried for a sample
 
 
 class Substitutes:
-    """The samples that are tried in place of some of a *part*: none that is in it already, and none twice.
+    """The samples that are tried instead of some of a *part*: none that is in it already, and none twice.
 
     They are counted as repeated, and what becomes of them like what becomes of others.
     """
@@ -28,17 +28,17 @@ class Substitutes:
         self._left_out = Tally()
 
     @contextmanager
-    def drawn(self, places: Iterable[int]) -> Iterator[Part]:
-        """Give the part of the next substitutes for the samples at *places* of the batch, and count them after it.
+    def drawn(self, rows: Iterable[int]) -> Iterator[Part]:
+        """Give the part of the next substitutes for the samples at *rows* of the batch, and count them after it.
 
         Raises SampleError, which names what left the samples out, where there is none, or 8 have been tried.
         """
-        places = list(places)
+        rows = list(rows)
         if self._tried == ATTEMPTS:
-            raise self._error(places[0], f"and so were {ATTEMPTS} others in its place")
+            raise self._error(rows[0], f"and so were {ATTEMPTS} others in its place")
         self._tried += 1
-        pairs = np.array([self._next(place) for place in places], np.int64)
-        extra = Part(self.part.plan, self.part.positions[places], pairs[:, 0], pairs[:, 1])
+        pairs = np.array([self._next(row) for row in rows], np.int64)
+        extra = Part(self.part.plan, self.part.positions[rows], pairs[:, 0], pairs[:, 1])
         extra.reader, extra.is_aside = self.part.reader, True
         try:
             yield extra
@@ -50,17 +50,17 @@ class Substitutes:
             self._left_out.lost += extra.lost
             self.part.leave_out(read)
 
-    def _next(self, place: int) -> tuple[int, int]:
+    def _next(self, row: int) -> tuple[int, int]:
         """Return the shard and number of the next substitute that is not in the batch."""
-        if place not in self._drawn:
-            self._drawn[place] = self.part.plan.substitutes(int(self.part.positions[place]))
-        for pair in self._drawn[place]:
+        if row not in self._drawn:
+            self._drawn[row] = self.part.plan.substitutes(int(self.part.positions[row]))
+        for pair in self._drawn[row]:
             if pair not in self._used:
                 self._used.add(pair)
                 return pair
-        raise self._error(place, "and all others near it are in the batch already or were left out as well")
+        raise self._error(row, "and all others near it are in the batch already or were left out as well")
 
-    def _error(self, place: int, words: str) -> SampleError:
+    def _error(self, row: int, words: str) -> SampleError:
         left_out = self._left_out
         counts = [f"{name} left out {count}" for name, count in sorted(left_out.filtered.items())]
         counts += [
@@ -70,5 +70,5 @@ class Substitutes:
         cure = (
             "fill= is for filters that leave out few samples; take a smaller batch, or filter when shards are written"
         )
-        position = int(self.part.positions[place])
+        position = int(self.part.positions[row])
         return SampleError(f"the sample at position {position} of the epoch was left out, {words}{found}; {cure}")

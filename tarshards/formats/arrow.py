@@ -29,7 +29,7 @@ from tarshards.formats.naming import (
 )
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import place
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
 
@@ -320,7 +320,7 @@ def _arrays(array: Any, shape: tuple[int, ...] | None) -> list[bytes | None]:
     """Return each list of numbers in numpy's format, with this *shape* or as it is."""
     pa = arrow()
     numbers = array.values
-    if numbers.null_count and not array.flatten().null_count:  # in place of lists that are null
+    if numbers.null_count and not array.flatten().null_count:  # instead of lists that are null
         compute = require("pyarrow.compute", extra="arrow")
         numbers = compute.fill_null(numbers, pa.scalar(0).cast(numbers.type))
     numbers = numbers.to_numpy(zero_copy_only=False)
@@ -428,7 +428,7 @@ class Tables:
                         row[name] = decode_value(field, data)
                     size += len(data)
             except TarshardsError as error:
-                reject(sample, type(error)(error.reason, **place(sample), field=error.field))
+                reject(sample, type(error)(error.reason, **origin_of(sample), field=error.field))
                 continue
             yield row, size
 
@@ -446,8 +446,8 @@ class Tables:
 
 
 def _place_in(order: list[str]) -> Callable[[str], int]:
-    places = {name: number for number, name in enumerate(order)}
-    return lambda name: places.get(name, len(places))
+    ranks = {name: number for number, name in enumerate(order)}
+    return lambda name: ranks.get(name, len(ranks))
 
 
 def _array(values: list[Any], of: Any) -> Any:
@@ -508,7 +508,7 @@ def _cast(array: Any, of: Any) -> Any:
     pa = arrow()
     if pa.types.is_struct(of):
         compute = require("pyarrow.compute", extra="arrow")
-        inner = [_cast(compute.struct_field(array, place), field.type) for place, field in enumerate(of)]
+        inner = [_cast(compute.struct_field(array, number), field.type) for number, field in enumerate(of)]
         return pa.StructArray.from_arrays(inner, fields=list(of), mask=array.is_null())
     if pa.types.is_list(of):
         return pa.ListArray.from_arrays(array.offsets, _cast(array.values, of.value_type), of, mask=array.is_null())

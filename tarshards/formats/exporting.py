@@ -18,7 +18,7 @@ from tarshards.formats.naming import Columns, decode_value, record_url, to_json
 from tarshards.formats.pieces import file_identity, lose
 from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import place
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_samples, read_shard
@@ -152,7 +152,7 @@ class _ExportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
+            lose(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
 
         samples = read_shard(self.shard, ledger=ledger)
         if self.format == "parquet":
@@ -240,7 +240,7 @@ def _json_of(column: str, value: Any) -> str:
 
 def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterator[dict[str, Any]]:
     """Yield the key, the shard and the values of each sample by column, in the order of the columns."""
-    places = {name: number for number, name in enumerate(columns.order)}
+    ranks = {name: number for number, name in enumerate(columns.order)}
     for sample in samples:
         row: dict[str, Any] = {}
         try:
@@ -253,7 +253,7 @@ def _rows(samples: Iterable[Sample], columns: Columns, reject: Reject) -> Iterat
         except TarshardsError as error:
             reject(sample, error)
             continue
-        ordered = sorted(row.items(), key=lambda item: places.get(item[0], len(places)))
+        ordered = sorted(row.items(), key=lambda item: ranks.get(item[0], len(ranks)))
         yield {"__key__": sample["__key__"], "__url__": sample["__url__"], **dict(ordered)}
 
 

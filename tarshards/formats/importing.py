@@ -28,7 +28,7 @@ from tarshards.formats.pieces import (
     plan_parquet,
 )
 from tarshards.index.cells import TYPES
-from tarshards.samples.fields import check_mapping, place
+from tarshards.samples.fields import check_mapping, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression, without_suffix
@@ -146,7 +146,7 @@ class _ImportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            lose(ledger, type(error)(error.reason, **place(sample), field=error.field))
+            lose(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
 
         naming = Naming()
         samples = self.piece.samples(naming, self.template, ledger)

@@ -198,12 +198,12 @@ def from_json(value: Any) -> Any:
     return value
 
 
-def sample_of(naming: Naming, row: Mapping[str, Any], key: str, place: str) -> Sample:
+def sample_of(naming: Naming, row: Mapping[str, Any], key: str, origin: str) -> Sample:
     """Return the sample of a row of Python values; its own ``__key__`` takes precedence over *key*.
 
     A value None is JSON's null. Raises SampleError or EncodeError, which names the column.
     """
-    sample: Sample = {"__key__": key_of(row["__key__"]) if "__key__" in row else key, "__url__": place}
+    sample: Sample = {"__key__": key_of(row["__key__"]) if "__key__" in row else key, "__url__": origin}
     for column, value in row.items():
         if column not in ("__key__", "__url__"):
             field, data = encode_value(naming, column, value)
@@ -211,7 +211,7 @@ def sample_of(naming: Naming, row: Mapping[str, Any], key: str, place: str) -> S
     return sample
 
 
-def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str], place: str) -> SampleBatch | None:
+def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str], origin: str) -> SampleBatch | None:
     """Return the samples of rows as ``sample_of`` would make each, None unless the values of each column are alike.
 
     They are if all rows have the same columns, and the values of each are text, bytes of one kind, or integers.
@@ -238,7 +238,7 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
             found.append((column, kinds[0], values))
         else:
             return None
-    return SampleBatch(keys, place, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])
+    return SampleBatch(keys, origin, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])
 
 
 def key_of(value: Any) -> str:

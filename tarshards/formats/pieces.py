@@ -443,7 +443,7 @@ def _csv_head(url: str) -> tuple[list[str], int]:
 
 
 def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
-    """Show the rows of a file to *exact*, as long as they can change what it finds; damage is told by who imports."""
+    """Show the rows of a file to *exact*, as long as they can change what it finds; whoever imports reports damage."""
     with suppress(OpenError), open_text(url, begin) as text:
         rows = csv_rows(text, _delimiter(url))
         whole = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
@@ -700,10 +700,10 @@ def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
     ledger.count(failed=rows)
 
 
-def _at(place: str, error: Exception) -> TarshardsError:
-    """Return *error* as one that names the *place* of its row."""
+def _at(origin: str, error: Exception) -> TarshardsError:
+    """Return *error* as one that names the *origin* of its row."""
     if isinstance(error, OpenError):
-        return OpenError(error.reason, url=place, errno=error.errno)
+        return OpenError(error.reason, url=origin, errno=error.errno)
     kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
     reason = error.reason if isinstance(error, TarshardsError) else str(error) or type(error).__name__
-    return kind(reason, url=place, field=getattr(error, "field", None))
+    return kind(reason, url=origin, field=getattr(error, "field", None))

@@ -53,7 +53,7 @@ class SampleReader:
         raise NotImplementedError
 
     def read_aside(self, shard: int, sample: int) -> Sample:
-        """Return a sample that a reader that fetches ahead was not told of, as ``read`` does."""
+        """Return a sample that a reader that fetches ahead does not know of, as ``read`` does."""
         return self.read(shard, sample)
 
     def is_remote(self) -> bool:
@@ -65,11 +65,11 @@ class SampleReader:
         raise NotImplementedError
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples as ``read`` returns them; in place of one that cannot be read, the error."""
+        """Yield many samples as ``read`` returns them; instead of one that cannot be read, the error."""
         return _each(self.read, shards, samples)
 
     def read_aside_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples as ``read_aside`` returns them; in place of one that cannot be read, the error."""
+        """Yield many samples as ``read_aside`` returns them; instead of one that cannot be read, the error."""
         return _each(self.read_aside, shards, samples)
 
     @contextmanager

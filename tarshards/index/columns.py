@@ -36,7 +36,7 @@ from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import check_mapping, find_field, place
+from tarshards.samples.fields import check_mapping, find_field, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.storage.beside import COLUMNS
@@ -79,7 +79,7 @@ class Measure:
         try:
             return MEASURES[self.measure](field, data) if self.measure != "value" else self._value(field, data)
         except DecodeError as error:
-            raise DecodeError(error.reason, **place(sample), field=field) from error
+            raise DecodeError(error.reason, **origin_of(sample), field=field) from error
 
     def _value(self, field: str, data: bytes) -> Any:
         value = decode_field(field, data)
@@ -107,7 +107,7 @@ class Computed:
         except TarshardsError:
             raise
         except Exception as error:
-            raise OpError(f"{self} fails: {type(error).__name__}: {error}", **place(sample)) from error
+            raise OpError(f"{self} fails: {type(error).__name__}: {error}", **origin_of(sample)) from error
 
 
 Source = Measure | Computed

@@ -140,7 +140,7 @@ class BlockFetcher:
         self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples of blocks that *are_kept*; in place of one that cannot be read, the error."""
+        """Yield many samples of blocks that *are_kept*; instead of one that cannot be read, the error."""
         in_use, use = self._shards.in_use, self._shards.use
         keys = _kept_key(samples, self._unit[shards]).tolist()
         for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
@@ -392,7 +392,7 @@ class BlockFetcher:
             self._threads.submit(self._drop, block)
 
     def _drop(self, block: _Block) -> None:
-        with suppress(TarshardsError):  # told when it is read
+        with suppress(TarshardsError):  # the reader reports it
             self._shards.use(block.shard).drop(self._all_samples(block))
 
     def close(self) -> None:

@@ -204,7 +204,7 @@ class OpenShard:
         return kept if kept is not None and all(window.is_current() for window in kept) else None
 
     def _fetch_again(self, sample: int, window: Window) -> list[Window]:
-        """Return what holds *sample* in place of *window*, whose file is gone; a block that stays is mapped anew."""
+        """Return what holds *sample* instead of *window*, whose file is gone; a block that stays is mapped again."""
         for key, kept in list(self.kept.items()):
             if window in kept:
                 first, last = (self.index.table.place(member)[0] for member in (kept[0].begin, kept[-1].end - 1))

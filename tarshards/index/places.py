@@ -382,7 +382,7 @@ def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexErro
 
 
 def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
-    """Find the fields of samples that were read; *results* has an error in place of one that could not be.
+    """Find the fields of samples that were read; *results* has an error instead of one that could not be.
 
     Lazy fields are read here.
     """

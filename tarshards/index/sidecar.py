@@ -341,7 +341,7 @@ class Index:
         return index
 
     def rest_on(self, mapping: Any) -> None:
-        """Use a *mapping* of the sidecar, which processes share, in place of the bytes that were read."""
+        """Use a *mapping* of the sidecar, which processes share, instead of the bytes that were read."""
         self.table.rest_on(mapping.buffer if isinstance(mapping, MappedPart) else mapping)
         self._sidecar = mapping
 
@@ -527,7 +527,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
     folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
     text = "\0" + "\0".join(paths)
     if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
-        return {folder: range(len(paths))}  # soon told, of many thousands
+        return {folder: range(len(paths))}  # which is quick to find out, even with many thousands
     folders: dict[str, Any] = {}
     for number, path in enumerate(paths):
         folders.setdefault(path[: path.rfind("/") + 1], []).append(number)

@@ -63,7 +63,7 @@ class Passes:
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None
-        self._ahead = 0  # epochs, of the trainer's count, which may start anew where ours is resumed
+        self._ahead = 0  # epochs, of the trainer's count, which may start over where ours is resumed
         self._was_told = False  # the length, before a state was loaded
 
     @property

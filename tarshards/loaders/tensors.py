@@ -38,7 +38,7 @@ def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generat
 
 
 def tensors(batch: Any, *, pinned: bool = False) -> Any:
-    """Return a collated batch with tensors, which may be *pinned*, in place of arrays of numbers; in lists, too.
+    """Return a collated batch with tensors, which may be *pinned*, instead of arrays of numbers; in lists, too.
 
     A tensor shares its array's memory, unless it is pinned.
     """

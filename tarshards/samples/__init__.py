@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``keys``: how the name of a member splits into key and field
-- ``member_file``: members as files that seek, in place of their bytes
+- ``member_file``: members as files that seek, instead of their bytes
 - ``read``: members grouped into samples, and samples split into members
 - ``batch``: many samples at once, by field
 - ``seen_keys``: keys that may occur once

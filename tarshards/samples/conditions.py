@@ -16,7 +16,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field, no_field, place
+from tarshards.samples.fields import find_field, no_field, origin_of
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import without_suffix
@@ -72,7 +72,7 @@ class Condition:
             raise
         except Exception as error:
             reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
-            raise OpError(reason, **place(sample)) from error
+            raise OpError(reason, **origin_of(sample)) from error
 
 
 class RefusedError(ValueError):
@@ -437,7 +437,7 @@ class _Fields:
             found = find_field(self._sample, [field])
             if found is None or is_reserved(field):
                 reason = no_field([field], self._sample)
-                raise SampleError(f"{reason}; test for it with has({field!r})", **place(self._sample))
+                raise SampleError(f"{reason}; test for it with has({field!r})", **origin_of(self._sample))
             self._decoded[field] = self._decode(field, self._sample[found])
         return self._decoded[field]
 
@@ -445,7 +445,7 @@ class _Fields:
         try:
             return decode_field(field, value) if isinstance(value, bytes) else value
         except DecodeError as error:
-            raise DecodeError(error.reason, **place(self._sample), field=field) from error
+            raise DecodeError(error.reason, **origin_of(self._sample), field=field) from error
 
 
 class Template:

@@ -160,10 +160,10 @@ def pick_field(sample: Sample, alternatives: list[str]) -> str:
     """Return the first of *alternatives* that *sample* has, as ``find_field`` does; raise SampleError for none."""
     if (field := find_field(sample, alternatives)) is not None:
         return field
-    raise SampleError(no_field(alternatives, sample), **place(sample))
+    raise SampleError(no_field(alternatives, sample), **origin_of(sample))
 
 
-def place(sample: Any) -> dict[str, Any]:
+def origin_of(sample: Any) -> dict[str, Any]:
     """Return the shard URL and key of *sample*, as arguments for errors; None for what it lacks."""
     if not isinstance(sample, dict):
         return {"url": None, "key": None}
@@ -198,6 +198,6 @@ def apply_terms(sample: Sample, terms: list[Term]) -> Sample:
         names += [(field, field) for field in sample if not is_reserved(field) and field not in taken]
     for name, field in names:
         if name in selected:
-            raise SampleError("two fields would get this name", **place(sample), field=name)
+            raise SampleError("two fields would get this name", **origin_of(sample), field=name)
         selected[name] = sample[field]
     return selected

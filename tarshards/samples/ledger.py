@@ -163,11 +163,11 @@ class Ledger:
         self._record(error, self._mine().failures)
 
     def _record(self, error: Exception, entries: list[Quarantined]) -> None:
-        place: list[Any] = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
+        origin: list[Any] = [getattr(error, name, None) for name in ("url", "key", "field", "offset")]
         reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
         if cost := getattr(error, "cost", ""):
             reason += f"; {cost}"
-        entries.append(Quarantined._make([*place, reason]))
+        entries.append(Quarantined._make([*origin, reason]))
         self._errors += 1
         if self.on_error is not None:
             self.on_error(error)

@@ -49,19 +49,19 @@ def numbered_lines(url: str | Location) -> Iterator[tuple[str, str]]:
     name = Location.of(url).name
     with open_text(url) as lines:
         for number, line in enumerate(lines, 1):
-            place = f"{name}: line {number}"
+            origin = f"{name}: line {number}"
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:
-                raise DecodeError("not UTF-8", url=place) from error
-            yield place, text.removesuffix("\n")
+                raise DecodeError("not UTF-8", url=origin) from error
+            yield origin, text.removesuffix("\n")
 
 
 class Utf8(RawIOBase):
     """The bytes of a text in UTF-8, without its byte order mark: *stream*, decoded if the mark says UTF-16 or UTF-32.
 
     ``mark`` is the size of the mark of a text that is in UTF-8, 0 without one, and None for another encoding, where
-    places in the text are not those in the file. Raises DecodeError, with *name*, for what is not in that encoding.
+    offsets in the text are not those in the file. Raises DecodeError, with *name*, for what is not in that encoding.
     """
 
     def __init__(self, stream: Any, name: str):
@@ -100,9 +100,9 @@ class Utf8(RawIOBase):
         except UnicodeError as error:
             raise DecodeError(f"not in the encoding of its byte order mark: {error}", url=self._name) from error
 
-    def start_at(self, place: int) -> None:
-        """Begin at a *place* in a text of UTF-8 whose stream seeks."""
-        self.stream.seek(place + (self.mark or 0))
+    def start_at(self, offset: int) -> None:
+        """Begin at an *offset* in a text of UTF-8 whose stream seeks."""
+        self.stream.seek(offset + (self.mark or 0))
         self._rest = b""
 
     def close(self) -> None:
@@ -131,14 +131,14 @@ class _Part(RawIOBase):
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
-    """Prefix errors with *place*, the location of a line; a ValueError becomes a SampleError."""
+def located(origin: str) -> Iterator[None]:
+    """Prefix errors with *origin*, the location of a line; a ValueError becomes a SampleError."""
     try:
         yield
     except TarshardsError as error:
-        raise type(error)(str(error), url=place) from error
+        raise type(error)(str(error), url=origin) from error
     except ValueError as error:
-        raise SampleError(str(error), url=place) from error
+        raise SampleError(str(error), url=origin) from error
 
 
 def escape(data: bytes) -> str:
@@ -175,9 +175,9 @@ def unescape(text: str) -> bytes:
 
 def read_keys(url: str | Location) -> Iterator[str]:
     """Yield the keys in the text *url*, one per line, escaped as in a table; blank lines are ignored."""
-    for place, line in numbered_lines(url):
+    for origin, line in numbered_lines(url):
         if line.strip():
-            with located(place):
+            with located(origin):
                 key = unescape(line.removesuffix("\r")).decode(errors="surrogateescape")
             yield key
 
@@ -204,8 +204,8 @@ def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back."""
     seen = SeenKeys()
     for sample in samples:
-        place, key = sample["__url__"], sample["__key__"]
-        with located(place):
+        origin, key = sample["__url__"], sample["__key__"]
+        with located(origin):
             fields = [field for field in sample if not is_reserved(field)]
             if not fields:
                 raise SampleError("no field except the key", key=key)

@@ -17,7 +17,7 @@ from tarshards.storage.ranges import Ranges
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
 
-FIRST = 1 << 16  # bytes of the first request at a place of a remote member
+FIRST = 1 << 16  # bytes of the first request at a position of a remote member
 FACTOR, MOST = 4, 1 << 22  # each request that follows on another is larger by this factor, up to as many bytes
 HELD = 1 << 23  # bytes of a member that stay in memory
 GAP = 1 << 15  # bytes that are passed over between two reads that follow on one another
@@ -53,7 +53,7 @@ class MemberFile(io.BufferedIOBase):
     are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
     on from there. At most 8 MiB stay in memory, and what ``prefetch`` has brought. ``bytes(file)`` is the whole member.
 
-    The file can be pickled, and the copy, which begins where this one stands, opens the shard anew. Threads may not
+    The file can be pickled, and the copy, which begins where this one stands, reopens the shard. Threads may not
     share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
     that of the index, and TarError where the shard ends before it.
     """
@@ -87,15 +87,15 @@ class MemberFile(io.BufferedIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to *offset* from the beginning, the position or the end; a place after the end has no bytes."""
+        """Go to *offset* from the beginning, the position or the end; a position after the end has no bytes."""
         self._check_open()
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
             raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
-        place = (0, self._position, self.size)[whence] + offset
-        if place < 0:
-            raise ValueError(f"negative seek position {place}")
-        self._position = place
-        return place
+        position = (0, self._position, self.size)[whence] + offset
+        if position < 0:
+            raise ValueError(f"negative seek position {position}")
+        self._position = position
+        return position
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""

@@ -27,7 +27,7 @@ class SeenKeys:
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
         self._old: _Hashes | None = None
-        self._greatest = ""  # of all keys: a greater one is new, which is told at once of keys in order
+        self._greatest = ""  # of all keys: a greater one is new, so that sorted keys need no look-up
 
     def __contains__(self, key: str) -> bool:
         if key > self._greatest:
@@ -85,11 +85,11 @@ class _Hashes:
 
     def __contains__(self, key: str) -> bool:
         bits, mask, filled = hash(key), self._mask, self._filter
-        place = bits & mask
-        if not filled[place >> 3] >> (place & 7) & 1:
+        slot = bits & mask
+        if not filled[slot >> 3] >> (slot & 7) & 1:
             return False
-        place = bits >> 32 & mask
-        if not filled[place >> 3] >> (place & 7) & 1:
+        slot = bits >> 32 & mask
+        if not filled[slot >> 3] >> (slot & 7) & 1:
             return False
         return bool(self.which([key])[0])
 
@@ -100,14 +100,14 @@ class _Hashes:
         first, second = _hash(keys)
         found = np.zeros(len(keys), np.bool_)
         for firsts, seconds in self._runs:
-            places = np.searchsorted(firsts, first)
+            slots = np.searchsorted(firsts, first)
             while True:  # again for different keys of one first hash
-                within = np.minimum(places, len(firsts) - 1)
-                alike = (firsts[within] == first) & (places < len(firsts)) & ~found
+                within = np.minimum(slots, len(firsts) - 1)
+                alike = (firsts[within] == first) & (slots < len(firsts)) & ~found
                 found |= alike & (seconds[within] == second)
                 if not (alike & ~found).any():
                     break
-                places += alike
+                slots += alike
         return found
 
     def update(self, keys: list[str]) -> None:
@@ -125,8 +125,8 @@ class _Hashes:
             self._mask, fresh = 8 * len(self._filter) - 1, self._runs
         filled = np.frombuffer(self._filter, np.uint8)
         for bits, _ in fresh:
-            for places in (bits & self._mask, bits >> 32 & self._mask):
-                np.bitwise_or.at(filled, places >> 3, np.left_shift(1, places & 7).astype(np.uint8))
+            for slots in (bits & self._mask, bits >> 32 & self._mask):
+                np.bitwise_or.at(filled, slots >> 3, np.left_shift(1, slots & 7).astype(np.uint8))
 
 
 def _hash(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:

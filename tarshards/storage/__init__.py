@@ -17,6 +17,6 @@ Read in this order:
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
   shared with the processes that are forked later
 - ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced
-- ``locks``: locks on files, and what a process that was forked makes anew; ``claims``: names that one writer at a time
+- ``locks``: locks on files, and what a process that was forked makes again; ``claims``: names that one writer at a time
   may write; ``markers``: records of what was made
 """

@@ -101,7 +101,7 @@ class _File:
 
     @property
     def has_address(self) -> bool:
-        """Whether it is asked for by HTTP, as far as can be told without opening it."""
+        """Whether it is asked for by HTTP, as far as is known without opening it."""
         try:
             return self.address is not None
         except TarshardsError:  # raised again when it is opened
@@ -178,7 +178,7 @@ class ReadAhead:
         return data, piece.size
 
     def release(self, size: int) -> None:
-        """Fetch other bytes in place of *size* bytes that were read."""
+        """Fetch other bytes instead of *size* bytes that were read."""
         self._held -= size
         self._window = min(2 * self._window, self._most)
         self._extend()

@@ -466,11 +466,11 @@ class BlockCache:
         """Return the cache that *remote* asks for, one object for each folder and budget in a process; None without."""
         if remote.cache_dir is None:
             return None
-        place = os.path.realpath(remote.cache_dir), remote.cache_bytes, remote.timeout
+        key = os.path.realpath(remote.cache_dir), remote.cache_bytes, remote.timeout
         with _registering():
-            if place not in _caches:
-                _caches[place] = cls(*place)
-            return _caches[place]
+            if key not in _caches:
+                _caches[key] = cls(*key)
+            return _caches[key]
 
     def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
         """Return *block* from the disk, or as *fetch* returns it, which is then stored if the budget allows.

@@ -313,7 +313,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
 def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> None:
     """Open idle connections to the server of *url*, in as many threads as *connections*, until there are *count*.
 
-    Why they cannot be opened is told by the requests that need them.
+    The requests that need them report why they cannot be opened.
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
@@ -488,7 +488,7 @@ class _Pool:
             return len(self._idle.get(key, ())) + self._opening[key]
 
     def reserve(self, key: Any, most: int) -> list[http.client.HTTPConnection]:
-        """Take idle connections whose use will be told by ``end_use``, at most so many."""
+        """Take idle connections whose use ``end_use`` will report, at most so many."""
         taken: list[http.client.HTTPConnection] = []
         while len(taken) < most and (connection := self.take(key, waits=False)):
             taken.append(connection)

@@ -238,7 +238,7 @@ class StoreAddress(Address):
         return True
 
     def _ask(self) -> None:
-        store, path = find_store(self.location)  # which a forked process makes anew
+        store, path = find_store(self.location)  # which a forked process makes again
 
         def sign() -> tuple[str, dict[str, str], float] | None:
             try:

@@ -115,13 +115,13 @@ class Shards(Sequence[Shard]):
         return len(self.urls)
 
     @overload
-    def __getitem__(self, place: int) -> Shard: ...
+    def __getitem__(self, at: int) -> Shard: ...
     @overload
-    def __getitem__(self, place: slice) -> Shards: ...
-    def __getitem__(self, place: int | slice) -> Shard | Shards:
-        if isinstance(place, slice):
-            return self.take(range(len(self))[place])
-        return Shard(self.urls[place], **{name: column[place] for name, column in self._columns.items()})
+    def __getitem__(self, at: slice) -> Shards: ...
+    def __getitem__(self, at: int | slice) -> Shard | Shards:
+        if isinstance(at, slice):
+            return self.take(range(len(self))[at])
+        return Shard(self.urls[at], **{name: column[at] for name, column in self._columns.items()})
 
     def __iter__(self) -> Iterator[Shard]:
         named = (self._columns.get(name) or repeat(Shard._field_defaults[name]) for name in Shard._fields[1:])
@@ -149,7 +149,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def manifest_url(pattern: str) -> str:
-    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL in place of each number.
+    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL instead of each number.
 
     >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
     ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
@@ -172,7 +172,7 @@ def series_url(url: str) -> str:
 
 
 def _without_number(url: str) -> str:
-    r"""Return *url* with a NUL in place of the last number in its name.
+    r"""Return *url* with a NUL instead of the last number in its name.
 
     >>> _without_number("d7/a1-002.tar")
     'd7/a1-\x00.tar'
@@ -209,8 +209,8 @@ def _parse(text: bytes | str, url: str) -> Shards:
     columns = _columns_of([entry for entry in entries if isinstance(entry, dict)])
     names = columns.pop("url", [])
     if len(names) < len(entries) or not _are_right(names, columns):
-        for place, entry in enumerate(entries):
-            _check_entry(entry, place, url)
+        for at, entry in enumerate(entries):
+            _check_entry(entry, at, url)
     if len(set(names)) < len(entries):
         raise UrlError("a manifest that names a shard twice", url=url)
     return Shards(names, **{_COUNTS.get(word, word): column for word, column in columns.items()})
@@ -299,10 +299,10 @@ def _given(column: list[Any]) -> list[Any]:
     return [value for value in column if value is not None] if None in column else column
 
 
-def _check_entry(entry: Any, place: int, url: str) -> None:
+def _check_entry(entry: Any, at: int, url: str) -> None:
     """Raise UrlError, which names the manifest *url*, where an entry is wrong."""
     if not isinstance(entry, dict) or not isinstance(name := entry.get("url"), str) or not name:
-        raise UrlError(f"entry {place} of the manifest has no url", url=url)
+        raise UrlError(f"entry {at} of the manifest has no url", url=url)
     for word, most in MOST.items():
         number = entry.get(word)
         if number is not None and (type(number) is not int or not 0 <= number <= most):

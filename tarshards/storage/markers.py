@@ -27,7 +27,7 @@ def digest_of(*parts: Any) -> str:
 
 
 def read_marker(url: str | Location) -> Record | None:
-    """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be told."""
+    """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be determined."""
     try:
         text = Location.of(url).read(MAX_BYTES)
     except OpenError as error:

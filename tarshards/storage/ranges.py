@@ -102,7 +102,7 @@ class Ranges:
         return None
 
     def expect(self, version: Any) -> None:
-        """Raise OpenError unless the bytes are of this *version*, or it cannot be told."""
+        """Raise OpenError unless the bytes are of this *version*, or the version is unknown."""
         if version is not None and self.version not in (None, version):
             raise OpenError("has changed since it was first opened", url=self.name)
 

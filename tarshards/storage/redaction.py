@@ -33,7 +33,7 @@ def without_userinfo(url: str) -> str:
 
 
 def without_values(query: str) -> str:
-    """Return *query* with dots in place of its values, and of keys that may be values.
+    """Return *query* with dots instead of its values, and of keys that may be values.
 
     >>> without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
     'X-Amz-Expires=...&X-Amz-Signature=...&...'

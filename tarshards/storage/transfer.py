@@ -41,7 +41,7 @@ MOVES = 3  # times that the rest of a range is asked for over another connection
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
 JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
 LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
-HEAD = 1024  # bytes of the beginning that come with what else is told of a file
+HEAD = 1024  # bytes of the beginning that come with the other metadata of a file
 BEGINNING = 5 << 13  # bytes that come over a new connection in two round trips
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
@@ -744,7 +744,7 @@ class LargeRequest:
     def is_late(self, rest: int) -> bool:
         """Return whether idle connections would bring the *rest* much sooner.
 
-        At the end of an epoch all wait for the slowest: that of a connection that sends anew what was lost, little by
+        At the end of an epoch all wait for the slowest: that of a connection that resends what was lost, little by
         little, while others have nothing to do.
         """
         took, came = monotonic() - self._time, self._rest - rest

@@ -9,7 +9,7 @@ from numbers import Number
 from typing import Any
 
 from tarshards.errors import SampleError, shortened
-from tarshards.samples.fields import place
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import is_reserved
 
 NUMERIC = "biufc"  # kinds of numpy's dtypes
@@ -55,12 +55,13 @@ def collate_packed(samples: list[Any]) -> dict[str, Any]:
             raise _other_form(sample, samples)
     fields = [name for name in first if _is_array(first[name])]
     if not fields:
-        raise SampleError("packing= takes samples with arrays, whose first axis is packed", **place(first))
+        raise SampleError("packing= takes samples with arrays, whose first axis is packed", **origin_of(first))
     offsets = np.zeros(len(samples) + 1, np.int64)
     for number, sample in enumerate(samples):
         sizes = {len(sample[name]) for name in fields}
         if len(sizes) > 1:
-            raise SampleError(f"the arrays {', '.join(fields)} of a packed sample differ in length", **place(sample))
+            reason = f"the arrays {', '.join(fields)} of a packed sample differ in length"
+            raise SampleError(reason, **origin_of(sample))
         offsets[number + 1] = offsets[number] + sizes.pop()
     row = {name: [sample[name] for sample in samples] for name in first}
     row |= {name: np.concatenate([np.asarray(array) for array in row[name]]) for name in fields}
@@ -132,7 +133,7 @@ def _other_form(sample: Any, samples: list[Any]) -> SampleError:
     """Return the error of a *sample* that has other fields than the first, or another number of elements."""
     number = next(i for i, each in enumerate(samples) if each is sample)
     here, first = (f"{_name(samples[i], i)} has {_words(samples[i])}" for i in (number, 0))
-    return SampleError(f"{first}, and {here}, which make no batch; {CURE}", **place(sample))
+    return SampleError(f"{first}, and {here}, which make no batch; {CURE}", **origin_of(sample))
 
 
 def _words(sample: Any) -> str:
@@ -143,7 +144,7 @@ def _words(sample: Any) -> str:
 
 def _name(sample: Any, number: int) -> str:
     """How messages name a sample of a batch: by its key, or by its number there."""
-    key = place(sample)["key"]
+    key = origin_of(sample)["key"]
     return f"sample {number}" if key is None else f"sample {key}"
 
 

@@ -42,7 +42,7 @@ def _current_client() -> Any:
 def dask_map(
     samples: Iterable[Any], function: Callable[[Any], Any], *, client: Any = None, ordered: bool = True
 ) -> Iterator[Any]:
-    """Map *function* by the workers of a Dask cluster, in order unless told otherwise.
+    """Map *function* by the workers of a Dask cluster, in order unless stated otherwise.
 
     *client* is as in ``dask_executor``. At most four samples a thread of the cluster are under way. Breaking off
     cancels what has not begun.

@@ -15,7 +15,7 @@ from tarshards.stream.op import BoundOp
 
 
 def is_followed(op: BoundOp) -> bool:
-    """Say whether what goes into *op* can be told to have come out, or to have been left out."""
+    """Say whether what goes into *op* is known to have come out, or to have been left out."""
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
@@ -99,7 +99,7 @@ class Passage:
     ) -> Iterator[Any]:
         """Return what comes out of the ops; after each result the method *place* tells that of its sample.
 
-        To be told it takes *place*, which says where the sample stands that *samples* yielded last.
+        For that it takes *place*, which says where the sample stands that *samples* yielded last.
         """
         samples = self._counts[0].over(samples)
         for stage, count in zip(self._stages, self._counts[1:]):

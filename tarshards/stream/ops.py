@@ -34,9 +34,9 @@ from tarshards.samples.fields import (
     apply_terms,
     check_mapping,
     check_name,
+    origin_of,
     parse_terms,
     pick_field,
-    place,
     split_fields,
 )
 from tarshards.samples.keys import Sample, is_reserved
@@ -71,7 +71,7 @@ def map(
 ) -> Iterator[Any]:
     """Yield ``function(sample)`` of every sample; with *drop_none* leave out those for which it returns None.
 
-    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded anew for each sample by
+    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded again for each sample by
     *seed*, *epoch*, the name of its shard and its key: what is random is the same on any number of workers and after a
     resume. In a stream of shards *seed* is theirs. Raises TypeError for a sample without a key.
 
@@ -185,7 +185,7 @@ def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample
     new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
     renamed = {new_of.get(field, field): value for field, value in sample.items()}
     if len(renamed) < len(sample):
-        raise SampleError("two fields would get one name", **place(sample))
+        raise SampleError("two fields would get one name", **origin_of(sample))
     return renamed
 
 
@@ -272,7 +272,7 @@ def _map_tuple(
 
 
 def _op_error(error: Exception, sample: Any, where: str = "") -> OpError:
-    here = place(sample)
+    here = origin_of(sample)
     has_place = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
     said = error.reason if has_place else error  # type: ignore[attr-defined]
     failure = OpError(f"{where}{type(error).__name__}: {said}", **here)
@@ -313,7 +313,7 @@ def decode(
     holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields
     without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
     value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
-    that are not bytes. A name that no field of the first 100 samples has, or of a stream that ends before, is told in a
+    that are not bytes. A name that no field of the first 100 samples has, or of a stream that ends before, causes a
     warning. With *exif_transpose* imagespecs turn images as their EXIF orientation asks; videos are turned unless
     *rotate* is False.
 
@@ -344,7 +344,7 @@ def _decode(
                     value = decoding(field, value)
                 decoded[field] = value
         except DecodeError as error:
-            failure = DecodeError(error.reason, **place(sample), field=field)
+            failure = DecodeError(error.reason, **origin_of(sample), field=field)
             cause = error.__cause__ or error
             if on_error is None:
                 raise failure from cause
@@ -587,7 +587,7 @@ def async_map(
     ordered: bool = True,
     on_error: ErrorPolicy = None,
 ) -> Iterator[Any]:
-    """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless told otherwise.
+    """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless stated otherwise.
 
     An ``async def`` runs on an event loop in a thread of its own, *workers* coroutines at once; each iteration, and in
     a ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are under way. Breaking off cancels
@@ -767,5 +767,5 @@ def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> It
 
 def _add_source(sample: Sample) -> Sample:
     if "source" in sample:
-        raise SampleError("there is a field of this name already", **place(sample), field="source")
+        raise SampleError("there is a field of this name already", **origin_of(sample), field="source")
     return {**sample, "source": sample["__url__"]}

@@ -262,7 +262,7 @@ class Stream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume at *state*; raise StateError for the state of another dataset.
 
-        Indexed shards are read from there if no op holds samples back; otherwise the iteration begins anew and skips
+        Indexed shards are read from there if no op holds samples back; otherwise the iteration starts over and skips
         what was delivered.
         """
         check_state(state, self.source, ["epoch"])
@@ -338,7 +338,7 @@ class Stream:
         )
 
     def read_each(self, part: Part, epoch: int) -> dict[int, Any]:
-        """Return the results of ``read`` by the places of their samples in *part*, for ops that work on each sample."""
+        """Return the results of ``read`` by the rows of their samples in *part*, for ops that work on each sample."""
         source = self.source
         samples = source.read(part, epoch)
 
@@ -372,7 +372,7 @@ class Stream:
 
     @property
     def is_followed(self) -> bool:
-        """Whether what comes out of the ops can be told from what went in, so that the ledger counts it."""
+        """Whether what comes out of the ops follows from what went in, so that the ledger counts it."""
         return self._followed == len(self.ops)
 
     @property

@@ -126,32 +126,32 @@ class SpecialMembers:
         Raises UnresolvedError where there is no content; only if *whole*, also where a sparse one is damaged.
         """
         steps: list[Step] = []
-        places = [header]
+        offsets = [header]
         while True:
-            name, head, size, kind = self._member(places[-1])
+            name, head, size, kind = self._member(offsets[-1])
             if kind == "directory":
                 return []
             if kind in ("", SPARSE):
-                steps.append(Step(places[-1], name, None, sparse_size(head) if kind else size))
+                steps.append(Step(offsets[-1], name, None, sparse_size(head) if kind else size))
                 if whole and kind == SPARSE:
                     self.read(steps)
                 return steps
             if kind not in LINKS:
                 raise UnresolvedError(f"a link to a {kind}")
             link = link_target(head)
-            told = f"{kind} to {link!r}"
-            steps.append(Step(places[-1], name, link, 0))
+            link_text = f"{kind} to {link!r}"
+            steps.append(Step(offsets[-1], name, link, 0))
             path = link if kind == "hard link" else posixpath.join(posixpath.dirname(name), link)
             path = posixpath.normpath(path)
             every = self._places.get(path, [])
-            found = [place for place in every if place < places[-1]] if kind == "hard link" else every
+            found = [offset for offset in every if offset < offsets[-1]] if kind == "hard link" else every
             if not found:
                 if path == "." or path in self._folders:
                     return []
-                raise UnresolvedError(f"{told}, which is not in the archive" + (" before it" if every else ""))
-            if found[-1] in places:
-                raise UnresolvedError(f"{told}, which leads back to it")
-            places.append(found[-1])
+                raise UnresolvedError(f"{link_text}, which is not in the archive" + (" before it" if every else ""))
+            if found[-1] in offsets:
+                raise UnresolvedError(f"{link_text}, which leads back to it")
+            offsets.append(found[-1])
 
     def read(
         self,
@@ -195,10 +195,10 @@ class SpecialMembers:
     @cached_property
     def _places(self) -> dict[str, list[int]]:
         """The offsets of the first headers of all members, by their names."""
-        places: dict[str, list[int]] = {}
+        offsets: dict[str, list[int]] = {}
         for name, header in self._names():
-            places.setdefault(posixpath.normpath(name), []).append(header)
-        return places
+            offsets.setdefault(posixpath.normpath(name), []).append(header)
+        return offsets
 
     @cached_property
     def _folders(self) -> set[str]:

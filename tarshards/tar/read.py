@@ -45,7 +45,7 @@ AFTER_END = "members after the end of the archive"  # the problem that scan() ha
 
 #: How what is an archive of another kind, or compressed otherwise, is read.
 BSDTAR = "('pipe:bsdtar -cf - @FILE' reads it)"
-#: What is often given in place of an archive, by what it begins with, in lower case.
+#: What is often given instead of an archive, by what it begins with, in lower case.
 OTHERS = {
     b"version https://git-lfs": "a Git LFS pointer (`git lfs pull` fetches the file)",
     b"/annex/objects/": "a git-annex pointer (`git annex get` fetches the file)",
@@ -232,9 +232,9 @@ def read_archive(
                         if start < available:
                             data = buffer[start:] + data
                     except MemoryError:
-                        place = ": ".join(filter(None, (url, f"offset {base + header}")))
+                        origin = ": ".join(filter(None, (url, f"offset {base + header}")))
                         reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
-                        raise MemoryError(f"{place}: {reason}") from None
+                        raise MemoryError(f"{origin}: {reason}") from None
                 if not kind:
                     yield from taker.add(name, data, base + header)
                 else:

@@ -18,7 +18,7 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.tar.read import MEMBER_LIMIT
 
-Row = tuple[str, list[bytes]]  # place and cells
+Row = tuple[str, list[bytes]]  # origin and cells
 
 
 class _Sources(NamedTuple):
@@ -64,22 +64,22 @@ def read_plan(
 
 
 def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: _Sources) -> Iterator[Sample]:
-    place, header = next(rows, ("", []))
+    origin, header = next(rows, ("", []))
     if not header:
         raise SampleError("the plan is empty; its first line must name the columns", url=name)
     columns = [_text(cell) for cell in header]
     fields = [column.removeprefix("@") for column in columns]
-    _check_columns(fields, place)
-    with located(place):
+    _check_columns(fields, origin)
+    with located(origin):
         if key is None and "__key__" not in columns:
             raise ValueError("no column __key__, and no key template")
         template = Template("{__key__}" if key is None else key, {"record": 0, **dict.fromkeys(fields, "")})
-    for record, (place, cells) in enumerate(rows):
-        with located(place):
+    for record, (origin, cells) in enumerate(rows):
+        with located(origin):
             if len(cells) != len(columns):
                 raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
             texts = {field: _text(cell) for field, cell in zip(fields, cells)}
-            sample: Sample = {"__key__": template.fill({**texts, "record": record}), "__url__": place}
+            sample: Sample = {"__key__": template.fill({**texts, "record": record}), "__url__": origin}
             for column, field, cell in zip(columns, fields, cells):
                 if column.startswith("@"):
                     sample[field] = sources.read(texts[field])
@@ -88,8 +88,8 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: _Source
         yield sample
 
 
-def _check_columns(fields: list[str], place: str) -> None:
-    with located(place):
+def _check_columns(fields: list[str], origin: str) -> None:
+    with located(origin):
         for field, count in Counter(fields).items():
             if count > 1:
                 raise ValueError(f"two columns are named {field}")
@@ -109,20 +109,20 @@ def is_field(name: str) -> bool:
 
 
 def _split_tabs(plan: Location) -> Iterator[Row]:
-    for place, line in numbered_lines(plan):
-        with located(place):
+    for origin, line in numbered_lines(plan):
+        with located(origin):
             cells = [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
-        yield place, cells
+        yield origin, cells
 
 
 def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
     name = plan.name
     with open_text(plan) as text:
         for line, cells in csv_rows(text, delimiter):
-            place = f"{name}: line {line}"
+            origin = f"{name}: line {line}"
             if isinstance(cells, TarshardsError):
-                raise raised(cells, place)
-            yield place, [cell.encode() for cell in cells]
+                raise raised(cells, origin)
+            yield origin, [cell.encode() for cell in cells]
 
 
 def read_member_lines(lines: str | Location, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
@@ -138,10 +138,10 @@ def read_member_lines(lines: str | Location, *, folder: str = "", allow_pipe: bo
 
 def _read_member_lines(lines: Location, sources: _Sources) -> Iterator[Sample]:
     sample: Sample = {}
-    for place, line in numbered_lines(lines):
+    for origin, line in numbered_lines(lines):
         if not line.strip():
             continue
-        with located(place):
+        with located(origin):
             name, _, source = line.partition("\t" if "\t" in line else " ")
             parts = split_name(name)
             if not source.strip():
@@ -156,7 +156,7 @@ def _read_member_lines(lines: Location, sources: _Sources) -> Iterator[Sample]:
         if sample and sample["__key__"] != key:
             yield sample
             sample = {}
-        sample = {**(sample or {"__key__": key, "__url__": place}), field: data}
+        sample = {**(sample or {"__key__": key, "__url__": origin}), field: data}
     if sample:
         yield sample
 
@@ -172,8 +172,8 @@ def read_text(urls: Any, *, field: str = "txt", key: str = "{record:09d}") -> It
     template = Template(key, {"record": 0})
     lines = (line for shard in find_shards(urls) for line in numbered_lines(shard.location()))
     return checked(
-        {"__key__": template.fill({"record": record}), "__url__": place, field: text.encode()}
-        for record, (place, text) in enumerate(lines)
+        {"__key__": template.fill({"record": record}), "__url__": origin, field: text.encode()}
+        for record, (origin, text) in enumerate(lines)
     )
 
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
-from tarshards.samples.fields import place
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
@@ -147,7 +147,7 @@ class Join:
         try:
             if len(present) < len(parts) and self.missing == "fail":
                 lacking = " and ".join(name for name, part in zip(self.names, parts) if part is None)
-                raise SampleError(f"no sample of this key in {lacking}", **place(present[0]))
+                raise SampleError(f"no sample of this key in {lacking}", **origin_of(present[0]))
             sample = self.united(present)
         except SampleError as error:
             self.refuse(present[0], error)
@@ -162,7 +162,7 @@ class Join:
                 if field not in united or (self.conflict == "last" and not is_reserved(field)):
                     united[field] = value
                 elif self.conflict == "fail" and not is_reserved(field):
-                    raise SampleError(f"{part.get('__url__')} has this field too", **place(parts[0]), field=field)
+                    raise SampleError(f"{part.get('__url__')} has this field too", **origin_of(parts[0]), field=field)
         return united
 
     def refuse(self, sample: Sample, error: TarshardsError) -> None:
@@ -199,7 +199,7 @@ def _take(taken: SeenKeys, *parts: Sample | None) -> None:
     """Add the key of *parts* to *taken*; raise SampleError if it is there already."""
     sample = next(part for part in parts if part is not None)
     if sample["__key__"] in taken:
-        raise SampleError(TWICE, **place(sample))
+        raise SampleError(TWICE, **origin_of(sample))
     taken.add(sample["__key__"])
 
 
@@ -219,7 +219,7 @@ def _sort(
             first = None
             for _, (number, index, sample) in group:
                 if parts[number] is not None or key in taken:
-                    raise SampleError(TWICE, **place(sample))
+                    raise SampleError(TWICE, **origin_of(sample))
                 parts[number] = sample
                 first = first or (number, index)
             yield from ((first, sample) for sample in join(parts))

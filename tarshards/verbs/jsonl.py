@@ -15,7 +15,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
-from tarshards.samples.fields import apply_terms, parse_terms, place
+from tarshards.samples.fields import apply_terms, origin_of, parse_terms
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import checked, located, open_text
 from tarshards.samples.rows import json_rows, parse_json, raised
@@ -72,7 +72,7 @@ def _value(sample: Sample, field: str, data: bytes) -> str | None:
         if kind in INTEGERS:
             return _dumps(decode_field(field, data))
     except (DecodeError, ValueError, RecursionError) as error:
-        raise DecodeError(getattr(error, "reason", str(error)), **place(sample), field=field) from error
+        raise DecodeError(getattr(error, "reason", str(error)), **origin_of(sample), field=field) from error
     try:
         return _dumps(data.decode()) if kind in TEXTS else None
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs.basic import decode_text
-from tarshards.samples.fields import pick_field, place
+from tarshards.samples.fields import origin_of, pick_field
 from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, split_name, why_skipped
 from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import find_shards
@@ -220,7 +220,7 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
     try:
         return KINDS[key.kind](decode_text(value) if isinstance(value, bytes) else str(value))
     except ValueError as error:
-        raise SampleError(f"not a sortable {key.kind}: {error}", **place(sample), field=field) from error
+        raise SampleError(f"not a sortable {key.kind}: {error}", **origin_of(sample), field=field) from error
 
 
 def _unique(
@@ -305,7 +305,7 @@ class _Spill:
     def add(self, run: Iterable[Record]) -> None:
         """Append a run, sorted pairs of a key and a record."""
         begin = self.file.tell()
-        places = array("Q", [begin])
+        offsets = array("Q", [begin])
         block: list[Record] = []
         size = 0
         with temporary(self.tmpdir):
@@ -313,18 +313,18 @@ class _Spill:
                 block.append(record)
                 size += len(record[1])
                 if size >= self.block:
-                    self._write(block, places)
+                    self._write(block, offsets)
                     block, size = [], 0
             if block:
-                self._write(block, places)
+                self._write(block, offsets)
             self.file.flush()
-        if len(places) > 1:
-            self.runs.append(places)
+        if len(offsets) > 1:
+            self.runs.append(offsets)
 
-    def _write(self, block: list[Record], places: array[int]) -> None:
+    def _write(self, block: list[Record], offsets: array[int]) -> None:
         self._pickler.dump(block)
-        places.append(self.file.tell())
-        self.largest = max(self.largest, places[-1] - places[-2])
+        offsets.append(self.file.tell())
+        self.largest = max(self.largest, offsets[-1] - offsets[-2])
 
     def merged(self, fan_in: int, reverse: bool) -> _Spill:
         """Return a spill with one run for every *fan_in* neighbours of this one."""

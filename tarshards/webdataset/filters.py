@@ -19,7 +19,7 @@ import torch
 
 from tarshards.errors import SampleError, shortened
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field, no_field, pick_field, place
+from tarshards.samples.fields import find_field, no_field, origin_of, pick_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.stream import ops
@@ -147,7 +147,7 @@ def _alternatives(names: Any) -> list[str]:
 def to_tuple(
     *args: Any, handler: Any = reraise_exception, missing_is_error: bool = True, none_is_error: bool | None = None
 ) -> BoundOp:
-    """Yield the given fields as a tuple; one that is None is an error as one that is missing is, unless told apart."""
+    """Yield the given fields as a tuple; None is an error like a missing field, unless *none_is_error* is given."""
     words = args[0].split() if len(args) == 1 and isinstance(args[0], str) else args
     fields = [_alternatives(each) for each in words]
     refuses_none = missing_is_error if none_is_error is None else none_is_error
@@ -155,7 +155,7 @@ def to_tuple(
     def pick(sample: Sample) -> tuple[Any, ...]:
         values = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
         if refuses_none and any(value is None for value in values):
-            raise SampleError("a field is None", **place(sample))
+            raise SampleError("a field is None", **origin_of(sample))
         return values
 
     return BoundOp(ops.map, (pick,), {"on_error": handler})
@@ -194,9 +194,9 @@ def extract_keys(
     for each in patterns:
         found = [name for name in sample if _matches(each, name)]
         if len(found) > 1 and duplicate_is_error:
-            raise SampleError(f"{' and '.join(found)} match {each}", **place(sample))
+            raise SampleError(f"{' and '.join(found)} match {each}", **origin_of(sample))
         if not found and not ignore_missing:
-            raise SampleError(no_field(_alternatives(each), sample), **place(sample))
+            raise SampleError(no_field(_alternatives(each), sample), **origin_of(sample))
         values += [sample[name] for name in found[:1]]
     return tuple(values)
 
@@ -224,11 +224,11 @@ def rename_keys(
         if pattern is None and not keep_unselected and name[:2] != "__":
             continue
         if new in renamed and duplicate_is_error:
-            raise SampleError(f"two fields would get the name {new}", **place(sample))
+            raise SampleError(f"two fields would get the name {new}", **origin_of(sample))
         renamed.setdefault(new, value)
         matched.add(pattern)
     if must_match and (unmatched := [pattern for _, pattern in pairs if pattern not in matched]):
-        raise SampleError(no_field(unmatched, sample), **place(sample))
+        raise SampleError(no_field(unmatched, sample), **origin_of(sample))
     return renamed
 
 
@@ -236,7 +236,7 @@ def rename_keys(
 def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_decode: bool = True, **kw: Any) -> Sample:
     """Decode fields by functions of a stream: ``png=imread``, or pairs of a pattern and a function.
 
-    Of several patterns that match the last holds; False in place of a function leaves a field as it is. What is not
+    Of several patterns that match the last holds; False instead of a function leaves a field as it is. What is not
     bytes is given to the function as it is. Fields without a function are decoded by our codecs.
     """
     functions: list[Any] = [("*.bin", False), *args, *((f"*.{name}", function) for name, function in kw.items())]
@@ -249,7 +249,7 @@ def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_dec
         if function is None and isinstance(value, bytes):
             result[name] = decode_field(name, value)
             if must_decode and result[name] is value:
-                raise SampleError("no decoder for this field", **place(sample), field=name)
+                raise SampleError("no decoder for this field", **origin_of(sample), field=name)
         elif function:
             result[name] = function(BytesIO(value) if isinstance(value, bytes) else value)
     return result

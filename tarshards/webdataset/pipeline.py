@@ -52,7 +52,7 @@ class _StageSource(IterableSource):
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
         if isinstance(self.first, shardlists.ResampledShards):
-            self.first.epoch = progress.epoch - 1  # its own count begins anew in every worker
+            self.first.epoch = progress.epoch - 1  # its own count starts over in every worker
         samples: Any = self._begin()
         for stage in self.others[: -1 if self.reads else None]:
             samples = bound(stage).run(samples, progress.epoch, 0, None)
@@ -186,11 +186,11 @@ class DataPipeline(IterableDataset, PipelineStage):
         return self
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
-        """Let this pipeline yield *nsamples*, or *nbatches*, an iteration, and return it; it begins anew as needed."""
+        """Let this pipeline yield *nsamples*, or *nbatches*, an iteration, and return it; it starts over as needed."""
         return self.repeat(nbatches=max(nsamples, nbatches))
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """Let this pipeline begin anew *nepochs* times, or until *nbatches* have come, and return it."""
+        """Let this pipeline start over *nepochs* times, or until *nbatches* have come, and return it."""
         self.repetitions, self.nsamples = (None if number < 0 else number for number in (nepochs, nbatches))
         self._run = None
         return self

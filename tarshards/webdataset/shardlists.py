@@ -61,7 +61,7 @@ class ResampledShards(IterableDataset):
     """Shards drawn with replacement, *nshards* of them or for ever.
 
     If *deterministic* they depend on *seed*, on what *worker_seed* returns, which by default differs between ranks and
-    workers, and on *epoch*, which counts the iterations, in a pipeline over workers that begin anew; else on nothing.
+    workers, and on *epoch*, which counts the iterations, in a pipeline over workers that start over; else on nothing.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From shards to samples, in one stage or in the three that projects put together anew; URLs as streams (``gopen``)."""
+"""From shards to samples, in one stage or in the three that projects recombine; URLs as streams (``gopen``)."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, *
 tarfile_samples, tarfile_to_samples = _read_samples, TarSamples
 
 
-# What others put together anew.
+# What others recombine.
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:

@@ -151,7 +151,7 @@ class TarWriter(shards.TarWriter):
 class ShardWriter(shards.ShardWriter):
     """Writes samples to numbered shards, with an index each and a manifest.
 
-    *post* is called with the name of each finished shard, *opener* opens shards in place of ``gopen``; *options* are
+    *post* is called with the name of each finished shard, *opener* opens shards instead of ``gopen``; *options* are
     those of ``TarWriter``. What is being written: *fname* is the shard, *count* its samples and *size* its bytes;
     *shard* is the number of the next one, and *total* are all samples.
     """

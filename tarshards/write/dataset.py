@@ -70,12 +70,12 @@ def write_dataset(
     and *to_sample*, shards that are as they were written, and the same dataset. A dataset is known by its type and
     length, and by up to 512 of the items written, at random places, which are converted and compared; a folder also by
     the name, size and time of every file. If anything differs, a warning is logged, the shards of the interrupted call
-    are removed, and writing starts anew. It also starts anew if all was written.
+    are removed, and writing starts over. It also starts over if all was written.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
     EncodeError for a value that does not encode; each names the number of the item. Raises OpenError where another
     writer is at work under the same local *pattern*, SampleError for a dataset without samples, and StateError for an
-    iterator whose first item is that of the interrupted call and a later one is not: it cannot start anew.
+    iterator whose first item is that of the interrupted call and a later one is not: it cannot start over.
     """
     location, max_bytes = Location.of(pattern, sync=sync), whole_number("max_bytes", max_bytes, 1)
     pattern = location.url
@@ -194,7 +194,7 @@ class _Source:
         items = self._open()
         if items is self._opened:  # an iterator
             if self._kept is None:
-                cure = "an iterator cannot start anew; remove this file, and call with a new one"
+                cure = "an iterator cannot start over; remove this file, and call with a new one"
                 raise StateError(f"{name}: {reason}, and {cure}")
             items = chain(self._kept, items)
         self._items, self._read = items, 0
@@ -258,10 +258,10 @@ class _Journal:
         return None
 
     def discard(self, reason: str) -> None:
-        """Remove the shards of the interrupted call and begin anew; the warning says for what *reason*."""
+        """Remove the shards of the interrupted call and start over; the warning says for what *reason*."""
         count = len(self.shards)
         log.warning(
-            "%s: an interrupted call wrote %d shard%s, but %s: removed, to start anew",
+            "%s: an interrupted call wrote %d shard%s, but %s: removed, to start over",
             *(visible(self.name), count, "s" * (count != 1), visible(reason)),
         )
         self._discarded = count

@@ -171,8 +171,8 @@ class _ShardTask:
             try:
                 result = self.function(sample)
             except Exception as error:
-                place = {"url": sample["__url__"], "key": sample["__key__"]}
-                failure = OpError(f"{type(error).__name__}: {error}", **place)
+                origin = {"url": sample["__url__"], "key": sample["__key__"]}
+                failure = OpError(f"{type(error).__name__}: {error}", **origin)
                 failure.__cause__ = error
                 failures(failure)
                 continue

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DUPLICATE_KEY = "this key is already in the shard"
 PACKED = 1 << 20  # bytes of members that are packed and written at once
-MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is told otherwise
+MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is given other limits
 
 
 class _Writer:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import EncodeError, OpenError, OpError, SampleError, TarshardsError
 from tarshards.samples.codecs.basic import decode_text
-from tarshards.samples.fields import find_field, place
+from tarshards.samples.fields import find_field, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
@@ -135,7 +135,7 @@ def route_by_field(field: str) -> Route:
     """
 
     def route(sample: Sample) -> str:
-        where: dict[str, Any] = {**place(sample), "field": field}
+        where: dict[str, Any] = {**origin_of(sample), "field": field}
         name = find_field(sample, [field])
         if name is None:
             raise SampleError("no such field to split by", **where)

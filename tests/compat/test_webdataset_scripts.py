@@ -116,7 +116,7 @@ def test_workers_that_are_spawned_know_their_rank(make, tmp_path):
 
 @pytest.mark.parametrize("script", ["clip", "timm"])
 def test_bad_samples_are_left_out_and_batches_stay_full(make, tmp_path, script):
-    """A shard of bad samples: its worker begins anew for want of others, so that the ranks take equal steps."""
+    """A shard of bad samples: its worker starts over for want of others, so that the ranks take equal steps."""
     bad = range(12, 24)
     reports = run(tmp_path / "job", urls=make(bad), script=script)
     good = {f"{number:06d}" for number in range(SHARDS * EACH) if number not in bad}

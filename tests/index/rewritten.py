@@ -140,7 +140,7 @@ def rewrite(entries: list[Entry], rng: random.Random) -> list[Entry]:
                 entries[at] = replace(entries[at], link=rng.choice(entries).name)
         elif kind == "path":  # its own header keeps the name, the one before it has another
             entries[at] = replace(entry, pax={"path": f"{rng.randrange(1000)}.cls"})
-        elif kind == "path for data":  # in place of the last two blocks of data of the member before
+        elif kind == "path for data":  # instead of the last two blocks of data of the member before
             long = [at for at in range(1, len(entries)) if len(entries[at - 1].data) > 1024]
             if long:
                 at = rng.choice(long)

@@ -145,7 +145,7 @@ class Counted(Iterator):
 
 @pytest.mark.parametrize("name", [name for name in LOCAL if traits_of(OPS[name]).resumable])
 def test_resumable_ops_go_on_after_what_they_took(name):
-    """After any number of outputs, an op that begins anew after what was taken yields the rest."""
+    """After any number of outputs, an op that starts over after what was taken yields the rest."""
     expected = list(map(repr, OPS[name](samples(10, name), *ARGUMENTS[name])))
     for stop in range(len(expected)):
         upstream = Counted(samples(10, name))

@@ -311,7 +311,7 @@ def test_an_incremental_dump_s_folders_are_passed_over_with_their_contents(gnu, 
     path = tmp_path / "a.tar"
     gnu("-cf", path, f"--format={format}", f"--listed-incremental={tmp_path / 'snapshot'}", *ALL)
     members = read_whole(path.read_bytes())
-    # Python's tarfile takes the times that GNU tar keeps in place of the prefix for part of the name.
+    # Python's tarfile takes the times that GNU tar keeps instead of the prefix for part of the name.
     assert [os.fsencode(member.name) for member in members] == listed_by_gnu(path)
     assert {member.name: member.data for member in members} == {name: FILES[name] for name in names_in(*ALL)}
     assert read(path.read_bytes()).skipped["directory"] >= len(ALL)

@@ -77,7 +77,7 @@ ARCHIVES = {
 
 @pytest.fixture
 def plain(tmp_path):
-    """Return a function that makes an open shard of bytes, each time in place of the last."""
+    """Return a function that makes an open shard of bytes, each time instead of the last."""
     with open(tmp_path / "a.tar", "w+b") as file:
 
         def fill(data: bytes, **options: bool) -> PlainFile:
@@ -319,7 +319,7 @@ def test_archives_of_any_records_are_joined_where_the_word_says_so(plain, record
     assert (found.gaps, [sample.problem for sample in found.samples]) == ([], [None] * 4)
     assert len(found.ends) == 1
     gap = survey_file(plain(one + bytes(7 * BLOCK) + other, concatenated=True)).gaps
-    assert [each.reason for each in gap] == ["zeros in place of members"]
+    assert [each.reason for each in gap] == ["zeros instead of members"]
 
 
 def test_resyncing_tells_of_an_end_of_archive_unless_the_word_says_why(tmp_path):
@@ -398,7 +398,7 @@ def test_a_header_without_its_long_name_gives_no_sample(plain):
     ("tail", "reason"),
     [
         (b"junk" * 1000, "junk after the end of the archive"),
-        (bytes(40 * BLOCK), "zeros in place of members"),
+        (bytes(40 * BLOCK), "zeros instead of members"),
         (b"", "truncated: no block of zeros at the end of the archive"),
     ],
 )

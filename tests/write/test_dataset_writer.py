@@ -178,7 +178,7 @@ def test_nothing_of_another_dataset_is_kept(caplog, make, change):
     assert done > 100
     if make is rows and 0 not in change:  # an iterator that has gone past its first item
         before = contents("out-*")
-        with pytest.raises(StateError, match=rf"out-0000\.tar\.writing: item {min(change)} is another now.*start anew"):
+        with pytest.raises(StateError, match=rf"out-0000\.tar\.writing: item {min(change)} is another now.*start over"):
             write(make(change))
         assert contents("out-*") == before
         os.unlink("out-0000.tar.writing")
@@ -187,7 +187,7 @@ def test_nothing_of_another_dataset_is_kept(caplog, make, change):
     if make is not rows or 0 in change:
         (warning,) = [record.getMessage() for record in caplog.records]
         assert warning.startswith("out-0000.tar.writing: an interrupted call wrote")
-        assert f"but item {min(change)} is another now: removed, to start anew" in warning
+        assert f"but item {min(change)} is another now: removed, to start over" in warning
     assert not os.path.exists("out-0000.tar.writing")
 
 

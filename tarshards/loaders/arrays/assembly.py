@@ -54,7 +54,7 @@ class LocatedSamples:
         return LocatedSamples(places, self.numbers[part], self.shards[part], self.names)
 
     def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
-        """Return the samples, copied before, with copies of *others* in place of those *at* some places."""
+        """Return the samples, copied before, with copies of *others* instead of those *at* some places."""
         keys, (numbers, shards) = list(self.places.keys), (array.copy() for array in (self.numbers, self.shards))
         numbers[at], shards[at] = others.numbers, others.shards
         for place, key in zip(at, others.places.keys):
@@ -99,7 +99,7 @@ class AssembledBatch:
     bytes: int = 0
     reading: float = 0.0
     decoding: float = 0.0
-    substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples in place of others
+    substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples instead of others
 
 
 class Assembler:
@@ -155,7 +155,7 @@ class Assembler:
     ) -> AssembledBatch:
         """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from.
 
-        With *substitution* others are taken in place of those that fail.
+        With *substitution* others are taken instead of those that fail.
         """
         begun = time.perf_counter()
         samples = locate()

@@ -241,4 +241,4 @@ class SharedEpochCounter(EpochCounter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._words.share_memory_()  # what came by value is shared anew; what is shared stays
+        self._words.share_memory_()  # what came by value is shared again; what is shared stays

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
 
-#: What to use in place of the DataLoader's options that a ShardLoader refuses.
+#: What to use instead of the DataLoader's options that a ShardLoader refuses.
 _INSTEAD = {
     "batch_sampler": "the plan says what is in a batch",
     "in_order": "a state says how many batches came, one after the other",
@@ -90,7 +90,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         packing: Packing | None = None,
         **options: Any,
     ):
-        if isinstance(dataset, _Batches):  # Lightning makes loaders anew from their attributes
+        if isinstance(dataset, _Batches):  # Lightning makes loaders again from their attributes
             dataset, batch_size, collate_fn, fill, drop_last, steps, reuse, packing = dataset.made_of
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         num_workers = whole_number("num_workers", num_workers, 0)
@@ -141,7 +141,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         return self.pin_memory and torch.cuda.is_available()
 
     def _as_tensors(self, batch: Any) -> Any:
-        """Return a batch that the default collate_fn made with tensors in place of arrays, which travel as arrays."""
+        """Return a batch that the default collate_fn made with tensors instead of arrays, which travel as arrays."""
         if self._batches.maker.collate not in (collate_ragged, collate_packed):
             return batch
         return tensors(batch, pinned=self._is_pinned)

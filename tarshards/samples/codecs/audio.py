@@ -58,7 +58,7 @@ def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) ->
     header = audio_headers.read_header(data)
     if header.dtype:  # uncompressed, in native form
         assert header.frames is not None
-        whole = np.frombuffer(data, header.dtype, header.frames * header.channels, header.place)
+        whole = np.frombuffer(data, header.dtype, header.frames * header.channels, header.offset)
         whole = whole.reshape(header.frames, header.channels)
         rate = header.rate
         whole = whole if part is None else whole[part(header.frames, rate)]

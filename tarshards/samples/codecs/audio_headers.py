@@ -37,7 +37,7 @@ MP3_KBITS = (
 class SoundHeader(NamedTuple):
     """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does.
 
-    With *dtype* they lie at *place* in the file, of *channels* each frame. Of a file that libsndfile cannot read,
+    With *dtype* they lie at *offset* in the file, of *channels* each frame. Of a file that libsndfile cannot read,
     *container* is the name of its format in FFmpeg, or empty where ``video_headers`` knows it.
     """
 
@@ -46,7 +46,7 @@ class SoundHeader(NamedTuple):
     bits: int = 0
     md5: bytes = b""
     dtype: str = ""
-    place: int = 0
+    offset: int = 0
     channels: int = 0
     rate: int = 0
     container: str | None = None
@@ -92,11 +92,11 @@ def _read_wav(data: bytes) -> SoundHeader:
     elif end - 8 in (0, UNKNOWN):
         raise DecodeError(STREAMED.format("WAV"))
     form = payload = begin = None
-    for name, place, size in _chunks(data, end, "little", sizes):
+    for name, offset, size in _chunks(data, end, "little", sizes):
         if name == b"fmt " and size >= 16:
-            form = place
+            form = offset
         elif name == b"data" and payload is None:
-            begin, payload = place, size
+            begin, payload = offset, size
     if form is None or payload is None or begin is None:
         raise DecodeError("a WAV without its format or its samples")
     code, channels, rate = _little(data, form, 2), _little(data, form + 2, 2), _little(data, form + 4)
@@ -110,17 +110,17 @@ def _read_wav(data: bytes) -> SoundHeader:
     dtype = WAV_DTYPES.get((code, bits), "")
     if dtype and not (channels and rate):
         raise DecodeError(f"a WAV of {channels} channels at {rate} Hz")
-    return SoundHeader("WAV", payload // block, bits, dtype=dtype, place=begin, channels=channels, rate=rate)
+    return SoundHeader("WAV", payload // block, bits, dtype=dtype, offset=begin, channels=channels, rate=rate)
 
 
 def _read_aiff(data: bytes) -> SoundHeader:
     frames, form, payload = None, b"", None
-    for name, place, size in _chunks(data, int.from_bytes(data[4:8], "big") + 8, "big", {}):
+    for name, offset, size in _chunks(data, int.from_bytes(data[4:8], "big") + 8, "big", {}):
         if name == b"COMM" and size >= 18:
-            form = data[place : place + size]
+            form = data[offset : offset + size]
             frames = int.from_bytes(form[2:6], "big")
         elif name == b"SSND" and size >= 8:
-            payload = size - 8 - int.from_bytes(data[place : place + 4], "big")
+            payload = size - 8 - int.from_bytes(data[offset : offset + 4], "big")
     if frames is None or (payload is None and frames):
         raise DecodeError("an AIFF without its format or its samples")
     width = int.from_bytes(form[:2], "big") * -(-int.from_bytes(form[6:8], "big") // 8)
@@ -163,25 +163,25 @@ def _read_au(data: bytes) -> SoundHeader:
 
 
 def _read_caf(data: bytes) -> SoundHeader:
-    place, form, cookie, payload, frames = 8, b"", b"", None, None
-    while place + 12 <= len(data):
-        name, size = struct.unpack_from(">4sq", data, place)
-        place += 12
+    offset, form, cookie, payload, frames = 8, b"", b"", None, None
+    while offset + 12 <= len(data):
+        name, size = struct.unpack_from(">4sq", data, offset)
+        offset += 12
         if (name, size) == (b"data", -1):
             raise DecodeError(STREAMED.format("CAF"))
-        if size < 0 or place + size > len(data):
+        if size < 0 or offset + size > len(data):
             raise DecodeError(f"truncated: the chunk {name!r} of {size} bytes does not end in {len(data)}")
         if name == b"desc":
-            form = data[place : place + size]
+            form = data[offset : offset + size]
         elif name == b"kuki":
-            cookie = data[place : place + size]
+            cookie = data[offset : offset + size]
         elif name == b"data":
             payload = size - 4  # after the number of its edits
         elif name == b"pakt" and size >= 24:
-            frames = int.from_bytes(data[place + 8 : place + 16], "big")
-        place += size
-    if data[place:].strip(b"\0"):
-        raise DecodeError(f"a CAF with {len(data) - place} bytes after the last chunk")
+            frames = int.from_bytes(data[offset + 8 : offset + 16], "big")
+        offset += size
+    if data[offset:].strip(b"\0"):
+        raise DecodeError(f"a CAF with {len(data) - offset} bytes after the last chunk")
     packet, length = struct.unpack_from(">II", form, 16) if len(form) >= 32 else (0, 0)
     if packet and payload is not None:  # bytes of each, where they are equal; else a table counts the frames
         frames = payload // packet * length
@@ -192,38 +192,38 @@ def _read_caf(data: bytes) -> SoundHeader:
 
 
 def _chunks(data: bytes, end: int, order: str, sizes: dict[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, place and size of the chunks of a RIFF or IFF file, which fill it to its *end*."""
+    """Yield name, offset and size of the chunks of a RIFF or IFF file, which fill it to its *end*."""
     if end > len(data):
         raise DecodeError(f"truncated: {len(data)} of {end} bytes")
-    place = 12
-    while place + 8 <= end:
-        name = data[place : place + 4]
-        size = int.from_bytes(data[place + 4 : place + 8], "little" if order == "little" else "big")
+    offset = 12
+    while offset + 8 <= end:
+        name = data[offset : offset + 4]
+        size = int.from_bytes(data[offset + 4 : offset + 8], "little" if order == "little" else "big")
         if size == UNKNOWN:
             if name not in sizes:
                 raise DecodeError(STREAMED.format("sound"))
             size = sizes[name]
-        if place + 8 + size > end or not all(32 <= byte < 127 for byte in name):
-            raise DecodeError(f"a chunk {name!r} of {size} bytes at {place} does not fit into {end} bytes")
-        yield name, place + 8, size
-        place += 8 + size + (size & 1)
-    if place < end:
-        raise DecodeError(f"{end - place} bytes after the last chunk")
+        if offset + 8 + size > end or not all(32 <= byte < 127 for byte in name):
+            raise DecodeError(f"a chunk {name!r} of {size} bytes at {offset} does not fit into {end} bytes")
+        yield name, offset + 8, size
+        offset += 8 + size + (size & 1)
+    if offset < end:
+        raise DecodeError(f"{end - offset} bytes after the last chunk")
 
 
 def _read_flac(data: bytes) -> SoundHeader:
-    place, is_last = 4, False
+    offset, is_last = 4, False
     while not is_last:
-        if place + 4 > len(data):
+        if offset + 4 > len(data):
             raise DecodeError("a FLAC truncated in its metadata")
-        is_last = data[place] >= 128
-        place += 4 + int.from_bytes(data[place + 1 : place + 4], "big")
+        is_last = data[offset] >= 128
+        offset += 4 + int.from_bytes(data[offset + 1 : offset + 4], "big")
     if len(data) < 42 or data[4] & 127 or data[5:8] != b"\0\0\x22":
         raise DecodeError("a FLAC without its stream information")
     packed = int.from_bytes(data[18:26], "big")
     rate, bits, frames = packed >> 44, (packed >> 36 & 31) + 1, packed & (1 << 36) - 1
-    if place + 4 <= len(data):
-        code = data[place + 2] & 15
+    if offset + 4 <= len(data):
+        code = data[offset + 2] & 15
         if 0 < code < len(FLAC_RATES) and FLAC_RATES[code] != rate:
             raise DecodeError(f"a FLAC of {rate} Hz whose frames are of {FLAC_RATES[code]} Hz")
     md5 = data[26:42]
@@ -273,48 +273,48 @@ def ogg_checksum(page: bytes) -> int:
 
 def _read_adts(data: bytes, begin: int) -> SoundHeader:
     """Read the headers of all frames of AAC, whose first 28 bits but one are the same."""
-    place, first = begin, _word(data, begin) & ADTS_SAME
-    while size := _adts_frame(data, place) if _word(data, place) & ADTS_SAME == first else 0:
-        if place + size > len(data):
-            raise DecodeError(f"a truncated AAC: the frame at {place} is cut")
-        place += size
-    _check_tags("AAC", data, place)
+    offset, first = begin, _word(data, begin) & ADTS_SAME
+    while size := _adts_frame(data, offset) if _word(data, offset) & ADTS_SAME == first else 0:
+        if offset + size > len(data):
+            raise DecodeError(f"a truncated AAC: the frame at {offset} is cut")
+        offset += size
+    _check_tags("AAC", data, offset)
     return SoundHeader("AAC", container="aac")
 
 
-def _adts_frame(data: bytes, place: int) -> int:
-    """Return the bytes of the frame of AAC at *place*; 0 if there is none."""
-    head = data[place : place + 7]
+def _adts_frame(data: bytes, offset: int) -> int:
+    """Return the bytes of the frame of AAC at *offset*; 0 if there is none."""
+    head = data[offset : offset + 7]
     if len(head) < 7 or int.from_bytes(head[:2], "big") & 0xFFF6 != 0xFFF0:
         return 0
     size = (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
     return size if size > 7 else 0
 
 
-def _check_tags(kind: str, data: bytes, place: int) -> None:
+def _check_tags(kind: str, data: bytes, offset: int) -> None:
     """Raise DecodeError unless tags or zeros alone follow the last frame."""
-    rest = data[place:]
+    rest = data[offset:]
     is_tag = (rest[:3] == b"TAG" and len(rest) == 128) or rest[:8] in (b"APETAGEX", b"LYRICSBE")
     if rest.strip(b"\0") and not is_tag:
-        raise DecodeError(f"an {kind} with {len(rest)} bytes at {place} that are no frame")
+        raise DecodeError(f"an {kind} with {len(rest)} bytes at {offset} that are no frame")
 
 
-def _read_mp3(data: bytes, place: int) -> SoundHeader:
-    first, frames, claimed = _word(data, place), 0, None
-    begun, end = place, len(data)
+def _read_mp3(data: bytes, offset: int) -> SoundHeader:
+    first, frames, claimed = _word(data, offset), 0, None
+    begun, end = offset, len(data)
     if not _mp3_frame(first):
         raise DecodeError("an MP3 without a frame of layer III")
-    while place < end:
-        head = _word(data, place)
+    while offset < end:
+        head = _word(data, offset)
         size = _mp3_frame(head) if head & MP3_SAME == first & MP3_SAME else 0
         if not size:
             break
-        if place + size > end:
-            raise DecodeError(f"a truncated MP3: the frame at {place} is cut")
-        if place == begun:
-            claimed = _mp3_count(data[place : place + size], head)
-        place, frames = place + size, frames + 1
-    _check_tags("MP3", data, place)
+        if offset + size > end:
+            raise DecodeError(f"a truncated MP3: the frame at {offset} is cut")
+        if offset == begun:
+            claimed = _mp3_count(data[offset : offset + size], head)
+        offset, frames = offset + size, frames + 1
+    _check_tags("MP3", data, offset)
     if claimed is not None and claimed != frames - 1:
         raise DecodeError(f"an MP3 with {frames - 1} of {claimed} frames")
     return SoundHeader("MP3")
@@ -343,15 +343,15 @@ def _mp3_frame(head: int) -> int:
 def _mp3_count(frame: bytes, head: int) -> int | None:
     """Return how many frames follow, as the first one says that holds no sound; None if it does not."""
     is_first, is_mono = head >> 19 & 3 == 3, head >> 6 & 3 == 3
-    place = 4 + (17 if is_mono else 32) if is_first else 4 + (9 if is_mono else 17)
-    if frame[place : place + 4] in (b"Xing", b"Info"):
-        return _word(frame, place + 8) if frame[place + 7] & 1 else None
+    offset = 4 + (17 if is_mono else 32) if is_first else 4 + (9 if is_mono else 17)
+    if frame[offset : offset + 4] in (b"Xing", b"Info"):
+        return _word(frame, offset + 8) if frame[offset + 7] & 1 else None
     return _word(frame, 50) if frame[36:40] == b"VBRI" else None
 
 
-def _word(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 4], "big")
+def _word(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 4], "big")
 
 
-def _little(data: bytes, place: int, size: int = 4) -> int:
-    return int.from_bytes(data[place : place + size], "little")
+def _little(data: bytes, offset: int, size: int = 4) -> int:
+    return int.from_bytes(data[offset : offset + size], "little")

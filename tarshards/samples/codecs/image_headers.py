@@ -53,19 +53,19 @@ def read_header(data: bytes) -> ImageHeader | None:
 
 
 def _read_jpeg(data: bytes) -> ImageHeader:
-    header, place, end = None, 2, len(data)
-    while place + 4 <= end and data[place] == 0xFF:
-        marker = data[place + 1]
+    header, offset, end = None, 2, len(data)
+    while offset + 4 <= end and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker == 0xFF:  # fill
-            place += 1
+            offset += 1
             continue
         if marker in ALONE:
-            place += 2
+            offset += 2
             continue
-        if marker in START_OF_FRAME and place + 9 <= end:
-            height, width = (data[place + 5] << 8) + data[place + 6], (data[place + 7] << 8) + data[place + 8]
+        if marker in START_OF_FRAME and offset + 9 <= end:
+            height, width = (data[offset + 5] << 8) + data[offset + 6], (data[offset + 7] << 8) + data[offset + 8]
             header = _sized("jpeg", height, width)
-        place += 2 + (data[place + 2] << 8) + data[place + 3]
+        offset += 2 + (data[offset + 2] << 8) + data[offset + 3]
         if marker == START_OF_SCAN:
             break
     else:
@@ -73,7 +73,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if header is None:
         raise DecodeError("a JPEG without its size")
     # Within a scan, 0xFF is followed by 0 or by a restart marker, so it cannot be mistaken for the end.
-    if data.rfind(END_OF_IMAGE, place) < 0:
+    if data.rfind(END_OF_IMAGE, offset) < 0:
         raise DecodeError(f"a truncated JPEG: no end-of-image marker in {end} bytes")
     return header
 
@@ -141,7 +141,7 @@ def jxl_size(data: bytes) -> tuple[int, int]:
     begin = 0
     if data[:2] != JXL_CODESTREAM:
         starts = {b"jxlc": 0, b"jxlp": 4}  # a part begins with its number
-        begin = next((place + starts[name] for name, place, _ in _boxes(data) if name in starts), len(data))
+        begin = next((offset + starts[name] for name, offset, _ in _boxes(data) if name in starts), len(data))
     if data[begin : begin + 2] != JXL_CODESTREAM or len(data) < begin + 12:
         raise DecodeError("a JPEG XL truncated in its header")
     bits = int.from_bytes(data[begin + 2 : begin + 12], "little")
@@ -164,13 +164,13 @@ def jxl_size(data: bytes) -> tuple[int, int]:
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, begin and end of the boxes of a file; raise DecodeError for one that goes beyond its end."""
-    place = 0
-    while place + 8 <= len(data):
-        size, name, head = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8], 8
+    offset = 0
+    while offset + 8 <= len(data):
+        size, name, head = int.from_bytes(data[offset : offset + 4], "big"), data[offset + 4 : offset + 8], 8
         if size == 1:
-            size, head = int.from_bytes(data[place + 8 : place + 16], "big"), 16
-        end = place + size if size else len(data)
-        if end > len(data) or end < place + head:
-            raise DecodeError(f"truncated: the box {name!r} at {place} ends at {end} of {len(data)} bytes")
-        yield name, place + head, end
-        place = end
+            size, head = int.from_bytes(data[offset + 8 : offset + 16], "big"), 16
+        end = offset + size if size else len(data)
+        if end > len(data) or end < offset + head:
+            raise DecodeError(f"truncated: the box {name!r} at {offset} ends at {end} of {len(data)} bytes")
+        yield name, offset + head, end
+        offset = end

@@ -206,7 +206,7 @@ def _duration(container: Any, stream: Any) -> float:
 
 @contextmanager
 def opened(data: Any, kind: Literal["video", "audio"] = "video", name: str = "") -> Iterator[tuple[Any, Any]]:
-    """Open the first stream of a *kind* with one thread; FFmpeg is told its container, so that it reads no playlist.
+    """Open the first stream of a *kind* with one thread; FFmpeg is given its container, so that it reads no playlist.
 
     *name* is FFmpeg's name of a container that was checked before.
     """

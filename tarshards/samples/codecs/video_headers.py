@@ -47,79 +47,79 @@ def read_format(file: IO[bytes], *, is_memory: bool) -> str:
     raise DecodeError("not a video in any of: MP4 MOV Matroska WebM AVI Ogg")
 
 
-def _read(file: IO[bytes], place: int, size: int) -> bytes:
-    file.seek(place)
+def _read(file: IO[bytes], offset: int, size: int) -> bytes:
+    file.seek(offset)
     return file.read(size)
 
 
 def _check_boxes(file: IO[bytes], end: int) -> None:
-    place, kinds = 0, set()
-    while place < end:
-        head = _read(file, place, 16)
+    offset, kinds = 0, set()
+    while offset < end:
+        head = _read(file, offset, 16)
         size, kind, large = struct.unpack(">I4sQ", head.ljust(16, b"\0"))
-        size = end - place if size == 0 else large if size == 1 else size
-        if size < 8 or place + size > end:
-            raise DecodeError(f"truncated: the box at {place} does not end in {end} bytes")
+        size = end - offset if size == 0 else large if size == 1 else size
+        if size < 8 or offset + size > end:
+            raise DecodeError(f"truncated: the box at {offset} does not end in {end} bytes")
         kinds.add(kind)
-        place += size
+        offset += size
     if b"moov" not in kinds or kinds.isdisjoint((b"mdat", b"moof")):
         raise DecodeError("truncated: no moov box, or no mdat box")
 
 
 def _check_avi(file: IO[bytes], end: int) -> None:
-    place = 0
-    while (head := _read(file, place, 8))[:4] == b"RIFF" and len(head) == 8:
+    offset = 0
+    while (head := _read(file, offset, 8))[:4] == b"RIFF" and len(head) == 8:
         size = int.from_bytes(head[4:], "little")
-        if place + 8 + size > end or not size:
-            raise DecodeError(f"truncated: the RIFF chunk at {place} does not end in {end} bytes")
-        place += 8 + size + size % 2
-    if place < end:
-        raise DecodeError(f"{end - place} bytes that are no RIFF chunk at the end")
+        if offset + 8 + size > end or not size:
+            raise DecodeError(f"truncated: the RIFF chunk at {offset} does not end in {end} bytes")
+        offset += 8 + size + size % 2
+    if offset < end:
+        raise DecodeError(f"{end - offset} bytes that are no RIFF chunk at the end")
 
 
 def _check_matroska(file: IO[bytes], end: int, is_memory: bool) -> None:
-    place, found = 0, False
-    while place < end:
-        name, size, place = _element(file, place)
+    offset, found = 0, False
+    while offset < end:
+        name, size, offset = _element(file, offset)
         if name == SEGMENT:
             found = True
             if size is None:
                 return  # as live streams are; nothing says where it ends
-            if place + size > end:
-                raise DecodeError(f"truncated: a segment of {size} bytes in {end - place}")
+            if offset + size > end:
+                raise DecodeError(f"truncated: a segment of {size} bytes in {end - offset}")
             if is_memory:
-                _check_segment(file, place, place + size)
-        elif size is None or place + size > end:
-            raise DecodeError(f"damaged or truncated: the element before {place} does not end")
-        place += size
+                _check_segment(file, offset, offset + size)
+        elif size is None or offset + size > end:
+            raise DecodeError(f"damaged or truncated: the element before {offset} does not end")
+        offset += size
     if not found:
         raise DecodeError("truncated: no segment")
 
 
-def _check_segment(file: IO[bytes], place: int, end: int) -> None:
+def _check_segment(file: IO[bytes], offset: int, end: int) -> None:
     """Compare the checksums of the elements in a segment."""
-    while place < end:
-        name, size, place = _element(file, place)
+    while offset < end:
+        name, size, offset = _element(file, offset)
         if name not in PARTS:
-            raise DecodeError(f"damaged: no known element before {place}")
+            raise DecodeError(f"damaged: no known element before {offset}")
         if size is None:
             return
-        if place + size > end:
-            raise DecodeError(f"damaged: the element before {place} is longer than its segment")
-        data = _read(file, place, size)
+        if offset + size > end:
+            raise DecodeError(f"damaged: the element before {offset} is longer than its segment")
+        data = _read(file, offset, size)
         if data[:2] == bytes([CRC_32, 0x84]) and zlib.crc32(data[6:]) != int.from_bytes(data[2:6], "little"):
-            raise DecodeError(f"damaged: wrong checksum of the element before {place}")
-        place += size
+            raise DecodeError(f"damaged: wrong checksum of the element before {offset}")
+        offset += size
 
 
-def _element(file: IO[bytes], place: int) -> tuple[int, int | None, int]:
-    """Return the name of the element at *place*, its size (None for an unknown one), and where its data begin."""
-    head = _read(file, place, 12)
+def _element(file: IO[bytes], offset: int) -> tuple[int, int | None, int]:
+    """Return the name of the element at *offset*, its size (None for an unknown one), and where its data begin."""
+    head = _read(file, offset, 12)
     width = 9 - head[0].bit_length() if head else 9
     name, rest = int.from_bytes(head[:width], "big"), head[width:]
     length = 9 - rest[0].bit_length() if rest else 9
     if width > 4 or length > 8 or len(rest) < length:
-        raise DecodeError(f"damaged or truncated: no element at {place}")
+        raise DecodeError(f"damaged or truncated: no element at {offset}")
     mask = (1 << 7 * length) - 1
     size = int.from_bytes(rest[:length], "big") & mask
-    return name, None if size == mask else size, place + width + length
+    return name, None if size == mask else size, offset + width + length

@@ -31,7 +31,7 @@ RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
 SMALL_RECORDS = [1 << power for power in range(11, 14)]
 GLOBAL = "global header"
-OVERWRITTEN = "zeros in place of members"
+OVERWRITTEN = "zeros instead of members"
 
 
 class Gap(NamedTuple):
@@ -211,16 +211,16 @@ def _zeros_at_start(data: bytes) -> int:
 def _resume(file: PlainFile, bad: int) -> int:
     """Return the offset of the next sound member, or of the end, after the block at *bad*, which is not a header."""
     block = file.read(bad, BLOCK)
-    places = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
-    places = [place for place in places if place == file.size or _is_sound(file, place)]
-    for place in places[1:]:
-        if place - places[0] <= LONGEST and _is_archive(file, places[0], place):
-            return place  # the member's data is a tar, to which the earlier places belong
-    if places:
-        return places[0]
-    for place in _search(file, bad):
-        if _is_sound(file, place):
-            return place
+    offsets = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
+    offsets = [offset for offset in offsets if offset == file.size or _is_sound(file, offset)]
+    for offset in offsets[1:]:
+        if offset - offsets[0] <= LONGEST and _is_archive(file, offsets[0], offset):
+            return offset  # the member's data is a tar, to which the earlier offsets belong
+    if offsets:
+        return offsets[0]
+    for offset in _search(file, bad):
+        if _is_sound(file, offset):
+            return offset
     last = file.size - len(END)
     return last if last > bad and file.read(last, len(END)) == END else file.size
 
@@ -266,13 +266,13 @@ def _search(file: PlainFile, bad: int) -> Iterator[int]:
     """
     for base in range(bad, file.size, WINDOW):
         window = file.read(base, WINDOW + BLOCK)
-        places = {at for at in range(0, min(WINDOW, len(window) - BLOCK + 1), BLOCK) if window[at]}
+        offsets = {at for at in range(0, min(WINDOW, len(window) - BLOCK + 1), BLOCK) if window[at]}
         at = window.find(b"ustar")
         while at >= 0:
             if 257 <= at < WINDOW + 257:
-                places.add(at - 257)
+                offsets.add(at - 257)
             at = window.find(b"ustar", at + 1)
-        for at in sorted(places):
+        for at in sorted(offsets):
             if (base > bad or at) and _is_header(window[at : at + BLOCK]):
                 yield base + at
 
@@ -286,28 +286,28 @@ def _is_damaged_header(block: bytes) -> bool:
     return block[0] != 0 and sum(map(int.__eq__, block[257:262], b"ustar")) > 3
 
 
-def _is_sound(file: PlainFile, place: int) -> bool:
-    """Say whether there is a member at *place* followed by another, even a damaged one, or by the end of the shard.
+def _is_sound(file: PlainFile, offset: int) -> bool:
+    """Say whether there is a member at *offset* followed by another, even a damaged one, or by the end of the shard.
 
     A single header is not enough: a block of data may happen to look like one.
     """
-    member = member_at(file.read, place)
+    member = member_at(file.read, offset)
     if member is None:
-        return _after_zeros(file, place) == file.size > place
-    following = place + after(member)
+        return _after_zeros(file, offset) == file.size > offset
+    following = offset + after(member)
     if following >= file.size:
-        return place + member[3] <= file.size
+        return offset + member[3] <= file.size
     if member_at(file.read, following) is not None or _is_damaged_header(file.read(following, BLOCK)):
         return True
     beyond = _after_zeros(file, following)
     return beyond > following and (beyond == file.size or member_at(file.read, beyond) is not None)
 
 
-def _after_zeros(file: PlainFile, place: int) -> int:
-    """Return the offset where the blocks of zeros at *place* end."""
-    while data := file.read(place, MOST):
+def _after_zeros(file: PlainFile, offset: int) -> int:
+    """Return the offset where the blocks of zeros at *offset* end."""
+    while data := file.read(offset, MOST):
         zeros = len(data) - len(data.lstrip(b"\0"))
         if zeros < len(data):
-            return place + zeros // BLOCK * BLOCK
-        place += zeros
-    return place
+            return offset + zeros // BLOCK * BLOCK
+        offset += zeros
+    return offset

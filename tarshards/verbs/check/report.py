@@ -23,8 +23,8 @@ class Finding(NamedTuple):
     field: str | None = None
 
     def __str__(self) -> str:
-        place = {"url": self.url, "offset": self.offset, "key": self.key, "field": self.field}
-        return f"{self.severity}: {TarshardsError(self.reason, **place)}"  # type: ignore[arg-type]
+        origin = {"url": self.url, "offset": self.offset, "key": self.key, "field": self.field}
+        return f"{self.severity}: {TarshardsError(self.reason, **origin)}"  # type: ignore[arg-type]
 
 
 class Report(Contents):
