@@ -13,8 +13,8 @@ from statistics import median
 from measure import DATA, KEEPING, install, interleave, machine, record
 
 from tarshards import TarWriter, read_samples
-from tarshards.samples.resync.survey import survey_file
-from tarshards.storage.plain import open_plain
+from tarshards.samples.resync.reading import survey_file
+from tarshards.storage.opening import open_plain
 
 FOLDER = DATA / "check"
 THREADS = 2

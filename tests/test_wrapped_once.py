@@ -23,8 +23,7 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import dump_manifest
 from tarshards.storage.markers import read_marker
-from tarshards.storage.opening import open_shard, open_url
-from tarshards.storage.plain import open_plain
+from tarshards.storage.opening import open_plain, open_shard, open_url
 from tarshards.verbs.mix import read_sources
 from tarshards.verbs.sort import read_loose_members
 

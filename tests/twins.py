@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tarshards.index import _headers_py, access, open, sidecar, window
+from tarshards.index import _headers_py, access, headers, open, sidecar
 
 
 def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) -> None:
@@ -14,10 +14,10 @@ def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) ->
     for module, names in (
         (sidecar, ("MemberTable", "layout")),
         (open, ("MappedMembers", "find_undecided")),
-        (window, ("MappedMembers",)),
+        (headers, ("MappedMembers",)),
         (access, ("read_samples",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(twin, name))
-    for module in sidecar, window:
+    for module in sidecar, headers:
         monkeypatch.setattr(module, "IS_COMPILED", twin is not _headers_py)

@@ -7,11 +7,12 @@ Read in this order:
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``options``: how shards are opened, as one value
 - ``member_table``: the arrays of a sidecar used in place, and members taken from mapped shards after their headers were
-  compared with the index (``_headers.c``); ``headers``: the second look at those that the kernel does not decide on
+  compared with the index (``_headers.c``); ``headers``: the second look at those that the kernel does not decide on,
+  and members of remote shards in memory
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once
 - ``key_index``: samples by key, in a file beside the manifest or in memory
 - ``readahead``: samples of mapped shards asked for before they are read, where their disk is slow
-- ``window``: members of remote shards in memory; ``fetch``: blocks of them, fetched ahead
+- ``fetch``: blocks of remote shards, fetched ahead
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
 - ``places``, ``npy_column``: the fields of mapped shards as such bytes, and as one array

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import OpenError, TarshardsError, visible
+from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
-from tarshards.index.window import Window
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.cache import BlockCache

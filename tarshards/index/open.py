@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
-from tarshards.index.headers import NEAR, check_fetched, check_header, first_byte, first_header
+from tarshards.index.headers import NEAR, Window, check_fetched, check_header, first_byte, first_header
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import (
@@ -30,7 +30,6 @@ from tarshards.index.sidecar import (
     refuse_compressed,
     with_counts,
 )
-from tarshards.index.window import Window
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile

@@ -43,12 +43,11 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of
 from tarshards.samples.member_file import LazyMembers, MemberFile
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import find_shards
-from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import failure
+from tarshards.storage.streams import Extent, failure
 from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive
 
 if TYPE_CHECKING:

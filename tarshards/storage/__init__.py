@@ -6,14 +6,14 @@ Read in this order:
 - ``remote``: how remote files are read, as one value
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
-- ``opening``: the public ``open_url`` and ``open_shard``; ``streams`` is what they return, ``extent`` are parts of open
-  files that the system copies into one
+- ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams`` is what they
+  return, and parts of open files that the system copies
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
   and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
-- ``ranges``: bytes in any order; local files are mapped; ``plain``: any shard as a local file
+- ``ranges``: bytes in any order; local files are mapped
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
   shared with the processes that are forked later
 - ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from tarshards.errors import OpenError, SampleError
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.plain import PlainFile
+from tarshards.storage.opening import PlainFile
 from tarshards.verbs.check import Report, check_shards
 
 if TYPE_CHECKING:
-    from tarshards.samples.resync.survey import Survey
+    from tarshards.samples.resync.reading import Survey
 
 
 class Repair(NamedTuple):

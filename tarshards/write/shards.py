@@ -20,11 +20,10 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.beside import locked
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
-from tarshards.storage.extent import Extent
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import passed_on
+from tarshards.storage.streams import Extent, passed_on
 from tarshards.tar.read import END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from programs import need
 from tarshards import TarWriter, read_samples
 from tarshards.cli import tarcat, tarsplit
 from tarshards.errors import OpenError, TarError
-from tarshards.storage import extent, streams
-from tarshards.storage.extent import Extent
+from tarshards.storage import streams
 from tarshards.storage.opening import open_url
+from tarshards.storage.streams import Extent
 from tarshards.tar.read import BLOCK, CHUNK, END, padding
 
 SIZES = [3 * CHUNK, CHUNK + 1, 200_000, 1000, 2 * CHUNK, 70_000]  # of the large fields
@@ -76,7 +76,7 @@ def copied(monkeypatch) -> list[int]:
 
         return call
 
-    monkeypatch.setattr(extent, "_COPIES", [counting(copy) for copy in extent._COPIES])
+    monkeypatch.setattr(streams, "_COPIES", [counting(copy) for copy in streams._COPIES])
     return counts
 
 
@@ -151,7 +151,7 @@ def test_what_the_system_does_not_copy_is_read_and_written(monkeypatch, shard, t
         size, left = min(size, left), 0
         return os.write(output, os.pread(descriptor, size, offset))
 
-    monkeypatch.setattr(extent, "_COPIES", [copy])
+    monkeypatch.setattr(streams, "_COPIES", [copy])
     cat(shard, "-o", tmp_path / "out.tar")
     assert (tmp_path / "out.tar").read_bytes() == shard.read_bytes()
 
@@ -160,7 +160,7 @@ def test_short_copies_go_on(monkeypatch, shard, tmp_path):
     def copy(output, descriptor, offset, size):
         return os.write(output, os.pread(descriptor, min(size, 70_001), offset))
 
-    monkeypatch.setattr(extent, "_COPIES", [copy])
+    monkeypatch.setattr(streams, "_COPIES", [copy])
     cat(shard, "-o", tmp_path / "out.tar")
     assert (tmp_path / "out.tar").read_bytes() == shard.read_bytes()
 
@@ -232,7 +232,7 @@ def test_a_file_that_may_grow_no_more_leaves_nothing(shard, run):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "most"), [(streams, "LONG", 1), (streams, "LONG", 10**6), (extent, "MOST_AFTER", 600)]
+    ("module", "name", "most"), [(streams, "LONG", 1), (streams, "LONG", 10**6), (streams, "MOST_AFTER", 600)]
 )
 def test_runs_end_where_they_are_long_or_much_is_between(monkeypatch, shard, tmp_path, copied, module, name, most):
     monkeypatch.setattr(module, name, most)

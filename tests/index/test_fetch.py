@@ -30,8 +30,8 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
+from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
-from tarshards.index.window import Window
 from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest

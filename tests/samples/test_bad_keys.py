@@ -15,8 +15,8 @@ from with_torch import DataLoader, ShardDataset
 
 from tarshards import Ledger, Stream, read_samples
 from tarshards.errors import OpenError, SampleError
-from tarshards.samples.resync.survey import survey_file
-from tarshards.storage.plain import open_plain
+from tarshards.samples.resync.reading import survey_file
+from tarshards.storage.opening import open_plain
 from tarshards.verbs.sort import read_loose_members, regroup_members
 
 READERS = [read_samples, Stream.from_shards, ShardDataset]

@@ -27,7 +27,7 @@ from tarshards.samples.codecs import encode_field
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.plain import open_plain
+from tarshards.storage.opening import open_plain
 from tarshards.tar.read import END, pack_header, padding
 from tarshards.verbs.check import SHOWN, Report, check, check_shards, duplicates, inspection
 from tarshards.verbs.check.duplicates import KeyPlaces

@@ -14,9 +14,9 @@ import pytest
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError
-from tarshards.samples.resync.survey import survey_file
+from tarshards.samples.resync.reading import survey_file
 from tarshards.samples.resync.walking import Gap, walk
-from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.tar import _tar_py as twin
 from tarshards.tar.read import BLOCK, END, pack_header, padding
 

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-- ``walking``: the headers, data and gaps of a damaged file
-- ``grouping``: these pieces to samples; ``judging``: which of the samples are whole
-- ``survey``: all of it for one shard; ``reading``: its whole samples, and errors for the rest
+- ``walking``: the headers, data and gaps of a damaged file, and the samples that these form
+- ``judging``: which of the samples are whole
+- ``reading``: all of it for one shard: what every byte is, the whole samples, and errors for the rest
 """

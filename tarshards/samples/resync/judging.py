@@ -11,9 +11,8 @@ from collections import defaultdict
 from itertools import islice
 
 from tarshards.samples.keys import NOT_ADJACENT
-from tarshards.samples.resync.grouping import FoundSample
-from tarshards.samples.resync.walking import Gap, Zeros, checksum_error, sizes_in
-from tarshards.storage.plain import PlainFile
+from tarshards.samples.resync.walking import FoundSample, Gap, Zeros, checksum_error, sizes_in
+from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, padding
 
 ENOUGH = 4  # bytes of padding that damage is unlikely to leave zero

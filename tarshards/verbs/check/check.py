@@ -11,15 +11,15 @@ from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsEr
 from tarshards.samples.keys import USUAL, KeyRule, dots_in_key, have_dots_in_key, key_rule, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.plain import PlainFile, open_plain
+from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.verbs.check.duplicates import KeyPlaces
 from tarshards.verbs.check.headers import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, Finding, Report
 from tarshards.verbs.contents import FieldSizes
 
 if TYPE_CHECKING:
-    from tarshards.samples.resync.grouping import FoundSample
-    from tarshards.samples.resync.survey import Survey
+    from tarshards.samples.resync.reading import Survey
+    from tarshards.samples.resync.walking import FoundSample
 
 OnSurvey = Callable[["PlainFile", "Survey"], object]
 
@@ -99,7 +99,7 @@ class _Check:
     def _survey(self, file: PlainFile, name: str) -> Survey:
         """Survey a shard, count its samples, and return the judged survey."""
         from tarshards.samples.resync.judging import judge
-        from tarshards.samples.resync.survey import group_file
+        from tarshards.samples.resync.reading import group_file
         from tarshards.samples.resync.walking import walk
 
         survey = group_file(file, split=self.rule, pieces=walk(file))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
-from tarshards.storage.plain import PlainFile
+from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
 
 LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory

@@ -14,12 +14,10 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS, is_sound_jpeg
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
 from tarshards.samples.keys import KeyRule, split_name
-from tarshards.samples.resync.grouping import FoundSample, group_found
 from tarshards.samples.resync.judging import judge
-from tarshards.samples.resync.reading import explain, read_member
-from tarshards.samples.resync.survey import Survey, group_file
-from tarshards.samples.resync.walking import Gap, Piece, Zeros, walk
-from tarshards.storage.plain import PlainFile
+from tarshards.samples.resync.reading import Survey, explain, group_file, read_member
+from tarshards.samples.resync.walking import FoundSample, Gap, Piece, Zeros, group_found, walk
+from tarshards.storage.opening import PlainFile
 from tarshards.verbs.check.report import Report
 
 HELD = 1 << 16  # members of a shard whose headers are held rather than read twice
