@@ -141,5 +141,6 @@ def test_the_line_of_the_readme_learns(whole):
 def test_killed_anywhere_it_comes_to_the_same_model(killed, whole, digits):
     resumed, undisturbed = (torch.load(path, weights_only=True) for path in (killed.checkpoint, digits / "whole.pt"))
     assert resumed["loader"] == undisturbed["loader"]
+    # Another number of ranks adds the same gradients in another order, and processors differ in how they add.
     for name, weights in undisturbed["model"].items():
-        torch.testing.assert_close(resumed["model"][name], weights, rtol=0, atol=1e-4)
+        torch.testing.assert_close(resumed["model"][name], weights, rtol=0, atol=2e-3)
