@@ -105,9 +105,18 @@ def _patched(job: Object, options: Options) -> Object:
 def merged(document: Any, patch: Any) -> Any:
     """Return *document* with a merge patch (RFC 7396): objects are merged, null removes, all else replaces.
 
+    Lists of named objects, such as containers and volumes, are merged by these names, as ``kubectl patch`` does.
+
     >>> merged({"a": {"b": 1, "c": 2}, "d": [1, 2]}, {"a": {"b": None}, "d": [3]})
     {'a': {'c': 2}, 'd': [3]}
+    >>> merged([{"name": "a", "x": 1}], [{"name": "b"}, {"name": "a", "y": 2}])
+    [{'name': 'a', 'x': 1, 'y': 2}, {'name': 'b'}]
     """
+    if isinstance(document, list) and isinstance(patch, list):
+        items = {_name_in_list(item): item for item in document}
+        changes = {_name_in_list(item): item for item in patch}
+        if changes and None not in items.keys() | changes.keys():
+            return [merged(items.get(name), changes.get(name, {})) for name in items | changes]
     if not isinstance(patch, dict):
         return patch
     result = dict(document) if isinstance(document, dict) else {}
@@ -117,6 +126,11 @@ def merged(document: Any, patch: Any) -> Any:
         else:
             result[name] = merged(result.get(name), value)
     return result
+
+
+def _name_in_list(item: Any) -> Any:
+    """Return what names an object among others of a list, None if nothing does."""
+    return item.get("mountPath", item.get("name")) if isinstance(item, dict) else None
 
 
 def _pod(options: Options, name: str) -> Object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from importlib.util import find_spec
 
@@ -32,7 +33,7 @@ def tarjob(folder, path_with_tools):
     def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
         ours = {name: value for name, value in os.environ.items() if name != "TARJOB_IMAGE"}
         variables = {**ours, "PATH": path_with_tools, "XDG_CONFIG_HOME": str(folder / "config"), **environment}
-        command = ["tarjob", *map(str, arguments)]
+        command = [shutil.which("tarjob", path=path_with_tools), *map(str, arguments)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr

@@ -33,3 +33,16 @@ def test_the_examples_of_the_rfc(document, patch, expected):
     before = copy.deepcopy(document)
     assert merged(document, patch) == expected
     assert document == before
+
+
+def test_named_objects_of_lists_are_merged_by_name():
+    container = {"name": "tarjob", "image": "me", "volumeMounts": [{"name": "plan", "mountPath": "/plan"}]}
+    document = {"containers": [container], "args": ["a"]}
+    mount = {"name": "plan", "mountPath": "/again"}
+    patch = {
+        "containers": [{"name": "tarjob", "volumeMounts": [mount], "image": None}, {"name": "other"}],
+        "args": ["b"],
+    }
+    merged_mounts = [*container["volumeMounts"], mount]
+    expected = [{"name": "tarjob", "volumeMounts": merged_mounts}, {"name": "other"}]
+    assert merged(document, patch) == {"containers": expected, "args": ["b"]}
