@@ -231,7 +231,7 @@ static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
     return first;
 }
 
-/* The key that was read last: of which sample of which table, and where it begins. */
+/* The key that was read last: its table, its sample, and the offset where it begins. */
 typedef struct {
     const MemberTable *table;
     int64_t sample, at;

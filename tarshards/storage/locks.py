@@ -123,7 +123,7 @@ def _open(path: str, flags: int) -> int:
 
 
 class PerProcess(Generic[T]):
-    """A value that *make* gives each process anew: a forked one has no threads and connections of its parent.
+    """A value that *make* makes once in each process: a forked one has no threads and connections of its parent.
 
     It may be a lock, which a thread of the parent may hold at the fork and no one would release.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from tarshards.index.access import Fan, SampleReader
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.storage.locks import PerProcess
 from tarshards.stream.following import follow_part
 from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.sources import PlannedSource, Progress, ShardSource, version_of
@@ -284,7 +284,7 @@ class ScheduledChoices:
     def _begin(self, *starts: tuple[int, list[int]]) -> None:
         self._starts = list(starts)  # positions, and the counts there
         self._chunks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock = PerProcess(threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_chunks", "_lock")}
@@ -333,9 +333,7 @@ class ScheduledChoices:
 
     def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Return where the chunk of *position* begins, and from there on the datasets and numbers of its samples."""
-        if self._process != os.getpid():
-            self._lock, self._process = threading.Lock(), os.getpid()  # the lock may be held during the fork
-        with self._lock:
+        with self._lock():
             while True:
                 begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]
                 end = (begin // CHUNK + 1) * CHUNK

@@ -135,7 +135,7 @@ class TarWriter(_Writer):
         self.samples += 1
 
     def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
-        """Append samples, of which *packed* has all the members of each in one."""
+        """Append samples with these *keys*; *packed* has the members of each sample as one bytes object."""
         for key in keys:
             if key in self._keys:
                 raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)

@@ -1,4 +1,4 @@
-"""Locks end with their process, also where a child that was forked lives on; and a child makes what is its own anew."""
+"""Locks end with their process, also where a child that was forked lives on; and a child makes its own values."""
 
 import fcntl
 import os

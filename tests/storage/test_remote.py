@@ -305,13 +305,13 @@ def test_ranges_belong_to_one_version(bucket, validators):
     bucket.objects["a.tar"], bucket.versions["a.tar"] = DATA, validators
     with Location.of("bucket://a.tar").ranges() as ranges:
         assert ranges.read(100, 1000) == DATA[100:1100]
-        ranges._process = -1  # as in a forked process, which connects anew
+        ranges._opened.renew()  # as in a forked process, which connects again
         assert ranges.read(200, 1000) == DATA[200:1200]
         renew(bucket)
-        for process in ranges._process, -1:
-            ranges._process = process
+        for _ in range(2):
             with pytest.raises(OpenError, match=r"^bucket://a\.tar: offset 300: changed while it was read$"):
                 ranges.read(300, 1000)
+            ranges._opened.renew()
     with Location.of("bucket://a.tar").ranges() as ranges:
         assert ranges.read(300, 1000) == DATA[::-1][300:1300]
 

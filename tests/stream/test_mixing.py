@@ -478,7 +478,7 @@ def test_a_schedule_begins_anywhere_at_once(monkeypatch):
 def test_a_schedule_is_looked_up_after_a_fork_while_a_thread_looks_up():
     choices = ScheduledChoices(Quotas([{0: 1, 100: 3}, 1]), 0, [10, 10], 10**6)
     expected = choices.look_up(np.arange(50))[0].tolist()
-    with choices._lock:
+    with choices._lock():
         child = os.fork()
         if not child:
             os._exit(choices.look_up(np.arange(50))[0].tolist() != expected)
