@@ -358,11 +358,11 @@ class Catalog:
         )
         return dumped
 
-    def save(self, *, sync: bool = True) -> None:
+    def save(self) -> None:
         """Write the file, whole or not at all; what it had besides entries, such as comments, is lost."""
         self._check_ours()
         text = self.dump().encode()
-        with Location.of(self.location, sync=sync).open("wb") as stream:
+        with self.location.open("wb") as stream:
             stream.write(text)
 
     def _check_ours(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tarshards.cli.output import written
 from tarshards.cli.parameters import (
     COUNT,
     FOLDER,
@@ -53,7 +54,7 @@ class Losses:
     *ledger* is for those who read: it counts, and raises the error that is one too many.
     """
 
-    def __init__(self, on_error: str | None, max_errors: int | None, *, sync: bool):
+    def __init__(self, on_error: str | None, max_errors: int | None):
         from tarshards.samples.ledger import Ledger
 
         policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
@@ -65,7 +66,7 @@ class Losses:
         self.count = 0
         self.first: Exception | None = None
         self._allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
-        self._target, self._sync = target, sync
+        self._target = written(target) if target else None
         self._quarantine: TarWriter | None = None
 
     def _lose(self, error: Exception) -> None:
@@ -82,7 +83,7 @@ class Losses:
             from tarshards.write.shards import TarWriter
 
             if self._quarantine is None:
-                self._quarantine = TarWriter(self._target, sync=self._sync)
+                self._quarantine = TarWriter(self._target)
             try:
                 self._quarantine.write(sample)
             except SampleError as problem:  # such as a second sample of this key
@@ -150,7 +151,11 @@ class Input:
     @cached_property
     def shards(self) -> list[Shard]:
         """The shards that the command line names."""
-        return named_shards(self.specs, self.ignore_zeros, self.split)
+        return self.named(self.specs)
+
+    def named(self, spec: Any) -> list[Shard]:
+        """Return the shards that *spec* names, to be read as the command line says."""
+        return named_shards(spec, self.ignore_zeros, self.split)
 
     # Which samples are read.
 
@@ -360,7 +365,7 @@ def reads_samples(
     def with_source(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
         taken = {name: values.pop(name) for name in ("count", "part", "fields", "ignore_zeros", "split", "quiet")}
         read_as(**{name: values.pop(name) for name in ("connections", "ahead", "cache_dir", "cache_bytes")})
-        losses = Losses(values.pop("on_error"), values.pop("max_errors"), sync=values.get("sync", True))
+        losses = Losses(values.pop("on_error"), values.pop("max_errors"))
         specs = all_specs(shards, lists) or ["-"]
         source = Input(specs, losses, may_be_empty=values.pop("allow_empty", None), **taken)
         refuse_terminal(specs == ["-"] and values.get("config") is None)
@@ -462,15 +467,15 @@ def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
     return splits
 
 
-def named_shards(specs: Iterable[str], ignore_zeros: bool = False, split: str | None = None) -> list[Shard]:
-    """Return the shards that *specs*, which a person typed, name; they may run commands.
+def named_shards(spec: Any, ignore_zeros: bool = False, split: str | None = None) -> list[Shard]:
+    """Return the shards that *spec*, which a person typed, names; they may run commands.
 
     With *ignore_zeros* each may consist of several archives. Their names are split into key and field at the *split*
     dot.
     """
     from tarshards.storage.expressions import find_shards
 
-    shards = find_shards(specs, concatenated=ignore_zeros, allow_pipe=True)
+    shards = find_shards(spec, concatenated=ignore_zeros, allow_pipe=True)
     return [shard._replace(split=split) for shard in shards]
 
 

@@ -129,19 +129,7 @@ ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IG
 split_option = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )
-output_option = click.option(
-    "-o", "--output", default="-", show_default=False, type=FILE, help="Write to FILE rather than to stdout."
-)
 seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
-sync_option = click.option(
-    "--no-sync",
-    "sync",
-    flag_value=False,
-    default=True,
-    show_default=False,
-    help="Do not wait for the disk: for scratch data.",
-)
 max_errors_option = click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more.")
 allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import click
 
 from tarshards.cli.input import ACCEPT, all_specs, named_shards, shard_progress
+from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
@@ -19,7 +20,6 @@ from tarshards.cli.parameters import (
     parallel_option,
     quiet_option,
     split_option,
-    sync_option,
 )
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 
@@ -69,7 +69,6 @@ def main(
     attach: str | None,
     key: str,
     max_errors: int | None,
-    sync: bool,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -106,6 +105,7 @@ def main(
 
         with usage_errors("--columns"):
             parse_columns(columns)
+    sync = waits_for_disk()
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
     from tarshards.storage.remote import default
@@ -165,7 +165,7 @@ def main(
                     build_key_index(manifests.read_manifest(name), executor=pool, sync=sync)
     urls = [shard.url for shard in named]
     if columns is not None:
-        _add_columns(urls, columns, parallel, max_errors, sync=sync)
+        _add_columns(urls, columns, parallel, max_errors)
     if attach is not None:
         from tarshards.index.columns import attach_columns
 
@@ -177,13 +177,13 @@ def main(
         sys.exit(1)
 
 
-def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None, *, sync: bool) -> None:
+def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None) -> None:
     from tarshards.index.columns import build_columns
     from tarshards.parallel import ProcessPool
     from tarshards.samples.ledger import Ledger
 
     ledger = None if max_errors is None else Ledger(max_errors=max_errors)
     with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-        build_columns(urls, columns, executor=pool, on_error=ledger, sync=sync)
+        build_columns(urls, columns, executor=pool, on_error=ledger, sync=waits_for_disk())
     if ledger is not None and ledger.quarantined:
         click.echo(str(ledger), err=True)

@@ -7,14 +7,13 @@ import os
 import click
 
 from tarshards.cli.input import all_specs, named_shards, say_skipped
-from tarshards.cli.output import check_suffix
+from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
     ignore_zeros_option,
     keep_order_option,
     list_option,
-    overwrite_option,
     parallel_option,
     quiet_option,
     rekey_option,
@@ -22,7 +21,6 @@ from tarshards.cli.parameters import (
     seed_option,
     size_option,
     split_option,
-    sync_option,
     tmpdir_option,
 )
 from tarshards.cli.program import say, tool, usage_errors
@@ -64,7 +62,6 @@ def main(
     parallel: int,
     tmpdir: str | None,
     overwrite: bool,
-    sync: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -88,7 +85,7 @@ def main(
         with ProcessPool(parallel) as pool:
             made = reshard(
                 named_shards(all_specs(shards, lists), ignore_zeros, split),
-                output,
+                written(output),
                 shuffle=not keep_order,
                 seed=seed,
                 max_bytes=size,
@@ -98,7 +95,6 @@ def main(
                 executor=pool,
                 tmpdir=tmpdir,
                 progress=not quiet,
-                sync=sync,
                 allow_empty=allow_empty,
                 ledger=ledger,
             )
