@@ -1,5 +1,6 @@
 """Samples to samples: sources, ops, and the ``Stream`` that chains them.
 
+- ``shard_options``: the keywords of ``Stream.from_shards`` and ``ShardDataset``, as one value
 - ``sources``: where samples come from, planned or read shard by shard
 - ``op``: the traits of an op; ``ops``: one short generator an operation; ``collate``: samples to a batch
 - ``randomness``: a random generator for each sample
