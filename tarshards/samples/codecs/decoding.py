@@ -23,7 +23,7 @@ Function = Callable[[bytes], Any]
 Handler = Callable[[str, bytes], Any]
 
 
-class Choice(NamedTuple):
+class FieldChoice(NamedTuple):
     """What is done with the fields of a name: nothing unless *is_wanted*; then *function* decodes it, if there is one.
 
     With *is_packed* the function is given what comes out of gzip.
@@ -67,7 +67,7 @@ class Decoding:
         )
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, FieldChoice] = {}
 
     def __call__(self, field: str, data: bytes) -> Any:
         """Return the value of a *field*; raise DecodeError with the field."""
@@ -84,7 +84,7 @@ class Decoding:
             raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
         return self.by_extension(field, data)
 
-    def _choose(self, field: str) -> Choice:
+    def _choose(self, field: str) -> FieldChoice:
         """Decide what is done with the fields of a name."""
         whole = _endings(field)
         inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
@@ -94,7 +94,8 @@ class Decoding:
         is_wanted = self.only is None or not self.only.isdisjoint(names)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
-        choice = Choice(is_wanted, None if name is None else self.functions[name], name in inner and name not in whole)
+        function = None if name is None else self.functions[name]
+        choice = FieldChoice(is_wanted, function, name in inner and name not in whole)
         self._choices[field] = choice
         return choice
 
