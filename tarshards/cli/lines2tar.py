@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli.input import ACCEPT, named_shards, required
+from tarshards.cli.input import ACCEPT, ShardArguments, required
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import FILE, allow_empty_option, quiet_option
 from tarshards.cli.program import tool, usage_errors
@@ -35,7 +35,7 @@ def main(
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """
     with usage_errors():
-        samples = read_text(named_shards(list(files) or ["-"]), field=field, key=key)
+        samples = read_text(ShardArguments([*files]).named(), field=field, key=key)
     check_output(output, overwrite)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)

@@ -125,7 +125,6 @@ index_dir_option = click.option(
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
-ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
 split_option = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )

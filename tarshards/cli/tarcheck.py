@@ -6,17 +6,14 @@ import sys
 
 import click
 
-from tarshards.cli.input import ACCEPT, all_specs, named_shards, refuse_terminal, shard_progress
+from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, shard_progress, takes_shards
 from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
 from tarshards.cli.parameters import (
     allow_empty_option,
-    ignore_zeros_option,
     index_dir_option,
-    list_option,
     parallel_option,
     quiet_option,
     shards_argument,
-    split_option,
 )
 from tarshards.cli.program import refuse, say, tool
 from tarshards.storage.location import Location
@@ -24,10 +21,7 @@ from tarshards.storage.location import Location
 
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
 @shards_argument
-@list_option
 @index_dir_option
-@ignore_zeros_option
-@split_option
 @click.option("--decode", is_flag=True, help="Decode all fields but videos and those that can run code.")
 @parallel_option("Threads", 1)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
@@ -37,11 +31,9 @@ from tarshards.storage.location import Location
 @sync_option
 @allow_empty_option
 @quiet_option
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     decode: bool,
     parallel: int,
     as_json: bool,
@@ -60,10 +52,11 @@ def main(
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards
 
-    refuse_terminal(not shards and not lists)
-    named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros, split)
+    refuse_terminal(not shards.specs)
+    named = shards.named()
     if repair is not None:
-        refuse(split == "last", "--repair cannot be combined with --split last: keys with dots cannot be written")
+        is_last = shards.split == "last"
+        refuse(is_last, "--repair cannot be combined with --split last: keys with dots cannot be written")
         refuse(
             "-" in [repair.url, *(shard.url for shard in named)],
             "--repair reads files and writes a file: neither SHARDS nor FILE can be -",

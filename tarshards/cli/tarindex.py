@@ -7,19 +7,16 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli.input import ACCEPT, all_specs, named_shards, shard_progress
+from tarshards.cli.input import ACCEPT, ShardArguments, shard_progress, takes_shards
 from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
     dry_run_option,
-    ignore_zeros_option,
     index_dir_option,
-    list_option,
     max_errors_option,
     parallel_option,
     quiet_option,
-    split_option,
 )
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 
@@ -28,10 +25,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
-@list_option
 @index_dir_option
-@ignore_zeros_option
-@split_option
 @parallel_option("Processes", 1)
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
@@ -52,11 +46,9 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @allow_empty_option
 @dry_run_option
 @quiet_option
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     parallel: int,
     check: bool,
     crc: bool,
@@ -86,11 +78,11 @@ def main(
     --index-dir FOLDER is for shards that lie where nothing can be written: indexes, columns, manifest and key index are
     put into FOLDER, where other tools find them by --index-dir, and Python by index_dir=.
     """
-    refuse(not shards and not lists, "name SHARDS to index")
+    refuse(not shards.specs, "name SHARDS to index")
     exports, has_manifest = format_ != "index", manifest or no_manifest
     refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
-    refuse(split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
+    refuse(shards.split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
@@ -110,7 +102,7 @@ def main(
     from tarshards.storage.location import Location
     from tarshards.storage.remote import default
 
-    named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros, split)}.values())
+    named = list({shard.url: shard for shard in shards.named()}.values())
     if default().index_dir is not None:  # whose manifest names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
