@@ -49,9 +49,9 @@ ACCEPT = "--allow-empty accepts that"
 
 
 class Losses:
-    """The errors of a run: it leaves out what is at fault, as far as --on-error and --max-errors allow that.
+    """The errors of a run, which leaves out what is at fault as far as --on-error and --max-errors allow.
 
-    *ledger* is for those who read: it counts, and raises the error that is one too many.
+    Readers get *ledger* for their errors: it counts them, and raises the first that is not allowed.
     """
 
     def __init__(self, on_error: str | None, max_errors: int | None):
@@ -225,7 +225,7 @@ class Input:
         return read_samples(self.shards, on_error=self.ledger)
 
     def _selected(self) -> Iterator[Sample]:
-        """Yield the samples that were selected: those alone are read if indexes, and columns, say which they are."""
+        """Yield the selected samples; only these are read where indexes or columns say which they are."""
         from tarshards.samples.read import read_samples
         from tarshards.verbs.grep import by_columns, matching
 
@@ -376,7 +376,7 @@ def sliced(samples: Iterable[Sample], part: slice, ledger: Ledger, name: str) ->
 
 
 def counted(condition: Callable[[Sample], Any], ledger: Ledger, name: str) -> Callable[[Sample], bool]:
-    """Return *condition* as a function after which *ledger* counts the others as filtered by *name*."""
+    """Return a function that checks *condition*; *ledger* counts the samples that fail it as filtered by *name*."""
 
     def holds(sample: Sample) -> bool:
         if condition(sample):

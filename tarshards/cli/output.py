@@ -66,8 +66,8 @@ output_options = options(output_option, overwrite_option, sync_option)
 def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -> None:
     """Refuse a tar onto a terminal, a folder, an existing file, local or remote, and a local one that others write.
 
-    Refuse the name of another format too, unless a field is written, which is of any format. Who overwrites may replace
-    what another writes at the same time: the later one stays.
+    Refuse a name of another format too, unless a field is written, which may have any format. With *overwrite* two
+    tools may write one file at the same time: the one that ends later wins.
     """
     from tarshards.storage.claims import Claims
 
@@ -82,7 +82,7 @@ def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -
 
 
 def check_suffix(target: str | Location) -> None:
-    """Refuse the name of a compression or format that is not written, for an output or a pattern of outputs."""
+    """Refuse an output, or a pattern of outputs, whose name asks for a compression or format that no tool writes."""
     from tarshards.storage.compression import named_compression
     from tarshards.storage.location import Location
 
@@ -95,7 +95,7 @@ def check_suffix(target: str | Location) -> None:
 def write_new_keys(
     samples: Iterable[Sample], output: Location, reject: Callable[[Sample, TarshardsError], object]
 ) -> None:
-    """Write *samples* to *output* in a tool with --rekey, and give *reject* those that the output cannot take."""
+    """Write *samples* to *output* in a tool that has --rekey; *reject* gets those that the output cannot take."""
     from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
     def refuse(sample: Sample, error: TarshardsError) -> None:

@@ -93,7 +93,7 @@ def typed(name: str) -> Location:
 
 
 def read_as(**options: Any) -> None:
-    """Let this program read all files as those fields of ``Remote`` say that are not None."""
+    """Set these fields of ``Remote`` for all that this program reads; one that is None keeps its default."""
     given = {name: value for name, value in options.items() if value is not None}
     if given:
         from tarshards.storage.remote import default, set_default
@@ -168,7 +168,7 @@ spill_options = options(
 
 
 def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any], Any]:
-    """Return the option that says how many of what *meaning* says are done at once; also under other *letters*."""
+    """Return the option -j N, "*meaning* at once", which has the names *letters* too."""
 
     def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
         return number or len(os.sched_getaffinity(0))

@@ -15,7 +15,7 @@ from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_ke
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.streams import temporary
 
-#: What decides about an error: it returns to go on, or raises.
+#: What decides about an error: it returns, and reading goes on, or it raises.
 OnError = Callable[[Exception], Any]
 
 #: What users give as ``on_error=``: None and "raise" raise the first error, "skip" logs each and goes on.
@@ -166,7 +166,7 @@ class Ledger:
         self._record(error, self._mine().quarantined)
 
     def fail(self, error: Exception) -> None:
-        """Record, as a call does, the error of a sample that was read; who leaves it out counts it as failed."""
+        """Record the error of a sample that was read, as a call does; the caller counts it as failed."""
         self._record(error, self._mine().failures)
 
     def _record(self, error: Exception, entries: list[Quarantined]) -> None:

@@ -139,7 +139,7 @@ def _read_pass(
     ledger: Ledger,
     passes: int,
 ) -> Generator[Sample, None, None]:
-    """Yield the samples of *source*, whose *shards* were read *passes* times before."""
+    """Yield the samples of *source* in its next pass over *shards*, after *passes* others."""
     if passes and any(shard.url == "-" for shard in shards):
         raise OpenError("stdin has ended and cannot be read again", url="-")
     with closing(sample for shard in shards for sample in read_shard(shard, ledger=ledger)) as opened:
@@ -150,7 +150,7 @@ def _read_pass(
 
 
 def _rename(samples: Iterable[Sample], names: Mapping[str, str], ledger: Ledger) -> Iterator[Sample]:
-    """Rename the fields; samples for which that fails go to the ledger."""
+    """Rename the fields; the ledger gets the error of a sample for which that fails."""
     for sample in samples:
         try:
             yield from rename_fields([sample], names)
