@@ -128,7 +128,7 @@ class Proportions:
         return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
 
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
-        """Return the endless choices of one of *workers* workers, and where each dataset's weight becomes 0 for good."""
+        """Return the endless choices of one of *workers* workers, and where each dataset's weight stays at 0."""
         mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
         return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 

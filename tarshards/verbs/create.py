@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.conditions import Template
-from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, Sample, is_reserved, split_name
 from tarshards.samples.lines import checked, located, numbered_lines, open_text, unescape
 from tarshards.samples.rows import csv_rows, raised
 from tarshards.samples.tree import read_file
@@ -152,7 +152,7 @@ def _read_member_lines(lines: Location, sources: FieldSources) -> Iterator[Sampl
                 raise ValueError(f"{name!r} has no key and field")
             key, field = parts
             if sample and sample["__key__"] == key and field in sample:
-                raise SampleError("duplicate field", key=key, field=field)
+                raise SampleError(DUPLICATE_FIELD, key=key, field=field)
             text = source.lstrip().startswith("text:")
             data = unescape(source.partition(":")[2]) if text else sources.read(source.strip())
         if sample and sample["__key__"] != key:
