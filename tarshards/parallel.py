@@ -123,9 +123,9 @@ class DaemonThreads(Executor):
                     future.set_result(function(*args, **options))
                 except BaseException as error:
                     future.set_exception(error)
-            del future, function, args, options  # else they are held while there is nothing to do
+            del future, function, args, options  # else an idle thread holds them
             with self._lock:
-                self._idle += self._calls.empty()  # fewer than wait, at times: then a thread more is started
+                self._idle += self._calls.empty()  # sometimes too few: then one more thread is started than needed
 
 
 class EventLoop(Executor):
@@ -179,7 +179,7 @@ class EventLoop(Executor):
 
 
 class _Call(Future[Any]):
-    """A future whose cancelling ends the process that is at it."""
+    """A future that kills the process that runs its call when it is cancelled."""
 
     process: Any = None
 
@@ -194,8 +194,8 @@ class ProcessPool(Executor):
     """An executor of *workers* processes (default: the cores), which are started when the first call comes.
 
     A process that dies, by a signal or by ``os._exit``, fails its call with OpError, and another takes its place: the
-    standard pool fails every call instead. Functions and results are pickled; processes begin as Python's default is.
-    *shared* is given to each process once, for ``call_shared``. Cancelling a call that has begun ends its process,
+    standard pool fails every call instead. Functions and results are pickled; processes start by Python's default
+    method. Each process gets *shared* once, for ``call_shared``. Cancelling a call that has begun kills its process,
     unless the pool *finishes* such calls.
 
     >>> with ProcessPool(2) as pool:
@@ -234,7 +234,7 @@ class ProcessPool(Executor):
             thread.join()
 
     def _start(self) -> None:
-        # Before any thread, for a process that is forked has but one.
+        # Processes before threads: a forked one has none of our threads, but may inherit a lock that one of them holds.
         processes: list[_Process] = []
         threads: list[Thread] = []
         try:
@@ -272,8 +272,9 @@ _FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 class _Process:
     """A process and the pipe to it."""
 
-    # A forked process has copies of the pipes of those before it: one after the other, the last is free of them.
-    # Starting a process also asks how every other ended, and only the first to ask learns it: no start during a join.
+    # A forked process holds copies of our ends of the pipes to those before it. If we die, the last one finds its pipe
+    # closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
+    # process reaps others that have ended, whose exit status a join at that moment would miss.
     _one_at_a_time = Lock()
 
     def __init__(self, shared: Any) -> None:
@@ -285,19 +286,19 @@ class _Process:
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-                # Of what is forked, our handlers would be called in the hooks of the fork, which lose what they raise.
+                # A signal during the hooks of a fork would call our handlers there, and what they raise would be lost.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
                 try:
                     self._process.start()
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
             except BaseException:
-                self._pipe.close()  # by which it ends
+                self._pipe.close()  # then it ends
                 raise
             finally:
                 theirs.close()
         self.dead = False
-        # Where they are not forked, processes first import the main module.
+        # A process that is not forked imports the main module first.
         self._imports = not forks
 
     def ask(self, work: Any) -> Any:
@@ -351,7 +352,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
     while True:
         try:
             work = pipe.recv()
-        except (EOFError, ConnectionError):  # who asks has ended
+        except (EOFError, ConnectionError):  # the parent has ended
             return
         except Exception as error:  # of what cannot be unpickled here
             pipe.send(_reply_of(error))
@@ -372,7 +373,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
 
 
 def _reply_of(error: Exception) -> tuple[Exception, None, str]:
-    """Return what tells the other end of *error*, in words where it cannot be made there again."""
+    """Return the reply that raises *error* at the other end, or one with its text if it cannot be pickled."""
     import pickle
     from traceback import format_exception
 

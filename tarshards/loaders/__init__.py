@@ -1,6 +1,6 @@
 """Samples to batches for training; the only importers of torch and DALI.
 
-- ``batches``: ``BatchMaker``, one batch by itself; ``base``: what all loaders share: passes, states, resuming
+- ``batches``: ``BatchMaker``, one batch by itself; ``passes``: what all loaders share: passes, states, resuming
 - ``torch``: ``ShardDataset`` and ``ShardLoader``; ``torch_iterable``, any stream as an IterableDataset
 - ``arrays``: ``ArrayLoader``, its readers and augmentations
 - ``dali``: pipelines of NVIDIA DALI

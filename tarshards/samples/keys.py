@@ -10,6 +10,9 @@ from tarshards.errors import SampleError, shortened
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
 
+#: What a sample has besides its fields; a member with such a field is a fault of its sample.
+NO_FIELDS = frozenset(("__key__", "__url__"))
+
 #: How a member's name splits into key and field; None for a name without a key.
 KeyRule = Callable[[str], tuple[str, str] | None]
 

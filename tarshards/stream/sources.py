@@ -62,7 +62,7 @@ class Progress:
         return Progress(epoch, self.world, version=self.version)
 
 
-class Source(Protocol):
+class OrderedSource(Protocol):
     """What a state is compared with; *ordered_by* names what is in the *order*."""
 
     ordered_by: ClassVar[Sequence[str]]
@@ -439,7 +439,7 @@ def version_of(state: Mapping[str, Any] | None) -> int:
     return VERSION if state is None else state.get("version", VERSION)
 
 
-def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
+def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> None:
     """Raise StateError unless *state* is of a version of ours, of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"no state, as state_dict() returns it: {shortened(state)}")
@@ -464,7 +464,7 @@ def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
             raise StateError(f"the state has {name} {shortened(state[name])}")
 
 
-def check_order(state: Mapping[str, Any], source: Source) -> None:
+def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names what differs, unless the samples of *state* came in the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):

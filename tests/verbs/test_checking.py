@@ -31,7 +31,7 @@ from tarshards.storage.opening import open_plain
 from tarshards.tar.read import END, pack_header, padding
 from tarshards.verbs.check import SHOWN, Report, check, check_shards, duplicates, inspection
 from tarshards.verbs.check.duplicates import KeyPlaces
-from tarshards.verbs.check.headers import scan_headers
+from tarshards.verbs.check.header_scan import scan_headers
 from tarshards.verbs.repair import repair_shards
 
 

@@ -68,10 +68,10 @@ def mix(
     most. For "last" a dataset whose weight stays 0 from a position on counts as read from there on.
 
     Where all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
-    anywhere. Otherwise it is streamed. Every worker then reads of each dataset what it would read of the dataset alone;
-    all that is said above of moments and of *until* holds in each worker, for its own samples; and a state is replayed,
-    by as many ranks and workers. Any op is allowed, and what the end of the epoch leaves of a shard counts as broken
-    off. A mixture among *datasets* is streamed too. The result is a ShardDataset if one of *datasets* is.
+    anywhere. Otherwise it is streamed: each worker reads of each dataset what it would read of that dataset alone, and
+    the shares and *until* hold for the samples of each worker. A state is then resumed by replaying, on as many ranks
+    and workers. Any op is allowed, and a shard that the end of the epoch cuts counts as broken off. If one of
+    *datasets* is itself a mixture, the result is streamed. It is a ShardDataset if one of *datasets* is.
 
     Raises ValueError for weights that are constant and whose ratios are not those of whole numbers that add up to 2**20
     or less, and TypeError for ops that hold or count samples, where all datasets are indexed. Iterating raises
@@ -128,7 +128,7 @@ class Proportions:
         return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
 
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
-        """Return the choices of one of *workers* workers; and of each dataset that comes, when it does no more."""
+        """Return the endless choices of one of *workers* workers, and where each dataset's weight stays at 0."""
         mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
         return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 
@@ -267,9 +267,9 @@ class Choices:
 
 
 class ScheduledChoices:
-    """As ``Choices``, by *quotas* that change: made in chunks, each from the counts that the one before ends with.
+    """Like ``Choices``, but by *quotas* that change with the position.
 
-    *start* is a position besides 0 to begin at, and the counts there.
+    The choices are made in chunks, each from the counts at the end of the one before.
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
@@ -397,13 +397,13 @@ class MixedPlan(PlannedEpoch):
             yield start + shard, sample
 
     def passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often the datasets of *positions* have begun again before, and the positions in these passes."""
+        """Return the passes over their datasets that *positions* are in, and the positions in these passes."""
         return self._look_up(positions)[1:]
 
     def _look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the datasets of *positions*, and what ``passes`` returns."""
         positions = np.asarray(positions, np.int64)
-        every = max(1, self.choices.total)  # what is past the end repeats the epoch's start
+        every = max(1, self.choices.total)  # positions past the end repeat the start of the epoch
         rest = positions - self.total
         dataset, number = self.choices.look_up(np.where(rest < 0, positions + self.begin, rest % every))
         return dataset, *np.divmod(number, np.maximum(1, self.source.sizes)[dataset])
