@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*/*.[ch])
-unexport PYTHONDONTWRITEBYTECODE # tests start thousands of processes, which would each compile the package again
+unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which would each compile the package again
 
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
