@@ -22,7 +22,7 @@ Row = tuple[str, list[bytes]]  # origin and cells
 
 
 class _Sources(NamedTuple):
-    """Where the contents of fields come from that a plan or lines name: paths are relative to *folder*."""
+    """The sources of fields that a plan or lines name: paths are relative to *folder*."""
 
     folder: str
     allow_pipe: bool  # whether they may be commands

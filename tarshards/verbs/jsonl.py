@@ -1,9 +1,9 @@
-"""Samples <-> lines of JSON, from which text and bytes can be recovered unchanged.
+"""Samples <-> JSON lines that preserve text and bytes.
 
-A line is an object of ``__key__`` and the fields. Fields of numbers and JSON (cls, json and similar) are values, those
-of text (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. When lines
-are read, any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field
-is always JSON.
+A line is an object of ``__key__`` and the fields. Number and JSON fields (cls, json and similar) are values, text
+fields (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. In reading,
+any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field is always
+JSON.
 """
 
 from __future__ import annotations

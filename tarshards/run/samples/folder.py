@@ -15,7 +15,7 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of *data*, even if the system takes it in parts."""
+    """Write all of *data*, even if the system accepts it in parts."""
     sent = os.write(descriptor, data)
     while sent < len(data):
         sent += os.write(descriptor, memoryview(data)[sent:])
@@ -93,7 +93,7 @@ def _refused(name: str, sample: Sample) -> TarshardsError:
 def remove(folder: str, fields: Iterable[str] = ()) -> None:
     """Remove *folder* with all its contents, read-only directories included.
 
-    It is not listed if all that it has are the files of *fields*.
+    It is not listed if it contains only the files of *fields*.
     """
     try:
         for field in fields:

@@ -1,4 +1,4 @@
-"""Records of finished samples: the journal that a later run resumes from, and the job log for people."""
+"""Records of finished samples: the journal from which a later run resumes, and the job log for people."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Journal:
     """A file of finished samples, each appended as it finishes.
 
     A record is a line of JSON with size and checksum, and the bytes of the outputs. Opening the file finds the complete
-    records and truncates one that a crash has left incomplete.
+    records and truncates an incomplete one after a crash.
     """
 
     def __init__(self, path: str, *, retry_failed: bool = False):
         self._file = _File(path, 0)
-        self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
+        self._places: dict[str, tuple[int, int]] = {}  # offset and length of each sample's line
         try:
             if not try_lock(self._file.descriptor):
                 self._file.close()
@@ -137,12 +137,12 @@ class Journal:
 
 
 def add_end(path: str, run: str) -> None:
-    """Record, before the output gets its name, that the samples of *run*, a description, are finished."""
+    """Record that the samples of *run*, a description, are finished, before the output gets its name."""
     _with_journal(path, lambda journal: journal.add(_end(run), SampleResult([], None)))
 
 
 def has_ended(path: str, run: str) -> bool:
-    """Whether the samples of *run* were finished: then an output that exists was written by *run*."""
+    """Whether the samples of *run* were finished: if so, *run* wrote an output that exists."""
     return os.path.exists(path) and _with_journal(path, lambda journal: journal.find(_end(run)) is not None)
 
 
@@ -171,7 +171,7 @@ class Joblog:
             raise
 
     def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
-        """Add the line of one sample; *times* are when it began and how many seconds it took."""
+        """Add the line of one sample; *times* are its start and its seconds."""
         self._write([str(index + 1), self._host, *(f"{time:.3f}" for time in times), *map(str, cells)])
 
     def _write(self, row: list[str]) -> None:

@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 class KeyPlaces:
-    """Every key with its places, pairs of a shard's number and an offset.
+    """Every key with its origins, pairs of a shard's number and an offset.
 
     Up to HELD keys are held in memory. If there are more, all are distributed by a hash over unnamed temporary files,
     which are searched one at a time: this takes about 200 bytes for every 64th key.
@@ -34,13 +34,13 @@ class KeyPlaces:
         self._files: list[IO[bytes]] = []
 
     def add(self, key: str, place: Place) -> None:
-        """Add a key and its place."""
+        """Add a key and its origin."""
         self._keys.append((key, place))
         if len(self._keys) >= HELD:
             self._spill()
 
     def extend(self, keys: Iterable[tuple[str, Place]]) -> None:
-        """Add many keys, each with its place."""
+        """Add many keys, each with its origin."""
         rest = iter(keys)
         while batch := list(islice(rest, HELD - len(self._keys))):
             self._keys += batch
@@ -67,7 +67,7 @@ class KeyPlaces:
             file.flush()
 
     def duplicates(self) -> Iterator[tuple[str, list[Place]]]:
-        """Yield each key with several places, and the places; the keys are in no order."""
+        """Yield each key with several origins, and the origins, in no particular order of keys."""
         if self._files:
             self._spill()
         for part in map(_load, self._files) if self._files else [iter([self._keys])]:

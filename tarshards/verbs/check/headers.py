@@ -1,4 +1,4 @@
-"""The headers of a plain shard, scanned in one call: what a check counts of its samples."""
+"""The headers of a plain shard, scanned in one call: the counts that a check needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_FIELDS = {"__key__", "__url__"}  # reserved in a sample
 class ScannedShard(NamedTuple):
     """The samples of a shard: the offset of each one's first header, and its form.
 
-    A form is the places in *fields*, little-endian uint16, of a sample's fields. *sizes* holds for each field the bytes
+    A form is the indexes in *fields*, little-endian uint16, of a sample's fields. *sizes* has for each field the bytes
     of its members.
     """
 
@@ -40,9 +40,9 @@ class ScannedShard(NamedTuple):
 
 
 def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard | None:
-    """Scan the headers of a plain shard; return None for any other shard, which needs a closer look.
+    """Scan the headers of a plain shard; return None for any other shard, which needs an inspection.
 
-    A plain shard is sound and not too large. It holds only samples and one end of archive: no other members, no
+    A plain shard is intact and not too large. It contains only samples and one end of archive: no other members, no
     extended headers, and no names that some reader misreads.
     """
     if file.size > LARGEST:

@@ -1,4 +1,4 @@
-"""The samples of any shard, inspected one by one: those that are whole, and what is wrong with the rest."""
+"""The samples of any shard, inspected one by one: the whole ones, and the faults of the others."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def whole_samples(
 ) -> Iterator[FoundSample]:
     """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
-    *survey* is that of the shard, judged if there are gaps; without one the headers are read here, and the samples of a
-    shard without gaps are not held. Members after the end of an archive are a finding unless *file* is
-    ``concatenated``.
+    *survey* is the shard's, judged if there are gaps; without it the headers are read here, and the samples of a shard
+    without gaps are not held. Members after the end of an archive are a finding unless *file* is ``concatenated``.
     """
     if survey is None:
         pieces = _Held(walk(file))
@@ -73,7 +72,7 @@ def _start(item: FoundSample | Gap | Zeros) -> int:
 
 
 class _Held:
-    """Pieces that are iterated over once, and *held* for a second time; None if of more than HELD members."""
+    """Pieces that are iterated over once and *held* for a second pass, unless they have more than HELD members."""
 
     def __init__(self, pieces: Iterable[Piece]):
         self._pieces = pieces
@@ -142,7 +141,7 @@ def _is_image(name: str) -> bool:
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:
-    """Say which of its names make DALI's tar reader, or ``wds2idx``, read another sample; None if none do."""
+    """Return which of its names make DALI's tar reader, or ``wds2idx``, read another sample, or None."""
     fields = sample.fields
     longest, white = _longest_and_white(fields)
     if sample.elsewhere:
