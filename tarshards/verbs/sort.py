@@ -120,8 +120,7 @@ def shuffle_samples(
     tmpdir: str | None = None,
     leave_out: LeaveOut | None = None,
 ) -> Iterator[Sample]:
-    """Yield *samples* in a random order; all orders are equally likely, and depend only on *seed* and the number of
-    samples.
+    """Yield *samples* in a random order, all equally likely, which depends only on *seed* and the number of samples.
 
     *unique*, *memory*, *tmpdir* and *leave_out* are as in ``sort_samples``.
     """

@@ -68,8 +68,7 @@ class JobPlan(NamedTuple):
         return Location.of(output) if output is not None and Location.of(output).is_local else None
 
     def files_of(self, item: Item) -> dict[str, bool]:
-        """Return the files that the command is known to write for *item*, and for each whether a tool of ours writes
-        it.
+        """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
 
         They are its output, and the argument of each -o or --output; remote files only of our tools.
         """
