@@ -316,8 +316,8 @@ class _Grouping:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, TarError) and self._expected is not None:
-            lost = self._expected - self._delivered - self._refused
-            error.cost = f"{lost} of {self._expected} samples lost; "
+            missing = self._expected - self._delivered - self._refused
+            error.cost = f"{missing} of {self._expected} samples lost; "
         if self._ledger is not None:
             broken_off = int(kind is GeneratorExit)
             samples = self._delivered

@@ -76,9 +76,9 @@ def json_rows(text: Iterable[bytes], *, allow_nan: bool = False) -> Iterator[tup
         yield number + 1, error
 
 
-def raised(error: TarshardsError, place: str) -> TarshardsError:
+def raised(error: TarshardsError, origin: str) -> TarshardsError:
     """Return the error of a row as one that names its *place*, unless it is of the file."""
-    return error if error.url is not None else type(error)(error.reason, url=place)
+    return error if error.url is not None else type(error)(error.reason, url=origin)
 
 
 def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:

@@ -9,8 +9,7 @@ from tarshards.errors import visible
 
 
 class FieldSizes:
-    """The number of *samples* with a field, and the *bytes* of its data: the total, the *least* and the *most* of a
-    sample.
+    """The number of *samples* with a field, and the *bytes* of its data: in all, the *least* and the *most* per sample.
 
     *histogram* counts sizes by their powers of two: n bytes are in ``n.bit_length()``.
     """

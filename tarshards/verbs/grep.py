@@ -252,7 +252,7 @@ class KeyFilter:
         indexed = IndexedShards(shards)
         if indexed.shards.key_index is None:
             return None
-        return read_numbers(indexed, sorted(place for key in self.keys for place in indexed.places(key)), ledger)
+        return read_numbers(indexed, sorted(number for key in self.keys for number in indexed.places(key)), ledger)
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
         from tarshards.index.access import IndexedShards

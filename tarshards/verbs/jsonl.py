@@ -95,15 +95,15 @@ def _read(url: str | Location) -> Iterator[Sample]:
     name = Location.of(url).name
     with open_text(url) as text:
         for line, values in json_rows(text):
-            place = f"{name}: line {line}"
+            origin = f"{name}: line {line}"
             if isinstance(values, TarshardsError):
-                raise raised(values, place)
-            with located(place):
+                raise raised(values, origin)
+            with located(origin):
                 if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
                     raise ValueError("each line must be an object whose __key__ is a string")
                 key = values.pop("__key__")
                 data = {field: _data(key, field, value) for field, value in values.items()}
-            yield {"__key__": key, "__url__": place, **data}
+            yield {"__key__": key, "__url__": origin, **data}
 
 
 def _data(key: str, field: str, value: Any) -> bytes:

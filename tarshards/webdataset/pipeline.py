@@ -28,7 +28,7 @@ from tarshards.stream.stream import Stream
 from tarshards.webdataset import filters, shardlists
 from tarshards.webdataset.filters import FilterFunction
 from tarshards.webdataset.handlers import Handler, PipelineStage, reraise_exception
-from tarshards.webdataset.tariterators import Place, TarSamples, tarfile_samples
+from tarshards.webdataset.tariterators import Reached, TarSamples, tarfile_samples
 
 
 class _StageSource(IterableSource):
@@ -58,8 +58,8 @@ class _StageSource(IterableSource):
             samples = bound(stage).run(samples, progress.epoch, 0, None)
         if not self.reads:
             return samples
-        progress.loop = place = Place(progress.begun)  # type: ignore[assignment]
-        return self.others[-1].read(samples, self.ledger, place)
+        progress.loop = reached = Reached(progress.begun)  # type: ignore[assignment]
+        return self.others[-1].read(samples, self.ledger, reached)
 
 
 def _words(stage: Any) -> str:

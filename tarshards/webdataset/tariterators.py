@@ -75,7 +75,7 @@ def as_read_error(error: Exception) -> Exception:
     return damage
 
 
-class Place:
+class Reached:
     """The position in reading shards: *skip* samples are skipped first, then *taken* were read."""
 
     def __init__(self, skip: int = 0):
@@ -110,35 +110,35 @@ class TarSamples(filters.FilterFunction):
         self.split = split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
 
     @stoppable
-    def read(self, shards: Iterable[Any], ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def read(self, shards: Iterable[Any], ledger: Ledger, reached: Reached) -> Iterator[Sample]:
         """Yield the samples of *shards*, which are URLs or dicts with one, counted in *ledger* and *reached*."""
-        is_resumed = place.skip > 0
+        is_resumed = reached.skip > 0
         with closing(_located(shards, self.remote)) as located:
             for location in located:
-                yield from self._read(location, ledger, place)
-        if self.empty_check and not (is_resumed or place.taken or place.has_errors):
+                yield from self._read(location, ledger, reached)
+        if self.empty_check and not (is_resumed or reached.taken or reached.has_errors):
             advice = "there are fewer shards than workers, or they are empty; empty_check=False allows that"
             raise SampleError(f"no samples in this worker: {advice}")
 
-    def _read(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _read(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
         own = Ledger(max_errors=float("inf"), on_error=lambda error: Asking(self.handler)(as_read_error(error)))
         samples: Iterator[Sample] = iter(())
         try:
-            samples = self._samples(location, own, place)
+            samples = self._samples(location, own, reached)
             yield from samples
         finally:
             del samples  # closes the reader, so that its counts are complete
-            place.has_errors |= bool(own.quarantined)
+            reached.has_errors |= bool(own.quarantined)
             ledger.merge(own)
             ledger.report()
 
-    def _samples(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _samples(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
         if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
-            return _read_indexed(location, ledger, place)
+            return _read_indexed(location, ledger, reached)
         samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
-        place.skip -= sum(1 for _ in islice(samples, place.skip))
+        reached.skip -= sum(1 for _ in islice(samples, reached.skip))
         count = Count()
-        place.enter(count.__int__)
+        reached.enter(count.__int__)
         return count.over(samples)
 
 
@@ -148,17 +148,17 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
     return split_name(name) if select is None or select(name) else None
 
 
-def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
     try:
         shards = IndexedShards([Shard(location.url, split="first")])  # as webdataset splits names
         shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)
         return
-    numbers = np.arange(place.skip, len(shards))
+    numbers = np.arange(reached.skip, len(shards))
     part = Part(None, numbers, np.zeros_like(numbers), numbers)  # type: ignore[arg-type]
-    place.skip = max(0, place.skip - len(shards))
-    place.enter(lambda: part.taken)
+    reached.skip = max(0, reached.skip - len(shards))
+    reached.enter(lambda: part.taken)
     ledger.count(broken_off=1)
     try:
         yield from part.read(shards, ledger)
@@ -200,7 +200,7 @@ def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
 
 def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
     """Yield the samples of *shards*: ``tarfile_to_samples()`` as a stage."""
-    return TarSamples(handler, **options).read(shards, Ledger(max_errors=float("inf")), Place())
+    return TarSamples(handler, **options).read(shards, Ledger(max_errors=float("inf")), Reached())
 
 
 tarfile_samples, tarfile_to_samples = _read_samples, TarSamples

@@ -292,12 +292,12 @@ def _merge_tables(plan: _Resharding) -> list[int]:
         if starts[-1]:
             # A full disk is an error here, and would be a signal when the mapping is written.
             os.posix_fallocate(file.fileno(), 0, int(starts[-1]) * np.dtype(ENTRY).itemsize)
-            table, places = np.memmap(file, ENTRY), starts[:-1].copy()
+            table, offsets = np.memmap(file, ENTRY), starts[:-1].copy()
             for name in names:
                 entries = retry_parse(np.load, name)
                 found, firsts, numbers = np.unique(entries["bucket"], return_index=True, return_counts=True)
-                table[np.repeat(places[found] - firsts, numbers) + np.arange(len(entries))] = entries
-                places[found] += numbers
+                table[np.repeat(offsets[found] - firsts, numbers) + np.arange(len(entries))] = entries
+                offsets[found] += numbers
     return starts.tolist()
 
 
@@ -332,8 +332,8 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
     if cut.max_samples is not None:
         return [*range(cut.max_samples, total, cut.max_samples), total]
     ends, used = [], len(END)
-    for place, stop in pairwise(starts):
-        sizes = np.cumsum(_bucket(plan, place, stop)["size"], dtype=np.int64)
+    for start, stop in pairwise(starts):
+        sizes = np.cumsum(_bucket(plan, start, stop)["size"], dtype=np.int64)
         begin = before = 0
         while begin < len(sizes):
             fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
@@ -342,7 +342,7 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
             if fit == len(sizes):
                 used += int(sizes[-1]) - before
                 break
-            ends.append(place + fit)
+            ends.append(start + fit)
             begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, len(END)
     return [*ends, total] if not ends or ends[-1] < total else ends
 

@@ -221,11 +221,11 @@ class CollatedBatchMaker(BatchMaker):
         """Return what came of the samples of *part*, in its order, with substitutes for those that were left out."""
         results = self.stream.read_each(part, epoch)
         substitutes = Substitutes(part)
-        while missing := [place for place in range(len(part)) if place not in results]:
+        while missing := [row for row in range(len(part)) if row not in results]:
             with substitutes.drawn(missing) as extra:
                 found = self.stream.read_each(extra, epoch)
-            results |= {missing[place]: result for place, result in found.items()}
-        return [results[place] for place in range(len(part))]
+            results |= {missing[row]: result for row, result in found.items()}
+        return [results[row] for row in range(len(part))]
 
 
 class _Batches(IterableDataset[Any]):

@@ -46,8 +46,8 @@ class QueuedSample:
 
     def job(self) -> tuple[int, Sample, dict[str, bytes]]:
         """Return the message for a slot."""
-        place: Sample = {name: self.sample[name] for name in ("__key__", "__url__") if name in self.sample}
-        return self.index, place, self.fields
+        reserved: Sample = {name: self.sample[name] for name in ("__key__", "__url__") if name in self.sample}
+        return self.index, reserved, self.fields
 
     def tried(self, reply: Reply) -> Reply:
         """Count a try; return its reply with the start of the first try and the total seconds."""
@@ -144,7 +144,7 @@ class Slot:
         self.replies.close()
         return status
 
-    def lost(self) -> Reply:
+    def died(self) -> Reply:
         """Return the reply for the first sample sent to a function's process that has died."""
         begun = self.begun or time.time()
         failure = Failure.of_status(self.group.reap(), "the function's process")
@@ -331,4 +331,4 @@ class Dispatcher:
         if slot.sent:
             queued = slot.sent.popleft()
             self._pending.extendleft(reversed(slot.sent))
-            self._conclude(fresh, queued, slot.lost())
+            self._conclude(fresh, queued, slot.died())

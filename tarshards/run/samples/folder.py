@@ -52,14 +52,14 @@ def pack(folder: str, sample: Sample, *, subdirs: bool = False) -> list[Sample]:
 
 def _pack(folder: str, sample: Sample, ending: str) -> list[Sample]:
     packed: dict[str, Sample] = {}
-    place = {name: sample[name] for name in ("__url__",) if name in sample}
+    reserved = {name: sample[name] for name in ("__url__",) if name in sample}
     for name in sorted(os.listdir(folder)):
         parts = split_name(name)
         if parts is None or not (parts[0] == "sample" or parts[0].startswith("sample-")):
             continue
         stem, field = parts
         key = sample["__key__"] + ending + stem.removeprefix("sample")
-        fields = packed.setdefault(key, {"__key__": key, **place})
+        fields = packed.setdefault(key, {"__key__": key, **reserved})
         if field in fields:
             raise SampleError("the command left this field twice", url=sample.get("__url__"), key=key, field=field)
         join_name(key, field)

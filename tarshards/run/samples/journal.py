@@ -91,8 +91,8 @@ class Journal:
         if zlib.crc32(data) != head["crc32"]:
             return None
         outputs, position = [], 0
-        for place, fields in head["outputs"]:
-            output = dict(place)
+        for reserved, fields in head["outputs"]:
+            output = dict(reserved)
             for field, size in fields:
                 output[field] = data[position : position + size]
                 position += size
@@ -105,8 +105,8 @@ class Journal:
         parts: list[bytes] = []
         for output in result.outputs:
             fields = {field: data for field, data in output.items() if isinstance(data, bytes)}
-            place = {field: value for field, value in output.items() if field not in fields}
-            outputs.append((place, [(field, len(data)) for field, data in fields.items()]))
+            reserved = {field: value for field, value in output.items() if field not in fields}
+            outputs.append((reserved, [(field, len(data)) for field, data in fields.items()]))
             parts += fields.values()
         data = b"".join(parts)
         head = {"name": name, "failure": result.failure, "outputs": outputs, "size": len(data)}

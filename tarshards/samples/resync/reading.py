@@ -156,8 +156,8 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
             f"{reason}pass concatenated=True (-i) if archives were concatenated", url=url, offset=item.start
         )
     if isinstance(item, Gap):
-        lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
-        return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
+        skipped = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
+        return TarError(f"{item.reason}{skipped}", url=url, offset=item.start)
     is_of_member = item.wrong and str(item.problem).startswith((DUPLICATE_FIELD, INCOMPLETE))
     field, offset = item.wrong if item.wrong and is_of_member else (None, item.offset)
     return SampleError(str(item.problem), url=url, offset=offset, key=item.key, field=field)

@@ -12,7 +12,7 @@ from tarshards.samples.keys import USUAL, KeyRule, dots_in_key, have_dots_in_key
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
-from tarshards.verbs.check.duplicates import KeyPlaces
+from tarshards.verbs.check.duplicates import KeyOrigins
 from tarshards.verbs.check.headers import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, Finding, Report
 from tarshards.verbs.contents import FieldSizes
@@ -45,7 +45,7 @@ def check_shards(
     sample of a shard that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open
     shard and its judged survey, after the shard was checked; its exceptions propagate.
     """
-    with KeyPlaces() as keys:
+    with KeyOrigins() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
         for shard in map(Shard.of, shards):
             check.shard(shard)
@@ -55,7 +55,7 @@ def check_shards(
 class _Check:
     """The check of one dataset, shard after shard; *threads* decode its fields, none if 0."""
 
-    def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
+    def __init__(self, keys: KeyOrigins, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
         self.rule: KeyRule = split_name  # for the names in the shard
         self.names: list[str] = []
@@ -192,11 +192,11 @@ class _Check:
         for name in sorted(report.fields):
             missing = report.samples - report.fields[name].samples
             if missing:
-                first = next((place for fields, place in self.forms.items() if name not in fields), ())
+                first = next((origin for fields, origin in self.forms.items() if name not in fields), ())
                 reason = f"{missing} of {report.samples} samples have no {name}"
                 report.add(Finding("warning", "missing field", reason, *first))
-        for odd, (count, *place) in self.odd_names.items():
-            report.add(Finding("warning", "DALI", f"DALI's own reader misreads {odd}; {count} samples", *place))  # type: ignore[arg-type]
+        for odd, (count, *origin) in self.odd_names.items():
+            report.add(Finding("warning", "DALI", f"DALI's own reader misreads {odd}; {count} samples", *origin))  # type: ignore[arg-type]
         for reason, count in sorted(report.skipped.items()):
             if reason != "directory":
                 report.add(Finding("warning", "skipped", f"{count} members are in no sample: {reason}"))
@@ -211,10 +211,10 @@ class _Check:
             self.report.counts["error", "duplicate key"] += 1
             yield pair
 
-    def _tell_duplicate(self, key: str, places: list[tuple[int, int]]) -> None:
+    def _tell_duplicate(self, key: str, origins: list[tuple[int, int]]) -> None:
         """Report the origins of a counted duplicate key."""
-        (first, begin), (shard, offset) = places[:2]
-        more = f", and in {len(places) - 2} more places" if len(places) > 2 else ""
+        (first, begin), (shard, offset) = origins[:2]
+        more = f", and in {len(origins) - 2} more places" if len(origins) > 2 else ""
         reason = NOT_ADJACENT if first == shard else "this key is also in another shard"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))

@@ -35,8 +35,8 @@ class ScannedShard(NamedTuple):
         count = len(self.forms)
         first = dict(zip(reversed(self.forms), reversed(range(count))))
         for number in sorted(first.values()):
-            places = struct.iter_unpack("<H", self.forms[number])
-            yield frozenset(self.fields[place] for (place,) in places), number
+            field_numbers = struct.iter_unpack("<H", self.forms[number])
+            yield frozenset(self.fields[field] for (field,) in field_numbers), number
 
 
 def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard | None:
@@ -54,7 +54,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     if twice or elsewhere or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
     count = len(arrays[0]) // 4
-    samples, places, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
+    samples, numbers, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
     # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
     lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
     end = offsets[-1] - BLOCK + lengths[-1]
@@ -65,8 +65,8 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
     forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
     sizes_of: list[list[int]] = [[] for _ in fields]
-    for place, size in zip(places, sizes):
-        sizes_of[place].append(size)
+    for number, size in zip(numbers, sizes):
+        sizes_of[number].append(size)
     return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
 
 

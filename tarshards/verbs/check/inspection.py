@@ -47,9 +47,9 @@ def whole_samples(
         report.skipped += survey.skipped
         items: Iterable[Any] = sorted([*survey.samples, *survey.gaps, *survey.zeros], key=_start)
         if survey.gaps:
-            lost = sum(sample.problem is not None for sample in survey.samples)
-            whole = len(survey.samples) - lost
-            report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
+            incomplete = sum(sample.problem is not None for sample in survey.samples)
+            whole = len(survey.samples) - incomplete
+            report.damaged[file.name] = {"samples": whole, "lost": incomplete, **survey.byte_counts}
     else:
         items = group_found(pieces.held or walk(file), file, split=split, skip=report.skip)
     for item in items:
