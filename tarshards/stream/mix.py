@@ -331,7 +331,7 @@ class ScheduledChoices:
         return self._starts[bisect_left(self._starts, start, key=itemgetter(0))][1]
 
     def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return where the chunk of *position* begins, and from there on the datasets and numbers of its samples."""
+        """Return the start of the chunk of *position*, and the datasets and numbers of its samples from there on."""
         with self._lock():
             while True:
                 begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]

@@ -166,8 +166,8 @@ def read_members(
     bytes. Members whose name *select* rejects are skipped without being held in memory. Directories and devices are
     skipped, and counted by *ledger*. A link to a member of the archive has that member's content, read at its offset,
     so the stream must be able to seek. *url* names the archive in errors (by default the name of the stream). With
-    *concatenated* all archives that follow one another in *stream* are read as one, and those after the first counted
-    by *ledger*; zeros that overwrote members then look like the end of an archive.
+    *concatenated* all archives in *stream* are read as one, and those after the first counted by *ledger*; zeros that
+    overwrote members then look like the end of an archive.
 
     Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
     a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members after
