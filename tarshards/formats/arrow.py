@@ -281,13 +281,13 @@ def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 
 
 def is_text(of: pa.DataType) -> bool:
-    """Say whether a type is text."""
+    """Return whether a type is text."""
     types = arrow().types
     return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
 
 
 def is_bytes(of: pa.DataType) -> bool:
-    """Say whether a type is bytes."""
+    """Return whether a type is bytes."""
     types = arrow().types
     return bool(
         types.is_binary(of) or types.is_large_binary(of) or types.is_binary_view(of) or types.is_fixed_size_binary(of)
@@ -295,7 +295,7 @@ def is_bytes(of: pa.DataType) -> bool:
 
 
 def _is_in_order(tensor: Any) -> bool:
-    """Say whether the elements of a tensor type are stored in the order of its dimensions."""
+    """Return whether the elements of a tensor type are stored in the order of its dimensions."""
     return tensor.permutation is None or list(tensor.permutation) == sorted(tensor.permutation)
 
 

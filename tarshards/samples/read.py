@@ -230,7 +230,7 @@ def read_shard(
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
-    """Return what gives parts of the archive in *stream* by name, offset and size; None if it is no plain file."""
+    """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere

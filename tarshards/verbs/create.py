@@ -100,7 +100,7 @@ def _check_columns(fields: list[str], origin: str) -> None:
 
 
 def is_field(name: str) -> bool:
-    """Say whether *name* can name a field that reads back.
+    """Return whether *name* can name a field that reads back.
 
     >>> is_field("seg.png"), is_field("PNG"), is_field("__url__")
     (True, False, False)

@@ -63,7 +63,7 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
 
 
 def is_image(field: str) -> bool:
-    """Say whether *field* holds an image.
+    """Return whether *field* holds an image.
 
     >>> is_image("seg.png"), is_image("png.json")
     (True, False)

@@ -23,17 +23,17 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from tarshards.epoch.loop import Outcome
 from tarshards.loaders.monitor import Work
 
-APART = 1 << 40  # bytes between two arenas in their file, which takes memory only where it was used
+APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
 ALIGNED = 64  # bytes; each part of a batch begins at a multiple of them
-LARGE = 1 << 14  # bytes from which on bytes objects do not stay in the pickle
-TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # at most so many batches, bytes and seconds of work make one message
+LARGE = 1 << 14  # size from which on bytes objects are stored outside the pickle
+TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # most batches, bytes and seconds of work in one message
 
 log = logging.getLogger("tarshards")
 
 
 class Made(NamedTuple):
-    """A batch, what became of its samples, which are in flight until the loader takes it, and how long it took."""
+    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the time to make it."""
 
     batch: Any
     outcome: Outcome
@@ -41,7 +41,7 @@ class Made(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a worker sends at once: what it has *made*, and the batches of that apart from it."""
+    """A worker's message: the items *made*, with their batches separate."""
 
     worker: int
     made: list[Any]
@@ -190,7 +190,7 @@ class Arenas:
                 for item in islice(made, together):
                     group.append(item)
             except Exception:
-                if group:  # what came before an error is sent before it
+                if group:  # send batches made before an error first
                     yield self._message(worker, group, False)
                 raise
             yield self._message(worker, group, len(group) < together)
@@ -209,7 +209,7 @@ class Arenas:
         return Message(worker, rest, self.put(worker, batches) if batches else None, is_last)
 
     def receive(self, messages: Iterator[Message]) -> Generator[Any, None, None]:
-        """Yield what the workers made, from each in turn, with batches that are the loop's own or lent to it."""
+        """Yield the items that the workers made, from each in turn, with batches copied or lent to the loop."""
         waiting: list[deque[Any]] = [deque() for _ in range(self.workers)]
         going = set(range(self.workers))
         for worker in cycle(range(self.workers)):
@@ -227,11 +227,11 @@ class Arenas:
             if waiting[worker]:
                 yield waiting[worker].popleft()
             elif not going and not any(waiting):
-                yield from messages  # there are no more; asked for one, torch ends the workers
+                yield from messages  # there are no more; asking for one makes torch end the workers
                 return
 
     def _adapt(self, message: Message, going: set[int]) -> None:
-        """Schedule as many batches a message as they are small, by those that came since this was done before."""
+        """Schedule more batches per message the smaller they are, by the batches since the last call."""
         self._arrived[message.worker] += 1
         seconds = [each.work.seconds for each in message.made if isinstance(each, Made)]
         self._batches, self._seconds = self._batches + len(seconds), self._seconds + sum(seconds)
@@ -242,13 +242,13 @@ class Arenas:
             self._schedule(max(self._arrived) + self.ahead * self.workers + 1, max(1, fit))
 
     def begin(self, worker: int) -> None:
-        """Begin a pass in a worker: what the loader has not taken of the last one, it has passed over."""
+        """Begin a pass in a worker: messages of the last pass that the loader has not taken were skipped."""
         if not self.reason:
             words = self._words(worker)
             self._tickets = [ticket if word == -ticket else word for word, ticket in zip(words, self._tickets)]
 
     def put(self, worker: int, batches: Any) -> Handed | Pickled:
-        """Write *batches* to a free arena of a worker; raise the error of what cannot be pickled."""
+        """Write *batches* to a free arena of a worker; raise the error of a batch that cannot be pickled."""
         if self.reason:
             return Pickled(batches, self.reason)
         try:
@@ -317,7 +317,7 @@ class Arenas:
         return pin_memory(batches) if self.pinned else batches
 
     def _part(self, view: memoryview, begin: int, size: int) -> Any:
-        """Return a part of a batch as memory of its own, but as a view if it is lent or bytes are made of it."""
+        """Return a copy of a part of a batch, or a view if it is lent or becomes bytes."""
         if size < 0:
             return view[begin : begin + ~size]
         part = view[begin : begin + size]
@@ -333,7 +333,7 @@ class Arenas:
 
 
 def _offset(arena: int) -> int:
-    """Return where an arena of a worker lies; before it are those of tables."""
+    """Return the offset of a worker's arena; the tables come before the arenas."""
     return (arena + 3) * APART
 
 
@@ -342,7 +342,7 @@ def _words_of(count: int) -> Struct:
 
 
 class _Joined(bytes):
-    """Stands in a pickle for bytes objects that lie one after the other in an arena, as *layout* says; it is empty."""
+    """Stands in a pickle for bytes objects that are concatenated in an arena, according to *layout*; it is empty."""
 
     layout: Struct
     values: list[bytes]
@@ -385,7 +385,7 @@ def _with_joined(value: Any) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.flags.forc:  # with gaps numpy would pickle it whole
+        if type(value) is np.ndarray and not value.flags.forc:  # numpy would copy an array with gaps into the pickle
             return value.copy().__reduce_ex__(5)
         if not isinstance(value, torch.Tensor):
             return NotImplemented

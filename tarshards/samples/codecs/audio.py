@@ -187,7 +187,7 @@ def encode_aiff(value: Any) -> bytes:
 
 @encoder("flac")
 def encode_flac(value: Any) -> bytes:
-    """Encode (samples, rate) as FLAC: int16 exactly, int32 whose lower 8 bits are 0 too, and floats with 24 bits."""
+    """Encode (samples, rate) as FLAC: int16, and int32 whose lower 8 bits are 0, exactly; floats with 24 bits."""
     import numpy as np
 
     samples, _ = _to_sound(value)

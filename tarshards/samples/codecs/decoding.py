@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 class Decoding:
-    """Decodes fields by *functions*, then by *handlers*, then by their extension; leaves all but *only* as they are.
+    """Decodes fields by *functions*, then by *handlers*, then by extension; with *only*, others stay unchanged.
 
     *functions* and *only* have alternatives of names as keys. A name matches fields with that name or ending in it
     after a dot; the longest of several applies.

@@ -71,6 +71,6 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
 
 
 def _is_odd(keys: list[str], fields: list[str]) -> bool:
-    """Say whether any name may be one that DALI misreads."""
+    """Return whether any name may be one that DALI misreads."""
     text = "\0".join(keys + fields)
     return text.split() != [text] or "" in fields or max(map(len, keys)) + max(map(len, fields)) >= 100

@@ -135,7 +135,7 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    """Say whether ``decode_field`` decodes the field *name* as an image."""
+    """Return whether ``decode_field`` decodes the field *name* as an image."""
     extension = name.rpartition(".")[2]
     return extension in EXTENSIONS and extension not in DECODERS
 
