@@ -338,7 +338,7 @@ class Catalog:
             urls = [url if ":" in url or os.path.isabs(url) else card.beside(url).url for url, _ in found]
             return {os.path.normpath(url): sha256 for url, (_, sha256) in zip(urls, found)}
         except (ValueError, LookupError, TypeError) as error:
-            raise self._error(f"{version.name}: {card.name} is no card: {type(error).__name__}: {error}") from error
+            raise self._error(f"{version.name}: {card.name} is not a card: {type(error).__name__}: {error}") from error
 
     def dump(self) -> str:
         """Return the text of the file: sorted, one entry a line, the same for the same catalog."""
@@ -422,7 +422,9 @@ class Catalog:
             raise self._error(f"{name}: ops is a list, not {shortened(ops)}")
         for each in ops:
             if not isinstance(each, dict) or len(each) != 1 or (op := next(iter(each))) not in OPS:
-                raise self._error(f"{name}: {shortened(each)} is none of the ops {', '.join(OPS)}, with its arguments")
+                raise self._error(
+                    f"{name}: {shortened(each)} is not one of the ops {', '.join(OPS)}, with its arguments"
+                )
             if isinstance(each[op], dict) and each[op].keys() & {"allow_unsafe", "on_error"}:
                 raise self._error(f"{name}: a catalog may not set allow_unsafe or on_error of {op}")
         return Version(

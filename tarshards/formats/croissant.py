@@ -206,7 +206,7 @@ def _look(split: str, shards: list[Shard], remote: Remote | None) -> dict[str, l
         for field, value in _fields(sample):
             found.setdefault(field, []).append(value)
     if not found:
-        raise SampleError(f"the split {split} has no samples, so nothing says what its fields are")
+        raise SampleError(f"the split {split} has no samples, so its fields are unknown")
     return found
 
 

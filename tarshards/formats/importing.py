@@ -94,7 +94,7 @@ def import_dataset(
     template = key or plan.key
     Keys.of(template, "")
     if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
-        raise ValueError("types= is of csv; other formats say the types of their values themselves")
+        raise ValueError("types= applies to csv only; other formats define the types of their values")
     if not plan.pieces:
         raise SampleError("no samples: there are no rows", url=name)
     names = output_names(os.fspath(pattern), len(plan.pieces))
@@ -184,7 +184,7 @@ def _plan(
         if format is None:
             return plan_dataset(open_dataset(folder, split), folder, max_bytes)
     if split is not None:
-        raise ValueError("split= is of Hugging Face's datasets; name the files of one split")
+        raise ValueError("split= applies to Hugging Face datasets only; name the files of one split")
     urls = expand_urls(source)
     for location in map(Location.of, urls):
         if location.is_stream:
@@ -202,7 +202,9 @@ def _format_of(urls: Sequence[str]) -> str:
     suffix = without_suffix(location.base.lower()).rpartition(".")[2]
     if suffix not in _SUFFIXES:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
-        raise UrlError(f"the name tells no format ({known}); name one of {', '.join(FORMATS)}", url=location.name)
+        raise UrlError(
+            f"the name does not tell the format ({known}); name one of {', '.join(FORMATS)}", url=location.name
+        )
     return _SUFFIXES[suffix]
 
 

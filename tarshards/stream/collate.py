@@ -109,7 +109,7 @@ def unbatch(batch: Any) -> Iterable[Any]:
         return _rows({f"element {i}": values for i, values in enumerate(batch)})
     if isinstance(batch, list) or _is_array(batch):
         return batch
-    raise SampleError(f"no batch of samples: {shortened(batch)}")
+    raise SampleError(f"not a batch of samples: {shortened(batch)}")
 
 
 def _rows(columns: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -133,7 +133,7 @@ def _other_form(sample: Any, samples: list[Any]) -> SampleError:
     """Return the error for a *sample* whose fields, or number of elements, differ from the first's."""
     number = next(i for i, each in enumerate(samples) if each is sample)
     here, first = (f"{_name(samples[i], i)} has {_words(samples[i])}" for i in (number, 0))
-    return SampleError(f"{first}, and {here}, which make no batch; {CURE}", **origin_of(sample))
+    return SampleError(f"{first}, and {here}, which cannot be batched; {CURE}", **origin_of(sample))
 
 
 def _words(sample: Any) -> str:
@@ -184,7 +184,7 @@ def _misfit(values: list[Any], field: str, samples: list[Any]) -> ValueError:
     kinds = [_kind(value) for value in values]
     number = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
     here, first = (f"{kinds[i]} in {_name(samples[i], i)}" for i in (number, 0))
-    return ValueError(f"{field}: {first} and {here} make no batch; give them one type and shape, or {CURE}")
+    return ValueError(f"{field}: {first} and {here} cannot be batched; give them one type and shape, or {CURE}")
 
 
 def _kind(value: Any) -> str:

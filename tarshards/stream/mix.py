@@ -84,7 +84,7 @@ def mix(
     seed, until = whole_number("seed", seed), check_until(until)
     weights = check_mapping(dict.fromkeys(datasets, 1) if weights is None else weights, "weights=", "{name: weight}")
     if weights.keys() != datasets.keys():
-        raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
+        raise ValueError(f"weights= names {sorted(weights)}, but the datasets are {sorted(datasets)}")
     for dataset in datasets.values():
         check_dataset(dataset, "mix")
     proportions = Proportions([weights[name] for name in datasets], seed)

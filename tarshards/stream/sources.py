@@ -442,7 +442,7 @@ def version_of(state: Mapping[str, Any] | None) -> int:
 def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
     """Raise StateError unless *state* has a known version, is of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(f"no state, as state_dict() returns it: {shortened(state)}")
+        raise StateError(f"not a state from state_dict(): {shortened(state)}")
     if (version := state["version"]) not in range(1, VERSION + 1):
         raise StateError(f"a state of version {shortened(version)}; only versions 1 to {VERSION} can be loaded")
     if state.get("digest") != source.digest:

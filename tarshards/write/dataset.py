@@ -215,7 +215,7 @@ class _Journal:
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
         self._discarded: int = begun.get("discarded", 0)  # shards of another call that are being removed
         if self.shards and begun.get("digest") != digest:
-            self.discard("its dataset or its options are others")
+            self.discard("its dataset or its options differ")
         elif self._discarded:
             self._remove_discarded()
 
@@ -242,7 +242,7 @@ class _Journal:
         """Return which shard has changed since it was written, or None."""
         for name, size, found in zip(self.shards, self._sizes, look_up(_size, self.shards)):
             if size != found:
-                return f"{Location.of(name).name} is not as it was written"
+                return f"{Location.of(name).name} has changed since it was written"
         return None
 
     def changed_item(
@@ -254,7 +254,7 @@ class _Journal:
             found = {number: _mark(sample) for number, sample in encoded(source.single(numbers, keep=keep))}
             for number in numbers:
                 if found.get(number) != self._marks[number]:
-                    return f"item {number} is another now"
+                    return f"item {number} has changed"
         return None
 
     def discard(self, reason: str) -> None:

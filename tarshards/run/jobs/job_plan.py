@@ -213,7 +213,7 @@ def _check_types(plan: JobPlan) -> None:
     texts += [value for item in plan.items for value in item.values]
     items = all(type(item.number) is int and item.values for item in plan.items)
     if not items or not all(isinstance(text, str) for text in texts):
-        raise TypeError("a word that is no text, or an item without number or value")
+        raise TypeError("a word is not a str, or an item has no number or value")
     for sources in {len(item.values) for item in plan.items}:
         _check_placeholders((*plan.command, plan.output or ""), sources)
 
