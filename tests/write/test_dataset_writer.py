@@ -234,7 +234,7 @@ def test_a_shard_that_was_changed_meanwhile_begins_anew(caplog):
     write(Sequence())
     assert written() == texts(rows())
     reasons = [record.getMessage() for record in caplog.records]
-    assert ["out-0001.tar is not as" in reasons[0], "out-0000.tar is not as" in reasons[1]] == [True, True]
+    assert ["out-0001.tar has changed" in reasons[0], "out-0000.tar has changed" in reasons[1]] == [True, True]
 
 
 def test_a_folder_that_was_changed_begins_anew(caplog, monkeypatch):
