@@ -49,7 +49,9 @@ RATE = 80.0  # MB/s of the link
 TRIP = 0.05  # seconds
 LIMIT = 40.0  # seconds of a case after its start, at most
 WINDOW = 2.0  # seconds in which a rate is measured
-FEWEST = 1000  # samples in them, of a peer on this disk; fewer are no rate, such as of one that unpacks a chunk meanwhile
+FEWEST = (
+    1000  # samples in them, of a peer on this disk; fewer are no rate, such as of one that unpacks a chunk meanwhile
+)
 WARM = {"samples": 20.0, "shards": 15.0, "link": 2.0}  # seconds before that, at most: of many shards a whole epoch
 PEERS = ("webdataset_", "litdata_", "streaming_", "lance_", "grain_")
 TOOLS = {  # their arguments before the shards

@@ -1,4 +1,4 @@
-"""Datasets in plain tar shards: streamed into training, piped through Unix tools, nothing lost silently.
+"""Datasets in plain tar shards: streamed into training, piped through Unix tools, with no silent data loss.
 
 The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
 ``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
 
 __version__ = "0.1.0"
 
-#: The modules that are namespaces of their own.
+#: The modules that are public namespaces.
 _NAMESPACES = {
     "augment": "loaders.arrays.augment",
     "dali": "loaders.dali",
@@ -83,7 +83,7 @@ _NAMESPACES = {
     "readers": "loaders.arrays.readers",
     "webdataset": "webdataset",
 }
-#: The others, by the module that each is in.
+#: The other names, by their modules.
 _MODULES = {
     "catalog": "Catalog",
     "epoch.packing": "bucket pack",
@@ -121,13 +121,13 @@ _MODULES = {
     "write.shards": "ShardWriter TarWriter write_samples",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-#: What some of these names need that may not be installed.
+#: Optional packages that some of these names need.
 _NEEDED = {"dali": "nvidia.dali"}
 _NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webdataset"), "torch")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # what `import *` gives here; dali's name is too common for it
+    if name == "__all__":  # the names for `import *`; dali's name is too common for it
         return [each for each in _found() if each != "dali"]
     if name in _NAMESPACES:
         value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
@@ -144,13 +144,13 @@ def __dir__() -> list[str]:
 
 
 def _found() -> list[str]:
-    """The public names, without those whose needs are not installed, so that help() and `import *` work."""
+    """The public names whose dependencies are installed, so that help() and `import *` work."""
     from importlib.util import find_spec
 
     def is_there(module: str) -> bool:
         try:
             return find_spec(module) is not None
-        except ImportError:  # of the package that it is in
+        except ImportError:  # the parent package is missing
             return False
 
     there = {module: is_there(module) for module in set(_NEEDED.values())}

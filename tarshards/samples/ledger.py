@@ -1,4 +1,4 @@
-"""Count what became of each sample, and audit the counts over workers and ranks."""
+"""Count the outcome of each sample, and audit the counts over workers and ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_ke
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.streams import temporary
 
-#: What decides about an error: it returns, and reading goes on, or it raises.
+#: Handles an error: returns to continue, or raises.
 OnError = Callable[[Exception], Any]
 
-#: What users give as ``on_error=``: None and "raise" raise the first error, "skip" logs each and goes on.
+#: The values of ``on_error=``: None and "raise" raise the first error, "skip" logs each error and continues.
 ErrorPolicy = OnError | Literal["raise", "skip"] | None
 
 
 def error_handler(on_error: ErrorPolicy) -> OnError | None:
-    """Return the function that ``on_error=`` stands for, None to raise; raise ValueError for anything else.
+    """Return the function for ``on_error=``, None to raise; raise ValueError for anything else.
 
     >>> error_handler("raise"), error_handler(print)
     (None, <built-in function print>)
@@ -40,7 +40,7 @@ def error_handler(on_error: ErrorPolicy) -> OnError | None:
 
 
 def log_error(error: Exception) -> None:
-    """Log a warning of what is left out for an error."""
+    """Log a warning that an error's sample or shard is left out."""
     import logging
 
     logging.getLogger("tarshards").warning("left out: %s", visible(str(error)))
@@ -63,15 +63,15 @@ class Tally:
     - *delivered*: it came out of the ops; ahead of a first op that makes several samples of one (``flatten``), it went
       in; for ``batched``, it is in a batch that came out
     - *filtered*: a ``filter`` left it out; counted by filter
-    - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch go on
+    - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch continue
     - *lost*: it could not be read; ``Ledger`` calls it quarantined
     - *dropped*: it was omitted, unread, at the epoch's tail; or *discarded*: read, and omitted by ``skip`` or with the
       last batch, when that is left out
-    - *in_flight*: it was read and not yet delivered when the epoch was left: in a shuffle buffer, or made ahead
+    - *in_flight*: it was read but not delivered when the epoch was left: in a shuffle buffer, or prefetched
 
-    *samples* were read, so that *delivered* are those without the filtered, failed, discarded and in_flight; *streamed*
-    of them were read outside of planned epochs. *planned* samples are to be read in planned epochs: planned = delivered
-    + filtered + failed + lost + dropped + discarded, and *repeated*, delivered again to fill the tail, are apart.
+    *samples* were read, so *delivered* is *samples* minus filtered, failed, discarded and in_flight; *streamed* of them
+    were read outside of planned epochs. *planned* is the number of samples in planned epochs: planned = delivered +
+    filtered + failed + lost + dropped + discarded; *repeated*, delivered again to fill the tail, count separately.
     *read* counts by shard the planned samples that were read, lost or dropped, without repeats. *epochs* counts the
     epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts the archives after
     the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the dataset. *failures*
@@ -123,12 +123,12 @@ class _Counts:
 
 
 class Ledger:
-    """Counts what became of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
+    """Counts the outcome of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
 
     A ledger can be passed as ``on_error=``: called with an error, it records shard, key, field, offset and reason, and
     raises the error once there are more than *max_errors* in this process. Each recorded error is also passed to
     *on_error*. Samples count as delivered when they come out of the ops. If an epoch or the reading of a shard was left
-    early, the counts are ``unaudited``: they cover what was taken.
+    early, the counts are ``unaudited``: they cover the samples read so far.
 
     Copies of a shared ledger in worker processes report their counts to the original.
 
@@ -143,7 +143,7 @@ class Ledger:
       ValueError: odd
     """
 
-    told_of_dots = False  # whether a warning of a sample that dots in the keys have made of many was logged
+    told_of_dots = False  # whether a warning about a sample merged by dots in keys was logged
 
     def __init__(self, *, max_errors: float = 0, on_error: OnError | None = None):
         if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
@@ -156,7 +156,7 @@ class Ledger:
 
     @classmethod
     def of(cls, on_error: ErrorPolicy) -> Ledger:
-        """Return *on_error* if it is a ledger, else a new ledger that passes errors to the function it stands for."""
+        """Return *on_error* if it is a ledger, else a new ledger that passes errors to its function."""
         handler = error_handler(on_error)
         if isinstance(handler, Ledger):
             return handler
@@ -166,7 +166,7 @@ class Ledger:
         self._record(error, self._mine().quarantined)
 
     def fail(self, error: Exception) -> None:
-        """Record the error of a sample that was read, as a call does; the caller counts it as failed."""
+        """Record, like a call, the error of a sample that was read; the caller counts the sample as failed."""
         self._record(error, self._mine().failures)
 
     def _record(self, error: Exception, entries: list[Quarantined]) -> None:
@@ -193,7 +193,7 @@ class Ledger:
         self._mine().add(tally)
 
     def know(self, dataset: str, shards: Sequence[str], counts: Iterable[int]) -> None:
-        """Register how many samples each shard of *dataset* has."""
+        """Register the number of samples of each shard of *dataset*."""
         self._datasets[dataset] = (shards, counts)
 
     def skip(self, reason: str) -> None:
@@ -246,7 +246,7 @@ class Ledger:
 
     @property
     def unpaired(self) -> int:
-        """The samples that only joined shards have, as far as they are beyond those of the dataset."""
+        """The number of samples that only joined shards have, beyond those of the dataset."""
         return self._total().unpaired
 
     @property
@@ -270,8 +270,8 @@ class Ledger:
         """Raise AuditError unless all samples of the planned epochs are accounted for.
 
         The sum must close: planned = delivered + filtered + failed + quarantined + dropped, without repeats; if
-        complete epochs were read, each shard must have been read as often as there were epochs. Of an epoch that was
-        left, what was taken must sum up. The check covers this rank and its workers, or with a ``torch.distributed``
+        complete epochs were read, each shard must have been read once per epoch. For an epoch that was left early, the
+        samples read so far must sum up. The check covers this rank and its workers, or with a ``torch.distributed``
         *group* all its ranks, all of which must call this method; with gloo, a rank that does not call it within
         *timeout* seconds is an error.
         """
@@ -280,7 +280,7 @@ class Ledger:
     def audit(self, tallies: list[Tally], all_ranks: bool = False) -> None:
         """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, cover all samples of an epoch.
 
-        Logs a warning where filters have left none of them.
+        Logs a warning if filters have left none of them.
         """
         total = self._verify(tallies, all_ranks)
         if total.in_flight and not total.broken_off:
@@ -320,7 +320,7 @@ class Ledger:
         return total
 
     def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
-        """Return how many samples the epochs of *total* contain, by shard."""
+        """Return the number of samples in the epochs of *total*, by shard."""
         indexed: Counter[str] = Counter()
         for order, epochs in total.epochs.items():
             shards, counts = self._datasets.get(order.partition(" ")[0], ((), ()))
@@ -404,7 +404,7 @@ class Ledger:
 
 
 def warn_of_nothing(tally: Tally) -> None:
-    """Log a warning where filters have left none of the samples that were read."""
+    """Log a warning if filters have left none of the samples that were read."""
     if tally.samples and tally.filtered and not tally.delivered and not tally.in_flight:
         import logging
 
@@ -424,7 +424,7 @@ def _line(name: str, count: int, unit: str = "", parts: Counter[str] | None = No
 
 
 def _first(read: Counter[str]) -> str:
-    """Return how much was read of the first shard, in words."""
+    """Describe how much was read of the first shard."""
     name = min(read, default=None)
     return "nothing" if name is None else f"{read[name]} samples of {name}"
 
@@ -446,7 +446,7 @@ class _Mailbox:
             descriptor, self.path = tempfile.mkstemp(prefix="tarshards-ledger-")
         os.close(descriptor)
         self.owner, self.position = os.getpid(), 0
-        Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit
+        Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit functions
 
     def post(self, tally: Tally) -> bool:
         """Append *tally*, unless this is the owner's process or the mailbox is not on this machine."""
@@ -498,7 +498,7 @@ def _remove(path: str) -> None:
 
 
 def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
-    """Log a warning of the first of *samples* that dots in the keys have made of many, once for a *ledger*."""
+    """Log a warning of the first of *samples* that was merged by dots in keys, once per *ledger*."""
     if split is not split_name or (ledger is not None and ledger.told_of_dots):
         return
     for sample in samples:
@@ -514,6 +514,6 @@ def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger
 
 
 def wrong_number(samples: int, expected: int, url: str) -> SampleError:
-    """Return the error for a shard with another number of samples than its manifest says."""
+    """Return the error for a shard whose number of samples differs from its manifest."""
     reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
     return SampleError(reason, url=url)

@@ -44,7 +44,7 @@ small {{ color: #777; }}
 
 
 def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, title: str) -> int:
-    """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return how many there were.
+    """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return their number.
 
     Images are scaled down, other fields are shown as previews. The file appears under its name once it is complete.
     """

@@ -22,7 +22,7 @@ Row = tuple[str, list[bytes]]  # origin and cells
 
 
 class FieldSources(NamedTuple):
-    """Where the contents of fields come from that a plan or lines name.
+    """The sources of fields that a plan or lines name.
 
     Paths are relative to *folder*; with *allow_pipe* a source may be ``pipe:command``.
     """
@@ -104,7 +104,7 @@ def _check_columns(fields: list[str], origin: str) -> None:
 
 
 def is_field(name: str) -> bool:
-    """Say whether *name* can name a field that reads back.
+    """Return whether *name* can name a field that reads back.
 
     >>> is_field("seg.png"), is_field("PNG"), is_field("__url__")
     (True, False, False)

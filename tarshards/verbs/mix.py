@@ -1,4 +1,4 @@
-"""Several streams of samples -> one, in proportions that hold at every moment."""
+"""Several streams of samples -> one, in proportions that hold at every position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source:
     """One of the streams of a mixture: the samples of *shards*.
 
     *weight* is its share relative to the others. *shuffle* is the size of a shuffle buffer in samples, which gives each
-    pass over the shards another order; *rename* is ``{new: old}``, as for ``rename_fields``.
+    pass over the shards a different order; *rename* is ``{new: old}``, as for ``rename_fields``.
     """
 
     shards: Any
@@ -41,7 +41,7 @@ class Source:
 
 
 def parse_sources(texts: Sequence[str]) -> list[Source]:
-    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError for anything else as a weight.
+    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError for an invalid weight.
 
     >>> parse_sources(["a.tar:0.7", "b-{0..9}.tar:.3"])[1]
     Source(shards='b-{0..9}.tar', weight='.3', shuffle=None, rename={})
@@ -58,7 +58,7 @@ def parse_sources(texts: Sequence[str]) -> list[Source]:
 def read_sources(url: str) -> list[Source]:
     """Read sources from the YAML at *url*: a list of shards, weight, shuffle and rename, bare or under ``sources``.
 
-    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else than such a list.
+    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else.
     """
     from tarshards.samples.codecs.registry import require
 
@@ -102,12 +102,12 @@ def mix_streams(
     on_error: ErrorPolicy = None,
     on_end: Callable[[int], Any] | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of *sources* by weight: the first n contain each source's share to within one, for every n.
+    """Yield the samples of *sources* by weight: for every n, the first n contain each source's share to within one.
 
     *seed* orders sources with equal claims, and shuffles. The stream ends before the first source would start again
-    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that are exhausted
-    earlier start again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called
-    with the number of the source that ends.
+    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that end earlier start
+    again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called with the number
+    of the source that ends.
 
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
     invalid weights; other errors are as in ``read_samples``.

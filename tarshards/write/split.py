@@ -54,10 +54,10 @@ def split_samples(
 
     Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
     series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. The error of a
-    sample that has no route, or that its shard cannot take, is raised, or passed to *reject*. Reading stops with the
-    sample that would start one more than *max_shards* shards; *leave_out* is then called with "max_shards".
-    *on_finish* is called with the name of each finished shard. Raises OpenError for a
-    shard that exists, unless *overwrite*, and for a shard that two series, or another writer too, would write.
+    sample that has no route, or that its shard cannot accept, is raised, or passed to *reject*. Reading stops at the
+    sample that would start shard number *max_shards* + 1; *leave_out* is then called with "max_shards". *on_finish* is
+    called with the name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for a
+    shard that two series, or this and another writer, would write.
     """
     target = Location.of(pattern)
     shards: list[SplitShard] = []

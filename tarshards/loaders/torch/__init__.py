@@ -2,7 +2,7 @@
 
 - ``shard_dataset``: the IterableDatasets
 - ``shard_loader``: the batches of a plan, made by worker processes
-- ``handover``: how these batches come from the workers, through shared memory
+- ``handover``: passing these batches from the workers through shared memory
 """
 
 from tarshards.samples.codecs.registry import require

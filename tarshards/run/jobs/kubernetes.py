@@ -77,7 +77,7 @@ class Kubernetes:
         return poll
 
     def wait(self, parts: list[dict[str, Any]]) -> None:
-        """Watch the Jobs for some seconds; after a dropped watch go on, after an expired one list the Jobs again."""
+        """Watch the Jobs for some seconds; continue after a dropped watch; after an expired one list the Jobs again."""
         batch, _, namespace = self._api()
         http, api = _import("urllib3").exceptions.HTTPError, _import("kubernetes").client.ApiException
         options = {"label_selector": _selector(parts), "resource_version": self._version, "timeout_seconds": WATCH}
@@ -165,7 +165,7 @@ class Kubernetes:
         return [found[index] for index in sorted(found)]
 
     def _create(self, create: Any, read: Any, namespace: str, body: Object) -> Any:
-        """Create an object; an equal one that exists was created by a request whose answer was lost."""
+        """Create an object; an equal one that exists was created by a request whose response did not arrive."""
         made = self._call(create, namespace, body, conflict=None)
         if made is None:
             name = body["metadata"]["name"]
@@ -175,7 +175,7 @@ class Kubernetes:
         return made
 
     def _call(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Make a request, and repeat it after passing errors; return *conflict* or *missing* for a 409 or 404."""
+        """Make a request, and retry it after transient errors; return *conflict* or *missing* for a 409 or 404."""
         client = _import("kubernetes").client
         http = _import("urllib3").exceptions.HTTPError
         known = {code: options.pop(name) for code, name in ((409, "conflict"), (404, "missing")) if name in options}

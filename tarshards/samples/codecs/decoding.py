@@ -1,4 +1,4 @@
-"""How the fields of samples are decoded: by a function for a field, by handlers, or by the extension."""
+"""Decoding the fields of samples: by a function for a field, by handlers, or by the extension."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
 
-PATIENCE = 100  # samples without a field that was named, before a warning says so
-MOST_CHOICES = 10_000  # names of fields that are remembered
+PATIENCE = 100  # samples without a named field before a warning
+MOST_CHOICES = 10_000  # names of fields remembered
 
-#: What decodes the bytes of a field.
+#: Decodes the bytes of a field.
 Function = Callable[[bytes], Any]
-#: What decodes a field by its name and its bytes, or returns None to leave it to the next.
+#: Decodes a field by its name and its bytes, or returns None to leave it to the next handler.
 Handler = Callable[[str, bytes], Any]
 
 
 class FieldChoice(NamedTuple):
-    """What is done with the fields of a name: nothing unless *is_wanted*; then *function* decodes it, if there is one.
+    """The treatment of fields with a name: nothing unless *is_wanted*; then *function* decodes them, if there is one.
 
-    With *is_packed* the function is given what comes out of gzip.
+    With *is_packed* the function gets the data decompressed by gzip.
     """
 
     is_wanted: bool
@@ -51,10 +51,10 @@ class ByExtension(NamedTuple):
 
 
 class Decoding:
-    """Decodes fields by *functions*, then by *handlers*, then *by_extension*; leaves all but *only* as they are.
+    """Decodes fields by *functions*, then by *handlers*, then *by_extension*; with *only*, others stay unchanged.
 
-    *functions* and *only* go by alternatives of names. A name stands for the fields that are called that or end in it
-    after a dot; the longest of several holds.
+    *functions* and *only* have alternatives of names as keys. A name matches fields with that name or ending in it
+    after a dot; the longest of several applies.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Decoding:
         return self.by_extension(field, data)
 
     def _choose(self, field: str) -> FieldChoice:
-        """Decide what is done with the fields of a name."""
+        """Return the treatment of fields with a name."""
         whole = _endings(field)
         inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
         names = whole + inner
@@ -103,7 +103,7 @@ class Decoding:
         return choice
 
     def watched(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield *samples*, which are then decoded; after some, log a warning of names that no field has had."""
+        """Yield *samples*, to be decoded next; after some, log a warning of names that no field has had."""
         for sample in samples:
             yield sample
             self.samples += 1
@@ -111,7 +111,7 @@ class Decoding:
                 self.warn()
 
     def warn(self) -> None:
-        """Log a warning of the names that no field of the samples has had, if there are some of both."""
+        """Log a warning of the names that matched no field of the samples, if there are any names and samples."""
         import logging
 
         if not self.samples or not self.unseen:
@@ -125,7 +125,7 @@ class Decoding:
 
 
 def _endings(field: str) -> list[str]:
-    """The names that a field goes by, the longest first.
+    """The names that match a field, the longest first.
 
     >>> _endings("left.seg.PNG")
     ['left.seg.png', 'seg.png', 'png']
@@ -144,9 +144,9 @@ def decoding_of(
     on_error: Any = None,
     **by_field: Any,
 ) -> Callable[[str, bytes], Any]:
-    """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
+    """Return the Decoding for the arguments of the op ``decode``; the same object for the same arguments.
 
-    Raises TypeError or ValueError for an argument that says nothing.
+    Raises TypeError or ValueError for an invalid argument.
     """
     allow_unsafe = flag("allow_unsafe", allow_unsafe)
     exif_transpose, rotate = flag("exif_transpose", exif_transpose), flag("rotate", rotate)
@@ -178,12 +178,12 @@ def decoding_of(
     arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
     try:
         hash(arguments)
-    except TypeError:  # of a function that is an object of its own
+    except TypeError:  # a function may be an unhashable object
         return Decoding(*arguments)
     return _decoding(*arguments)
 
 
-@lru_cache(16)  # a loader runs the op on each batch, and what was seen of the fields is of all batches
+@lru_cache(16)  # a loader runs the op on each batch, and all batches share the names seen
 def _decoding(*arguments: Any) -> Decoding:
     return Decoding(*arguments)
 
@@ -196,7 +196,7 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Function:
-    """Return the function that decodes a *field*, of an imagespec, audiospec or videospec too."""
+    """Return the function that decodes a *field*; also for an imagespec, audiospec or videospec."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
     if isinstance(value, str) and value in VIDEOSPECS:
