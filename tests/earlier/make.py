@@ -1,4 +1,4 @@
-"""Make files.tar.gz: files that the package writes. Run with the PYTHONPATH of an earlier version, its kernels built."""
+"""Make files.tar.gz with the package of an earlier version: its tree, with kernels, is the PYTHONPATH."""
 
 from __future__ import annotations
 
