@@ -78,6 +78,7 @@ OWNER_NAME = re.compile(r"\d+-[0-9a-f]{8}")
 SUBFOLDERS = [f"{number:02x}" for number in range(256)]
 COUNTS = "tarshards-cache"
 SPOOL, PARTS, OWNERS = "spool", "parts", "owners"
+KINDS = ("pinned", "spool")  # of blocks: those that stay, and those that go after their last use
 KNOWN = {COUNTS, SPOOL, PARTS, OWNERS, *SUBFOLDERS, "lost+found"}
 
 
@@ -238,7 +239,7 @@ class CacheFolder:
 
     def count(self, counts: dict[str, Any]) -> None:
         """Count what the files and parts of blocks take."""
-        for kind in ("pinned", "spool"):
+        for kind in KINDS:
             files = sum(taken(entry.stat(follow_symlinks=False).st_size) for entry, found in self._files(kind))
             counts[kind] = files + sum(owner[kind] for owner in counts["owners"].values())
 
@@ -265,7 +266,7 @@ class CacheFolder:
 
     def entries(self, *kinds: str) -> Iterator[Stored]:
         """Yield the files of blocks, of both kinds by default, with what their headers say; not others."""
-        for entry, kind in self._files(*(kinds or ("pinned", "spool"))):
+        for entry, kind in self._files(*(kinds or KINDS)):
             try:
                 stored = self._entry(entry.path, kind)
             except FileNotFoundError:
@@ -358,7 +359,7 @@ class CacheFolder:
         dead = [name for name in {*owners, *self._names(OWNERS, OWNER_NAME)} if not self._is_alive(name)]
         for name in dead:
             parts = owners.pop(name, {})
-            for kind in ("pinned", "spool"):
+            for kind in KINDS:
                 counts[kind] = max(0, counts[kind] - parts.get(kind, 0))
         for name in self._names(PARTS, PART_NAME):
             self._sweep(f"{self.path}/{PARTS}/{name}")
@@ -473,44 +474,41 @@ class BlockCache:
             return _caches[key]
 
     def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
-        """Return *block* from the disk, or as *fetch* returns it, which is then stored if the budget allows.
+        """Return *block* from the disk, or as *fetch* returns it; it is then stored if the budget allows.
 
-        Of the threads and processes that ask for a block that is not there, one calls its *fetch*, and its exceptions
-        pass through; then another goes on. Raises OpenError if *fetch* returns less or more than the block.
+        Of the threads and processes that ask for a block that is not stored, one calls its *fetch*, whose exceptions
+        pass through; the next one then tries. Raises OpenError if *fetch* returns less or more than the block.
         """
-        found = self._take(block, fetch, mapped=False)
-        assert isinstance(found, memoryview)
-        return found
-
-    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
-        """Do what ``take`` does, but map a block that is stored, so that it takes no memory of the process."""
-        return self._take(block, fetch, mapped=True)
-
-    def _take(self, block: Block, fetch: Callable[[], Any], *, mapped: bool) -> memoryview | MappedBlock:
         if not block.validator or without_userinfo(block.url) != block.url or re.match("https?:[^?]*[?]", block.url):
             raise ValueError("a block has a validator, and a URL without query and userinfo")
-        key = block.key
-        name = name_of(key)
         while True:
-            found = self._stored(name, key, block.length, mapped)
-            if found is not None:
+            data = self._read(block)
+            if data is not None:
                 traffic.count("cache_hits")
-                return found
+                return data
             with self._mutex:
-                flight = self._flights.get(name)
+                flight = self._flights.get(block)
                 if is_first := flight is None:
-                    flight = self._flights[name] = _Flight()
+                    flight = self._flights[block] = _Flight()
             if is_first:
                 try:
-                    flight.data = self._download(name, key, block, fetch)
+                    flight.data = self._download(block, fetch)
                 finally:
                     with self._mutex:
-                        self._flights.pop(name, None)
+                        self._flights.pop(block, None)
                     flight.done.set()
             else:
                 flight.done.wait()
             if flight.data is not None:
-                return self._stored(name, key, block.length, mapped) or flight.data if mapped else flight.data
+                return flight.data
+
+    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
+        """Return what ``take`` does, but map a block that is stored: it then takes no memory of the process."""
+        if (mapped := self._map(block)) is not None:
+            traffic.count("cache_hits")
+            return mapped
+        data = self.take(block, fetch)  # which compares the checksum of a stored block, so that it can be mapped
+        return self._map(block) or data
 
     def drop(self, block: Block) -> None:
         """Remove *block* if it is spooled: nobody needs it again soon."""
@@ -557,7 +555,7 @@ class BlockCache:
     def renew(self) -> None:
         """Begin in this process; in one that was forked, without what threads of its parent were about to do."""
         self._mutex = threading.Lock()
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[Block, _Flight] = {}
         self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
         self._stores, self._is_passing_by = True, False
         self.refused = 0
@@ -635,28 +633,32 @@ class BlockCache:
 
     # Reading.
 
-    def _stored(self, name: str, key: bytes, length: int, mapped: bool) -> memoryview | MappedBlock | None:
-        """Return a block that is stored and whole."""
-        for kind in ("pinned", "spool"):
-            if mapped and (found := self._mapped(name, key, length, kind)) is not None:
-                return found
-            if (data := self._read(name, key, length, kind)) is not None:
-                found = self._mapped(name, key, length, kind) if mapped else None  # its checksum is known to be right
-                return found or data
+    def _map(self, block: Block) -> MappedBlock | None:
+        """Map a stored block, if this process has compared its checksum before."""
+        key = block.key
+        name, start = name_of(key), start_of(key)
+        for kind in KINDS:
+            path = self.folder.block_path(name, kind)
+            with suppress(OSError):
+                if _version(name, os.lstat(path)) in self._verified:
+                    mapped = MappedBlock(path, start, kind == "pinned")
+                    is_right = len(mapped.mapping) == start + block.length and mapped.mapping.is_current()
+                    if is_right and _version(name, os.lstat(path)) in self._verified:
+                        return mapped
         return None
 
-    def _mapped(self, name: str, key: bytes, length: int, kind: str) -> MappedBlock | None:
-        """Return a block whose checksum was compared before."""
-        path, start = self.folder.block_path(name, kind), start_of(key)
-        with suppress(OSError):
-            if _version(name, os.lstat(path)) in self._verified:
-                found = MappedBlock(path, start, kind == "pinned")
-                is_right = len(found.mapping) == start + length and found.mapping.is_current()
-                return found if is_right and _version(name, os.lstat(path)) in self._verified else None
+    def _read(self, block: Block) -> memoryview | None:
+        """Return the data of a block that is stored; a damaged one is removed."""
+        key = block.key
+        name = name_of(key)
+        for kind in KINDS:
+            data = self._read_file(self.folder.block_path(name, kind), kind, name, key, block.length)
+            if data is not None:
+                return data
         return None
 
-    def _read(self, name: str, key: bytes, length: int, kind: str) -> memoryview | None:
-        path, start = self.folder.block_path(name, kind), start_of(key)
+    def _read_file(self, path: str, kind: str, name: str, key: bytes, length: int) -> memoryview | None:
+        start = start_of(key)
         raw = b""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -696,10 +698,12 @@ class BlockCache:
 
     # Downloading and storing.
 
-    def _download(self, name: str, key: bytes, block: Block, fetch: Callable[[], Any]) -> memoryview:
-        """Return the data of a block that was not there: as another process has stored it meanwhile, or fetched."""
+    def _download(self, block: Block, fetch: Callable[[], Any]) -> memoryview:
+        """Fetch a block that was not stored, unless another process has stored it meanwhile."""
         if not self._is_storing():
             return _fetched(block, fetch)
+        key = block.key
+        name = name_of(key)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
             part = self.folder.lock(path)  # maybe one that a dead process has left
@@ -709,8 +713,8 @@ class BlockCache:
         size = taken(len(header_of(key, 0, "")) + block.length)
         kind, is_stored = None, False
         try:
-            stored = self._stored(name, key, block.length, mapped=False)
-            if isinstance(stored, memoryview):
+            stored = self._read(block)
+            if stored is not None:
                 return stored
             kind = self._allot(size)
             if kind is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -20,6 +21,7 @@ from tarshards.storage.transfer import (
     Version,
     begin_transfer,
     cached_block,
+    held_by_cache,
     hold_whole,
     read_range,
     read_whole,
@@ -85,12 +87,12 @@ class RemoteRanges(Ranges):
         return version.size
 
     def read(self, offset: int, size: int) -> bytes:
-        return bytes(self._read(offset, size, mapped=False))
+        return bytes(self._get(offset, size, through_cache))
 
     def hold(self, offset: int, size: int) -> Any:
-        return self._read(offset, size, mapped=True)
+        return self._get(offset, size, held_by_cache)
 
-    def _read(self, offset: int, size: int, *, mapped: bool) -> Any:
+    def _get(self, offset: int, size: int, from_cache: Callable[..., Any]) -> Any:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
@@ -99,13 +101,13 @@ class RemoteRanges(Ranges):
             with self._asking():
                 if self._version is None:
                     self._keep(read_range(self._address, 0, 1)[1])  # a block of the cache is of a version
-        known = self._version
-        if known is not None:
-            fetch = partial(read_range, self._address, offset, offset + size, known)
-            return through_cache(self._address, offset, offset + size, known, lambda: fetch()[0], mapped=mapped)
-        data, version = read_range(self._address, offset, offset + size)
-        self._keep(version)
-        return data
+        version = self._version
+        if version is None:
+            data, version = read_range(self._address, offset, offset + size)
+            self._keep(version)
+            return data
+        fetch = partial(read_range, self._address, offset, offset + size, version)
+        return from_cache(self._address, offset, offset + size, version, lambda: fetch()[0])
 
     def drop(self, offset: int, size: int) -> None:
         if self._version is not None:

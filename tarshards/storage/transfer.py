@@ -759,24 +759,16 @@ class LargeRequest:
 _large_requests: PerProcess[dict[Origin, _LargeRequests]] = PerProcess(lambda: defaultdict(_LargeRequests))
 
 
-def through_cache(
-    address: Address,
-    begin: int,
-    end: int,
-    version: Version,
-    fetch: Callable[[], bytes | bytearray],
-    *,
-    mapped: bool = False,
-) -> Any:
-    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them.
-
-    With *mapped* those that the cache has on its disk are a ``MappedBlock``.
-    """
+def through_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
+    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them."""
     cached = cached_block(address, begin, end, version)
-    if cached is None:
-        return fetch()
-    cache, block = cached
-    return cache.hold(block, fetch) if mapped else cache.take(block, fetch)
+    return fetch() if cached is None else cached[0].take(cached[1], fetch)
+
+
+def held_by_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
+    """Return what ``through_cache`` does, but bytes that the cache has on its disk as a ``MappedBlock``."""
+    cached = cached_block(address, begin, end, version)
+    return fetch() if cached is None else cached[0].hold(cached[1], fetch)
 
 
 def cached_block(address: Address, begin: int, end: int, version: Version) -> tuple[BlockCache, Block] | None:
