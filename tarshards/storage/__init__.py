@@ -8,8 +8,8 @@ Read in this order:
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams`` is what they
   return, and parts of open files that the system copies
-- ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
-  and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
+- ``connections``, ``requests``, ``transfer``, ``ahead``: connections that are kept alive; requests with their redirects
+  and retries; bodies that are resumed at the exact byte; files whose pieces are fetched ahead. ``traffic`` counts them
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes

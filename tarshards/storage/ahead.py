@@ -13,12 +13,11 @@ from tarshards.storage import traffic
 from tarshards.storage.connections import FAR, fetching_threads, soonest
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
+from tarshards.storage.requests import Address, Version
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import (
-    Address,
     RangeTransfer,
     Transfer,
-    Version,
     WholeTransfer,
     begin_transfer,
     large_request,

@@ -34,13 +34,13 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.connections import Origin
-from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
+from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience, StatusError, hold_whole, read_whole
+from tarshards.storage.transfer import RemoteRanges, hold_whole, read_whole
 
 #: The extra of tarshards that installs the store of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}

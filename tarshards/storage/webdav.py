@@ -14,7 +14,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
-from tarshards.storage.transfer import PASSING, Address, Patience, StatusError, check_body, status_of
+from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
 
 QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}

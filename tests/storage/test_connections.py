@@ -28,7 +28,8 @@ from tarshards.errors import OpenError
 from tarshards.storage import connections, traffic, transfer
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
-from tarshards.storage.transfer import MOVES, Address, Version, read_range
+from tarshards.storage.requests import Address, Version
+from tarshards.storage.transfer import MOVES, read_range
 
 
 @contextmanager
