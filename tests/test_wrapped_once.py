@@ -21,7 +21,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.storage import requests
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import dump_manifest
+from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.markers import read_marker
 from tarshards.storage.opening import open_plain, open_shard, open_url
 from tarshards.verbs.mix import read_sources
@@ -51,7 +51,7 @@ READS = {
     "stream": lambda url: open_shard(url, allow_pipe=True).read(),
     "samples": lambda url: list(read_samples(url, allow_pipe=True)),
     "members": lambda url: list(read_loose_members(find_shards(url, allow_pipe=True), ledger=Ledger())),
-    "plain": lambda url: [file.read(0, 10) for file in [open_plain(Location(url, allow_pipe=True)).__enter__()]],
+    "plain": lambda url: [file.read(0, 10) for file in [open_plain(Shard(url, allow_pipe=True)).__enter__()]],
 }
 
 

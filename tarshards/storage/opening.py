@@ -12,6 +12,7 @@ from tarshards.errors import TarshardsError
 from tarshards.storage.beside import forget
 from tarshards.storage.compression import ENCODINGS, HEAD, MAX_RATIO, compressed, decompressed, find_compression
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure, temporary
 
@@ -70,20 +71,13 @@ PIECE = 1 << 20  # bytes copied at once
 class PlainFile:
     """The bytes of an uncompressed shard: the shard's own file, or a copy.
 
-    *error* is what ended the copying before the shard's end, if anything did. The shard may consist of several archives
-    if it is *concatenated*.
+    *error* is what ended the copying before the shard's end, if anything did.
     """
 
-    def __init__(
-        self,
-        file: Any,
-        name: str,
-        *,
-        concatenated: bool = False,
-        is_copy: bool = False,
-        error: TarshardsError | None = None,
-    ):
-        self.name, self.concatenated, self.is_copy, self.error = name, concatenated, is_copy, error
+    concatenated = False  #: whether the shard may consist of several archives
+
+    def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
+        self.name, self.is_copy, self.error = name, is_copy, error
         self.descriptor = file.fileno()
         self.size = os.fstat(self.descriptor).st_size
 
@@ -96,13 +90,20 @@ class PlainFile:
 
 
 @contextmanager
-def open_plain(url: str | Location, *, concatenated: bool = False) -> Iterator[PlainFile]:
-    """Open a shard, which may be *concatenated*: a plain local file as it is, all else as an unnamed temporary copy."""
-    location = Location.of(url)
+def open_plain(shard: Shard | str, location: Location | None = None) -> Iterator[PlainFile]:
+    """Open a shard at its URL, or at *location*: a plain local file as it is, all else as an unnamed temporary copy."""
+    shard = Shard.of(shard)
+    with _plain_file(location or shard.location()) as file:
+        file.concatenated = shard.concatenated
+        yield file
+
+
+@contextmanager
+def _plain_file(location: Location) -> Iterator[PlainFile]:
     name = location.name
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
         with location.open() as file:
-            plain = PlainFile(file, name, concatenated=concatenated)
+            plain = PlainFile(file, name)
             if not find_compression(plain.read(0, HEAD)):
                 yield plain
                 return
@@ -129,4 +130,4 @@ def open_plain(url: str | Location, *, concatenated: bool = False) -> Iterator[P
             copy.flush()
         if errors and not copy.tell():
             raise errors[0]
-        yield PlainFile(copy, name, concatenated=concatenated, is_copy=True, error=errors[0] if errors else None)
+        yield PlainFile(copy, name, is_copy=True, error=errors[0] if errors else None)
