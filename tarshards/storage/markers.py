@@ -1,4 +1,4 @@
-"""Done-markers: small JSON files that record what was made, written once it is in place; so each is made once."""
+"""Done-markers: small JSON files that record that an output is complete, so that it is made once."""
 
 from __future__ import annotations
 
