@@ -20,22 +20,13 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from tarshards.parallel import DaemonThreads
-from tarshards.storage import traffic
+from tarshards.storage import traffic, tuning
 from tarshards.storage.locks import PerProcess
 
-IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
-SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
-DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
 #: What names proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
-BLOCK = 1 << 18  # bytes of a body that are sent at a time
-WAKE = 1 << 15  # bytes of a body that are awaited at once; of more the kernel would keep its receive window small
 RECORD = 16_384 + 256 + 5  # bytes of a record of TLS, at most (RFC 8446, 5.2): one is decrypted at a time
-RECORDS = 2  # of them are awaited at once
-FAR = 0.1  # seconds to the beginning of an answer
-STALL, ANSWERS = 0.5, 5  # seconds without a byte in a body, and as many times as long as an answer takes to begin
-ELSEWHERE = 1 << 20  # bytes that come meanwhile over other connections, so that it is not the server that is slow
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -156,7 +147,7 @@ class Response:
     def read(self, size: int) -> bytes:
         """Return at least one byte of the body and at most *size*, none at its end."""
         if self._rest is None:
-            self._rest = self._call(self._response.read1, max(WAKE, io.DEFAULT_BUFFER_SIZE))
+            self._rest = self._call(self._response.read1, max(tuning.WAKE, io.DEFAULT_BUFFER_SIZE))
             traffic.count("bytes", len(self._rest))
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
@@ -202,15 +193,16 @@ class Response:
             return 1
         left, reads = self._response.length or 0, 1
         if type(sock) is socket.socket:
-            self._wake_at(min(size, left, WAKE))
+            self._wake_at(min(size, left, tuning.WAKE))
         elif sock.pending():
             return 1
-        elif left >= 2 * RECORDS * RECORD:  # as many again follow: the rest of a record in part is awaited like these
-            reads = RECORDS
-            self._wake_at(RECORDS * RECORD)
+        elif left >= 2 * (records := tuning.RECORDS * RECORD):  # enough to wait for the rest of a record in part, too
+            reads = tuning.RECORDS
+            self._wake_at(records)
         else:
             self._wake_at(1)
-        pause = max(STALL, ANSWERS * _pool().soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
+        stalled = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
+        pause = stalled if self.leaves_stalled else timeout
         waited, before = 0.0, traffic.received()
         while not _is_readable(sock, min(pause, timeout - waited)):
             self._wake_at(1)  # for a server so slow that its few bytes are progress
@@ -220,7 +212,7 @@ class Response:
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
-            if traffic.received() - before >= ELSEWHERE:
+            if traffic.received() - before >= tuning.ELSEWHERE:
                 raise StalledError("nothing came for a while")
         return reads
 
@@ -232,7 +224,7 @@ class Response:
     def close(self) -> None:
         connection, response = self._connection, self._response
         whole = response.isclosed() or response.length == 0
-        if not whole and response.length is not None and response.length <= DRAINED and self.status >= 300:
+        if not whole and response.length is not None and response.length <= tuning.DRAINED and self.status >= 300:
             with suppress(OSError, http.client.HTTPException), response.timed.limited():
                 response.read()
                 whole = response.isclosed()
@@ -365,7 +357,7 @@ class _AnsweredEarly(Exception):
 def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
     """Yield a file from its beginning; raise _AnsweredEarly where an answer, or the end, has come before its end."""
     body.seek(0)
-    while data := body.read(BLOCK):
+    while data := body.read(tuning.SENT):
         if _is_answered(connection.sock):
             raise _AnsweredEarly
         yield data
@@ -482,7 +474,7 @@ class _Pool:
         """Keep a connection, and from time to time close those of all origins that cannot be used again."""
         now, dead = monotonic(), []
         with self._lock:
-            if now - self._swept > SWEEP:
+            if now - self._swept > tuning.SWEEP:
                 self._swept = now
                 for other, idle in list(self._idle.items()):
                     alive = [pair for pair in idle if self._is_alive(*pair)]
@@ -497,7 +489,7 @@ class _Pool:
     @staticmethod
     def _is_alive(since: float, connection: http.client.HTTPConnection) -> bool:
         sock = connection.sock
-        return monotonic() - since < IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
+        return monotonic() - since < tuning.IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
 
     def close(self) -> None:
         """Close what is idle."""

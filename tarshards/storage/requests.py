@@ -19,17 +19,12 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import TICK
-from tarshards.storage import connections, traffic
+from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_signature, without_userinfo
 from tarshards.storage.streams import encoded, errno_of
 
-#: Seconds before the second attempt, doubled with every further one, and the longest wait.
-PAUSE, LONGEST_PAUSE = 0.5, 60.0
-
-REDIRECTS = 10  # at most, for one request
-REMEMBERED = 60.0  # seconds for which a file is asked for where the last redirect led
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -152,7 +147,7 @@ class Address:
             try:
                 response = self._ask_once(method, url, {**headers, **secret}, body)
                 if len(visited) > 1 and method == "GET" and not secret:
-                    self._moved = visited[0], url, monotonic() + REMEMBERED
+                    self._moved = visited[0], url, monotonic() + tuning.REMEMBERED
                 return response
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 failure = error
@@ -161,8 +156,8 @@ class Address:
                 if len(visited) > 1:
                     failure.add_note(f"redirected to {Location(url).name}")
                 raise failure
-            if target in visited or len(visited) > REDIRECTS:
-                reason = "a loop of redirects" if target in visited else f"more than {REDIRECTS} redirects"
+            if target in visited or len(visited) > tuning.REDIRECTS:
+                reason = "a loop of redirects" if target in visited else f"more than {tuning.REDIRECTS} redirects"
                 status = status_of(failure, self.location)
                 raise OpenError(f"{status}: {reason}, the last to {Location(target).name[:200]}", url=self.name)
             visited.append(target)
@@ -246,8 +241,8 @@ class Patience:
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
                     raise self._failure(error, offset()) from self.location.safe(error)
                 traffic.count("retries")
-                pause = PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
-                self._wait(min(max(pause, _retry_after(error)), LONGEST_PAUSE))
+                pause = tuning.PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
+                self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_PAUSE))
             else:
                 self.failures = 0
                 return result

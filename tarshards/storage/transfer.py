@@ -15,7 +15,7 @@ from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.parallel import DaemonThreads
-from tarshards.storage import connections, traffic
+from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response, StalledError
 from tarshards.storage.locks import PerProcess
@@ -34,13 +34,7 @@ from tarshards.storage.requests import (
 )
 from tarshards.storage.streams import encoded, read_at_most
 
-AT_ONCE = 1 << 18  # bytes
-MOVES = 3  # times that the rest of a range is asked for over another connection because its own has stalled
-LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
-JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
-LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
 HEAD = 1024  # bytes of the beginning that come with the other metadata of a file
-BEGINNING = 5 << 13  # bytes that come over a new connection in two round trips
 
 
 class Transfer:
@@ -64,7 +58,7 @@ class Transfer:
     def read(self, size: int) -> bytes:
         """Return at least one byte and at most *size*, none at the end."""
         if self._buffer is None:
-            self._buffer = memoryview(bytearray(AT_ONCE))
+            self._buffer = memoryview(bytearray(tuning.READ))
         view = self._buffer[: size if self.end is None else min(size, self.end - self.position)]
         return bytes(view[: self._readinto(view)])
 
@@ -72,7 +66,7 @@ class Transfer:
         """Fill *view*, which is no longer than what is left."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
-            done += self._readinto(view[done : done + AT_ONCE])
+            done += self._readinto(view[done : done + tuning.READ])
         if self.position == self.end:
             self.close()
 
@@ -193,13 +187,15 @@ class RangeTransfer(Transfer):
             response.leaves_stalled = True
 
     def _share(self, view: memoryview) -> bool:
-        if self.large is None or self.version is None or len(view) < 2 * LEAST or not self.large.is_late(len(view)):
+        if self.large is None or self.version is None:
+            return False
+        if len(view) < 2 * tuning.LEAST_PART or not self.large.is_late(len(view)):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
         # Those of fetching_threads may all wait for the bytes that are fetched here.
         threads = connections.fetching_threads(count, "parts")
-        size = max(LEAST, -(-len(view) // count))
+        size = max(tuning.LEAST_PART, -(-len(view) // count))
         self._parts = _Parts(self.address, self.position, view, self.version, size, threads)
         if self.is_dropped:
             self._parts.drop()
@@ -222,7 +218,7 @@ class RangeTransfer(Transfer):
 
     def _connect(self) -> Response:
         response = ask_for(self.address, self.position, self.end)
-        response.leaves_stalled = self._moves < MOVES
+        response.leaves_stalled = self._moves < tuning.MOVES
         try:
             check_body(response, self.name, self.version)
             found = range_of(response, self.position)
@@ -320,7 +316,7 @@ def read_whole(address: Address, most: int) -> bytes:
         with closing(WholeTransfer(address)) as transfer:
             transfer.open()
             refuse_encoded(transfer)
-            return read_at_most(transfer, most, AT_ONCE)
+            return read_at_most(transfer, most, tuning.READ)
 
 
 @contextmanager
@@ -342,13 +338,13 @@ _whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(
 
 def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
     """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
-    with _beginning(address, BEGINNING, most) as (beginning, version):
+    with _beginning(address, tuning.BEGINNING, most) as (beginning, version):
         if isinstance(beginning, bytes):
             return beginning
         buffer = bytearray(min(version.size, most))
         begin = min(beginning.end, len(buffer))
         view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        size = max(BEGINNING, -(-len(rest) // max(1, idle())))
+        size = max(tuning.BEGINNING, -(-len(rest) // max(1, idle())))
         threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
         parts = _Parts(address, begin, rest, version, size, threads)
         try:
@@ -369,7 +365,7 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
         refuse_encoded(beginning)
         version = beginning.version
         assert version is not None
-        yield read_at_most(beginning, most, AT_ONCE) if isinstance(beginning, WholeTransfer) else beginning, version
+        yield read_at_most(beginning, most, tuning.READ) if isinstance(beginning, WholeTransfer) else beginning, version
 
 
 def hold_whole(address: Address, most: int) -> Any:
@@ -427,12 +423,12 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
     Large ones to a server that answers soon use half of the connections: so many fill the line, and more than that
     overflow its buffers. Where answers begin late, and for small requests, all connections are needed.
     """
-    if size < LARGE:
+    if size < tuning.LARGE:
         yield None
         return
     remote, url = address.location.remote, address.place
     soonest = connections.soonest(url)
-    most = remote.connections if soonest > connections.FAR else max(1, remote.connections // 2)
+    most = remote.connections if soonest > tuning.FAR else max(1, remote.connections // 2)
     under_way = _large_requests()[Origin.of(url)]
     with under_way.changed:
         under_way.changed.wait_for(lambda: under_way.count < most)
@@ -475,12 +471,12 @@ class LargeRequest:
         little, while others have nothing to do.
         """
         took, came = monotonic() - self._time, self._rest - rest
-        if took < max(JUDGED, 2 * self._soonest):
+        if took < max(tuning.JUDGED, 2 * self._soonest):
             return False
         self._time, self._rest = self._time + took, rest
         pace, others = took / max(came, 1), self._under_way.pace
         are_idle = 2 * self._under_way.count <= self._most
-        return are_idle and pace > 2 * others > 0 and rest * pace > max(LATE, 5 * self._soonest)
+        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE, 5 * self._soonest)
 
 
 _large_requests: PerProcess[dict[Origin, _LargeRequests]] = PerProcess(lambda: defaultdict(_LargeRequests))

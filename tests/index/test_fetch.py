@@ -32,7 +32,7 @@ from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
 from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
-from tarshards.storage import requests, traffic
+from tarshards.storage import traffic, tuning
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.ranges import MappedPart
@@ -44,7 +44,7 @@ BLOCKS = 28  # of 130,000 bytes
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(requests, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from fsspec.spec import AbstractFileSystem
 from tarshards import Ledger, Stream
 from tarshards.errors import TarshardsError
 from tarshards.index.sidecar import Index
-from tarshards.storage import requests
+from tarshards.storage import tuning
 from tarshards.storage.expressions import expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.markers import read_marker, write_marker
@@ -42,8 +42,8 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(requests, "PAUSE", 0.001)
-    monkeypatch.setattr(requests, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0.002)
     monkeypatch.setenv("no_proxy", "*")
 
 

@@ -6,7 +6,7 @@ import pytest
 from faulty_server import Answer, Server, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import requests
+from tarshards.storage import tuning
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
@@ -25,7 +25,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(requests, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     monkeypatch.setenv("no_proxy", "*")
 
 

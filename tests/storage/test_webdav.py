@@ -16,7 +16,7 @@ from programs import WEBDAV, WEBDAV_MODULE, find, need
 from tarshards import Stream, TarWriter
 from tarshards.errors import OpenError, UrlError
 from tarshards.index.build import build_index
-from tarshards.storage import requests, webdav
+from tarshards.storage import tuning, webdav
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
@@ -30,7 +30,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(requests, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     monkeypatch.setenv("no_proxy", "*")
 
 
