@@ -212,7 +212,7 @@ class ReadAhead:
         if file.is_cached:
             size = PIECE
         else:
-            count = NEAR if soonest(file.address.place) <= tuning.FAR else DISTANT
+            count = NEAR if soonest(file.address.read_url) <= tuning.FAR else DISTANT
             size = max(LEAST, min(PIECE, self._window // count))
         end = file.asked + size
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))

@@ -1,4 +1,4 @@
-"""http: and https:, by range requests over connections that are kept alive."""
+"""The schemes http: and https:."""
 
 from __future__ import annotations
 

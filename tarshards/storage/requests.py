@@ -28,13 +28,13 @@ from tarshards.storage.streams import encoded, errno_of
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
-#: Statuses that may go away by themselves.
+#: Statuses that a later attempt may not meet again.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
 
-# What a host, a number or a chunk that cannot be raises.
+# Raised for a malformed host, number or chunk.
 _MALFORMED = (ValueError, OverflowError)
 
-_NUMBER = r"(\d{1,18})"  # of bytes: what 64 bits hold
+_NUMBER = r"(\d{1,18})"  # bytes: a number that fits into 64 bits
 _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
 
 CHANGED = "changed while it was read"
@@ -55,9 +55,9 @@ class StatusError(OSError):
 
 
 class Version(NamedTuple):
-    """What identifies the bytes of a file: its size, a strong ETag or else a weak one, and its time of change.
+    """The version of a file: its size, a strong ETag or else a weak one, and the time of its last change.
 
-    *encoding* is how they are encoded, as the server says; size and ranges are then those of the encoded bytes.
+    *encoding* is its Content-Encoding; size and ranges are then those of the encoded bytes.
     """
 
     size: int
@@ -72,7 +72,7 @@ class Version(NamedTuple):
 
     @property
     def validator(self) -> str | None:
-        """What asks for equal bytes, as If-Range does; None where only a weak ETag, or nothing, tells of a change."""
+        """The value of If-Range for equal bytes; None if there is only a weak ETag, or nothing."""
         strong = self.etag if not self.etag.startswith("W/") else ""
         return strong or self.modified or None
 
@@ -81,10 +81,10 @@ NOT_ENCODED = Version(-1, "", "")
 
 
 class Address:
-    """Where the requests for a location go: its URL and the credentials to send."""
+    """The URL that requests for a location go to, and the credentials to send."""
 
     _login: str | None = None
-    _moved: tuple[str, str, float] | None = None  # which URL has redirected, to which one, and until when to go there
+    _moved: tuple[str, str, float] | None = None  # a URL, its redirect, and the time until which that is used
 
     def __init__(self, location: Location):
         self.location, self.name = location, location.name
@@ -96,34 +96,34 @@ class Address:
         except ValueError:
             known = False
         if not known:
-            # A URL with a password is kept out of the message, because that may be what is malformed.
+            # A URL with a password is kept out of the message: the password may be the malformed part.
             name = None if "@" in location.url else location.name
             raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX", url=name)
         self._login = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
 
     @property
     def target(self) -> tuple[str, dict[str, str]]:
-        """The URL to ask, and the headers that only its origin gets."""
+        """The URL to request, and the headers that only its origin may get."""
         return self._url, {} if self._login is None else {"Authorization": self._login}
 
     def renew(self) -> bool:
-        """Get new credentials for those that were refused; return whether there may be some."""
+        """Renew credentials that were refused; return whether there may be new ones."""
         return False
 
     @cached_property
     def digest(self) -> str:
-        """A digest of what tells the object from others: its URL without what signs it, and the login that asks.
+        """A digest that distinguishes the object from others: of its URL without a signature, and of the login.
 
-        A server may answer each login otherwise. What a store calls an object, its endpoint included, is in its URL.
+        A server may answer each login differently. The URL includes the endpoint of a store.
         """
-        place, _, query = self.target[0].partition("?")
-        login = "" if self._login is None else _digest_of_login(self._login, Origin.of(place))
-        named = f"{place}?{without_signature(query)} {login}"
+        path, _, query = self.target[0].partition("?")
+        login = "" if self._login is None else _digest_of_login(self._login, Origin.of(path))
+        named = f"{path}?{without_signature(query)} {login}"
         return blake2b(named.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
     @property
-    def place(self) -> str:
-        """The URL that a GET asks: that of ``target``, or where its last redirect led."""
+    def read_url(self) -> str:
+        """The URL that a GET requests: that of ``target``, or the one that it has redirected to."""
         url = self.target[0]
         moved = self._moved
         return url if moved is None or moved[0] != url or monotonic() >= moved[2] else moved[1]
@@ -131,15 +131,15 @@ class Address:
     def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
         """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
 
-        Only 307 and 308 redirect other methods than GET; *body*, a file, is then sent again. Credentials stay with the
-        origin that they are for. What is raised at the target of a redirect has a note that names it. Raises OpenError
-        for a redirect to another scheme, and for too many. Where a GET was redirected to is asked at once for a minute,
-        unless it fails: hubs redirect every range, and allow few requests to themselves.
+        Only 307 and 308 redirect methods other than GET; *body*, a file, is then sent again. Credentials are sent to
+        their origin only. An error at the target of a redirect has a note that names the target. Raises OpenError for a
+        redirect to another scheme, and for too many. For a minute, further GETs go to the target of the last redirect,
+        unless that fails: hubs redirect every range, and limit the requests to themselves.
         """
         url, secret = self.target
-        if method == "GET" and (place := self.place) != url:
+        if method == "GET" and (read_url := self.read_url) != url:
             try:
-                return self._ask_once(method, place, headers, None)
+                return self._ask_once(method, read_url, headers, None)
             except (OSError, http.client.HTTPException, *_MALFORMED):
                 self._moved = None
         visited = [url]
@@ -174,21 +174,21 @@ class Address:
         raise StatusError(response)
 
     def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
-        """Return the URL that an answer redirects to, if it does; OpenError for one that is not http or https."""
+        """Return the URL that an answer redirects to, if any; raise OpenError unless it is http or https."""
         code = failure.code if isinstance(failure, StatusError) else None
-        place = failure.headers.get("Location") if code in _REDIRECTS else None  # type: ignore[attr-defined]
-        if not place:
+        written = failure.headers.get("Location") if code in _REDIRECTS else None  # type: ignore[attr-defined]
+        if not written:
             return None
         if method != "GET" and code not in _ANY_METHOD:
             failure.add_note(f"which redirects no {method}; only 307 and 308 do")
             return None
         try:
-            target = urldefrag(urljoin(url, without_userinfo(place))).url
+            target = urldefrag(urljoin(url, without_userinfo(written))).url
             Origin.of(target)
         except ValueError:
-            shown = self.location.redacted(place)[:200] if urlsplit_or_none(place) else "a malformed URL"
+            shown = self.location.redacted(written)[:200] if urlsplit_or_none(written) else "a malformed URL"
             raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name) from None
-        # Headers come as Latin-1, whatever their bytes are.
+        # http.client decodes headers as Latin-1, whatever their bytes are.
         return quote(target, encoding="iso-8859-1", safe=string.punctuation)
 
 
@@ -212,7 +212,7 @@ def status_of(error: Any, location: Location) -> str:
 
 
 class Renewable(Protocol):
-    """What requests are sent for, and with which credentials: an Address, or a store of fsspec."""
+    """A location with credentials that can be renewed: an Address, or a store of fsspec."""
 
     location: Location
 
@@ -220,18 +220,18 @@ class Renewable(Protocol):
 
 
 class Patience:
-    """Retries: pauses after each failure, raises after too many in a row without progress, or once it *is_over*."""
+    """Retries with pauses; raises after too many failures in a row without progress, or after one once *is_over*."""
 
     def __init__(self, address: Renewable, is_over: Callable[[], bool] | None = None):
         self.address, self.location, self.failures = address, address.location, 0
         self._renewed, self._is_over = False, is_over
 
     def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
-        """Return what *action* returns once it succeeds; *offset* gives the offset of an error."""
+        """Call *action* until it succeeds, and return its result; *offset* returns the offset for an error."""
         while True:
             try:
                 result = action()
-            except OpenError:  # which waiting does not help
+            except OpenError:  # waiting does not help
                 raise
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renew():
@@ -278,7 +278,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float:
-    """Return the seconds that a server asks us to wait."""
+    """Return the seconds to wait, as a server asks by Retry-After."""
     value = error.headers.get("Retry-After", "") if isinstance(error, StatusError) else ""
     try:
         return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
@@ -292,31 +292,31 @@ def ask_for(address: Address, begin: int, end: int) -> Response:
 
 
 def range_of(response: Response, begin: int) -> Version | None:
-    """Return the version of the file in a range that begins at *begin*; None if *response* is no such range."""
+    """Return the version of the file of a range that begins at *begin*; None if *response* is no such range."""
     match = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
     if match is None or int(match[1]) != begin or not begin <= int(match[2]) < int(match[3]):
         return None
     if encoding_of(response) and response.length != int(match[2]) + 1 - begin:
-        return None  # a range of the file that was encoded by itself
+        return None  # the range was encoded, not the file
     return Version.of(response, int(match[3]))
 
 
 def no_range(response: Response) -> str:
-    """Say why *response* is not the range that was asked for."""
+    """Return the reason why *response* is not the range that was requested."""
     if response.status == 206:
         return f"the server sent a wrong Content-Range {response.headers.get('Content-Range', '')[:80]!r}"
     return NO_RANGES
 
 
 def encoding_of(response: Response) -> str:
-    """Return the Content-Encoding of *response*; "" where that leaves the bytes as they are."""
+    """Return the Content-Encoding of *response*; "" if it leaves the bytes as they are."""
     values = ",".join(response.headers.get_all("Content-Encoding", [])).split(",")
     return ", ".join(value.strip() for value in values if value.strip().lower() not in _AS_THEY_ARE)
 
 
 def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> None:
-    """Raise OpenError for a body that is encoded otherwise than *version*, ConnectionError for one that broke off."""
-    # http.client takes truncated headers for whole ones, but then nothing follows them.
+    """Raise OpenError for a body with another encoding than *version*, ConnectionError for one that broke off."""
+    # http.client accepts truncated headers, but then no body follows.
     if response.length != 0 and not response.peek():
         raise ConnectionError("the answer broke off before its first byte")
     encoding = encoding_of(response)

@@ -38,9 +38,9 @@ HEAD = 1024  # bytes of the beginning that come with the other metadata of a fil
 
 
 class Transfer:
-    """A body that is read forwards, by as many requests as it takes, up to *end* where that is known.
+    """A body that is read forwards, by as many requests as it takes, up to *end* if that is known.
 
-    Kinds of it say what they ask for, and whether an answer continues what was read. Reading raises OpenError.
+    Subclasses send the requests, and check that an answer continues the body. Reading raises OpenError.
     """
 
     def __init__(self, address: Address, begin: int, end: int | None, response: Response | None = None):
@@ -56,14 +56,14 @@ class Transfer:
         self._patience.attempt(self._begin, self._offset)
 
     def read(self, size: int) -> bytes:
-        """Return at least one byte and at most *size*, none at the end."""
+        """Return at least one byte and at most *size*; none at the end."""
         if self._buffer is None:
             self._buffer = memoryview(bytearray(tuning.READ))
         view = self._buffer[: size if self.end is None else min(size, self.end - self.position)]
         return bytes(view[: self._readinto(view)])
 
     def fill(self, view: memoryview) -> None:
-        """Fill *view*, which is no longer than what is left."""
+        """Fill *view*, which is no longer than the rest of the body."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
             done += self._readinto(view[done : done + tuning.READ])
@@ -71,14 +71,14 @@ class Transfer:
             self.close()
 
     def _share(self, view: memoryview) -> bool:
-        """Return whether *view* was filled over other connections."""
+        """Fill *view* over other connections, if that is faster; return whether it did."""
         return False
 
     def _readinto(self, view: memoryview) -> int:
         return self._patience.attempt(lambda: self._receive(view), self._offset) if len(view) else 0
 
     def _receive(self, view: memoryview) -> int:
-        """Read what comes next into *view*, and return how many bytes; only then do they count as read."""
+        """Read the next bytes into *view*, advance the position by their number, and return it."""
         try:
             count = (self._response or self._begin()).readinto(view)
             if not count and self.end is not None:
@@ -101,13 +101,13 @@ class Transfer:
         return self.position or None
 
     def close(self) -> None:
-        """Close the answer that is under way, if there is one."""
+        """Close the current answer, if there is one."""
         if self._response is not None:
             self._response.close()
             self._response = None
 
     def drop(self) -> None:
-        """Let a thread that waits for its bytes fail soon."""
+        """Make a thread that waits for the body fail soon."""
         self.is_dropped = True
         response = self._response
         if response is not None:
@@ -118,7 +118,7 @@ class Transfer:
 
 
 class WholeTransfer(Transfer):
-    """A whole file, whose length may be unknown, of a server that may support no ranges."""
+    """A whole file; its length may be unknown, and its server need not support ranges."""
 
     def __init__(self, address: Address, response: Response | None = None):
         super().__init__(address, 0, None)
@@ -136,7 +136,7 @@ class WholeTransfer(Transfer):
         return self._checked(self.address.request(headers))
 
     def _checked(self, response: Response) -> Response:
-        """Return *response*, advanced to where the last one broke off, if it is the same body."""
+        """Return *response*, advanced to the position, if it is of the same version; else raise OpenError."""
         try:
             check_body(response, self.name, self.version)
             if self.version is None:
@@ -161,17 +161,17 @@ class WholeTransfer(Transfer):
         return response
 
     def _skip(self, response: Response) -> None:
-        """Read what was read already: the server supports no ranges and sends the whole body again."""
+        """Skip the bytes before the position: the server supports no ranges and sends the whole body again."""
         skipped = 0
         while skipped < self.position:
             data = response.read(min(self.position - skipped, 1 << 16))
             if not data:
-                raise ConnectionError("the answer ended again before what was read already")
+                raise ConnectionError("the answer ended again before the bytes that were read already")
             skipped += len(data)
 
 
 class RangeTransfer(Transfer):
-    """The bytes of a file from *begin* to *end*, of this *version*; without one, of the version that answers."""
+    """The bytes of a file from *begin* to *end*, of *version*, or else of the version of the first answer."""
 
     end: int
     large: LargeRequest | None = None
@@ -193,7 +193,7 @@ class RangeTransfer(Transfer):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
-        # Those of fetching_threads may all wait for the bytes that are fetched here.
+        # Separate threads: all the others may be waiting for bytes that are fetched here.
         threads = connections.fetching_threads(count, "parts")
         size = max(tuning.LEAST_PART, -(-len(view) // count))
         self._parts = _Parts(self.address, self.position, view, self.version, size, threads)
@@ -253,7 +253,7 @@ class _Parts:
         self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
 
     def wait(self) -> None:
-        """Wait until all have come; raise the error of one that cannot be read."""
+        """Wait for all parts; raise the error of one that cannot be read."""
         try:
             for future in self._futures:
                 future.result()
@@ -262,7 +262,7 @@ class _Parts:
             raise
 
     def drop(self) -> None:
-        """Fetch no more of them."""
+        """Stop fetching the parts."""
         for transfer, future in zip(self._transfers, self._futures):
             if not future.cancel():
                 transfer.drop()
@@ -271,10 +271,10 @@ class _Parts:
 def begin_transfer(
     address: Address, size: int, is_over: Callable[[], bool] | None = None
 ) -> WholeTransfer | RangeTransfer:
-    """Return the first *size* bytes of a file, or where its server supports no ranges the whole file; they are open.
+    """Open the first *size* bytes of a file, or the whole file if ranges of it cannot be read.
 
-    The bytes are of a file that has a version with a validator, so that other ranges can be known to belong to it.
-    No more retries are made once it *is_over*.
+    They can be if its server supports ranges and sends a validator, by which other ranges are known to be of the same
+    version. No more retries are made once it *is_over*.
     """
     patience = Patience(address, is_over)
 
@@ -304,7 +304,7 @@ def begin_transfer(
 def read_whole(address: Address, most: int) -> bytes:
     """Return the bytes of a file, no more than *most*.
 
-    The readers of whole files share the idle connections: a long file comes over several, each slow at its beginning.
+    Readers of whole files share the idle connections: a long file comes over several, as each begins slowly.
     """
     with _sharing_idle(address) as idle:
         if idle() > 1:
@@ -321,13 +321,13 @@ def read_whole(address: Address, most: int) -> bytes:
 
 @contextmanager
 def _sharing_idle(address: Address) -> Iterator[Callable[[], int]]:
-    """Count a reader of a whole file; give a function that returns its share of the idle connections."""
-    key = Origin.of(address.place)
+    """Count a reader of a whole file; yield a function that returns its share of the idle connections."""
+    key = Origin.of(address.read_url)
     lock, readers = _whole_readers()
     with lock:
         readers[key] += 1
     try:
-        yield lambda: connections.spare(address.place) // readers[key]
+        yield lambda: connections.spare(address.read_url) // readers[key]
     finally:
         with lock:
             readers[key] -= 1
@@ -337,7 +337,7 @@ _whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(
 
 
 def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
-    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
+    """Return what ``read_whole`` does, over several connections; raise OpenError if the file changes meanwhile."""
     with _beginning(address, tuning.BEGINNING, most) as (beginning, version):
         if isinstance(beginning, bytes):
             return beginning
@@ -357,9 +357,9 @@ def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
 
 @contextmanager
 def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTransfer | bytes, Version]]:
-    """Open the first *size* bytes of a file; give the transfer and the version of the file.
+    """Open the first *size* bytes of a file; yield the transfer and the version of the file.
 
-    Where its server supports no ranges, give the whole file instead, no more than *most* bytes.
+    If ranges of the file cannot be read, yield all its bytes instead of a transfer, no more than *most*.
     """
     with closing(begin_transfer(address, size)) as beginning:
         refuse_encoded(beginning)
@@ -369,10 +369,10 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
 
 
 def hold_whole(address: Address, most: int) -> Any:
-    """Return what ``read_whole`` does, or as a ``MappedBlock`` where the cache has it on its disk.
+    """Return what ``read_whole`` does, or a ``MappedBlock`` if the cache has the file on its disk.
 
-    In the cache it stands for its version and its first KiB, which a server is always asked for: of a file that was
-    replaced, these differ where its validator, a time in seconds, may not.
+    The server is always asked for the first KiB, which is part of the key in the cache: if the file was replaced, it
+    differs even if the validator, a time in seconds, is the same.
     """
     if address.location.remote.cache_dir is None:
         return read_whole(address, most)
@@ -399,9 +399,9 @@ def hold_whole(address: Address, most: int) -> Any:
 
 
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:
-    """Return the bytes from *begin* to *end*, or to the end of the file, and the version that they are of.
+    """Return the bytes from *begin* to *end*, or to the end of the file, and their version.
 
-    Raises OpenError if that is not *version*, or the server supports no ranges.
+    Raises OpenError if that is not *version*, or if the server supports no ranges.
     """
     transfer = RangeTransfer(address, begin, end, version)
     with large_request(address, end - begin) as transfer.large:
@@ -418,15 +418,15 @@ def read_range(address: Address, begin: int, end: int, version: Version | None =
 
 @contextmanager
 def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
-    """Wait until a request for *size* bytes may be sent, and count it while it is under way; None if it is not large.
+    """Wait until a request for *size* bytes may be sent, and count it while it is under way; yield None if it is small.
 
-    Large ones to a server that answers soon use half of the connections: so many fill the line, and more than that
-    overflow its buffers. Where answers begin late, and for small requests, all connections are needed.
+    Large requests to a near server use half of the connections, which fill the link; more would overflow its buffers.
+    Small requests, and those to a far server, need all connections.
     """
     if size < tuning.LARGE:
         yield None
         return
-    remote, url = address.location.remote, address.place
+    remote, url = address.location.remote, address.read_url
     soonest = connections.soonest(url)
     most = remote.connections if soonest > tuning.FAR else max(1, remote.connections // 2)
     under_way = _large_requests()[Origin.of(url)]
@@ -444,7 +444,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
 
 
 class _LargeRequests:
-    """The large requests of a process to one server, and the *pace* of those that have ended, in seconds a byte."""
+    """The large requests of a process to one server; *pace* is the mean of those that have ended, in seconds a byte."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -452,12 +452,12 @@ class _LargeRequests:
         self.pace = 0.0
 
     def end(self, pace: float) -> None:
-        """Count the pace of one that has ended."""
+        """Add the pace of a request that has ended."""
         self.pace += (pace - self.pace) / 8 if self.pace else pace
 
 
 class LargeRequest:
-    """One of those under way, at most *most* at once, for *size* bytes; an answer takes *soonest* seconds or longer."""
+    """A large request under way, for *size* bytes, one of at most *most*; the fastest answer took *soonest* seconds."""
 
     def __init__(self, under_way: _LargeRequests, most: int, size: int, soonest: float):
         self._under_way, self._most = under_way, most
@@ -467,8 +467,8 @@ class LargeRequest:
     def is_late(self, rest: int) -> bool:
         """Return whether idle connections would bring the *rest* much sooner.
 
-        At the end of an epoch all wait for the slowest: that of a connection that resends what was lost, little by
-        little, while others have nothing to do.
+        At the end of an epoch all wait for the slowest request: its connection resends lost packets one after the
+        other, while other connections are idle.
         """
         took, came = monotonic() - self._time, self._rest - rest
         if took < max(tuning.JUDGED, 2 * self._soonest):
@@ -489,24 +489,26 @@ def through_cache(address: Address, begin: int, end: int, version: Version, fetc
 
 
 def held_by_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
-    """Return what ``through_cache`` does, but bytes that the cache has on its disk as a ``MappedBlock``."""
+    """Return what ``through_cache`` does, or a ``MappedBlock`` if the cache has the bytes on its disk."""
     cached = cached_block(address, begin, end, version)
     return fetch() if cached is None else cached[0].hold(cached[1], fetch)
 
 
 def cached_block(address: Address, begin: int, end: int, version: Version) -> tuple[BlockCache, Block] | None:
-    """Return the cache and the block in it of these bytes; None where they are not cached."""
+    """Return the cache and the block for these bytes; None if there is no cache for them."""
     cache = BlockCache.of(address.location.remote)
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
     validator = version.validator
-    if cache is None or validator is None or (query and validator != version.etag):  # others may have it too
+    if (
+        cache is None or validator is None or (query and validator != version.etag)
+    ):  # other queries may have the same time
         return None
     return cache, Block(path, validator, version.size, begin, end - begin, address.digest)
 
 
 def refuse_encoded(transfer: WholeTransfer | RangeTransfer) -> None:
-    """Raise OpenError if the bytes of *transfer* are not those of its file."""
+    """Raise OpenError if the server has encoded the bytes of *transfer*."""
     if transfer.version is not None and transfer.version.encoding:
         raise encoded(transfer.version.encoding, transfer.name, ", or stream a shard (index=False)")
 
@@ -514,7 +516,7 @@ def refuse_encoded(transfer: WholeTransfer | RangeTransfer) -> None:
 class RemoteRanges(Ranges):
     """A file of a web server, read by range requests, each retried until it is complete.
 
-    *size* is what is known of its size before the server has said it.
+    A *size* that is known, as from a manifest, saves the request for it; the first answer corrects it.
     """
 
     def __init__(self, address: Address, size: int | None = None):
@@ -543,7 +545,7 @@ class RemoteRanges(Ranges):
         if self._address.location.remote.cache_dir is not None:
             with self._asking():
                 if self._version is None:
-                    self._keep(read_range(self._address, 0, 1)[1])  # a block of the cache is of a version
+                    self._keep(read_range(self._address, 0, 1)[1])  # it is part of the key of a block
         version = self._version
         if version is None:
             data, version = read_range(self._address, offset, offset + size)
@@ -559,7 +561,7 @@ class RemoteRanges(Ranges):
                 cached[0].drop(cached[1])
 
     def _keep(self, version: Version) -> None:
-        """Let all that is read be of *version*, whose size may be another than was known."""
+        """Require *version* of all that is read, and take its size."""
         with self._lock():
             if self._version is None:
                 self.size, self._version = version.size, version
@@ -575,4 +577,4 @@ class RemoteRanges(Ranges):
             self._keep(version)
 
     def is_current(self) -> bool:
-        return self._version is None or self._version.validator is not None  # each answer is compared with it
+        return self._version is None or self._version.validator is not None  # every answer is compared with it
