@@ -357,7 +357,7 @@ class _AnsweredEarly(Exception):
 def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
     """Yield a file from its beginning; raise _AnsweredEarly if an answer or a close comes before its end."""
     body.seek(0)
-    while data := body.read(tuning.SENT):
+    while data := body.read(tuning.PIECE):
         if _is_answered(connection.sock):
             raise _AnsweredEarly
         yield data

@@ -360,7 +360,7 @@ def _count(part: str) -> int:
             begin, others, names = opened[-1]
             opened[-1] = begin, others, min(names * size, _ENDLESS)
     count = 1
-    for _, others, names in opened:  # more than one only where they are unbalanced
+    for _, others, names in opened:  # more than one if they are unbalanced
         count = min(count * (others + names), _ENDLESS)
     return count
 

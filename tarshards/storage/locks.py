@@ -91,7 +91,7 @@ def release(descriptor: int, *, unlock: bool = True) -> None:
 
 
 def is_locked(path: str) -> bool:
-    """Return whether a process holds the lock of the file at *path*; False where that cannot be told."""
+    """Return whether a process holds the lock of the file at *path*; False if that is unknown."""
     try:
         release(lock(path, os.O_RDONLY, take=lambda descriptor: try_lock(descriptor, fcntl.LOCK_SH)))
     except BlockingIOError:

@@ -58,7 +58,7 @@ class Transfer:
     def read(self, size: int) -> bytes:
         """Return at least one byte and at most *size*; none at the end."""
         if self._buffer is None:
-            self._buffer = memoryview(bytearray(tuning.READ))
+            self._buffer = memoryview(bytearray(tuning.PIECE))
         view = self._buffer[: size if self.end is None else min(size, self.end - self.position)]
         return bytes(view[: self._readinto(view)])
 
@@ -66,7 +66,7 @@ class Transfer:
         """Fill *view*, which is no longer than the rest of the body."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
-            done += self._readinto(view[done : done + tuning.READ])
+            done += self._readinto(view[done : done + tuning.PIECE])
         if self.position == self.end:
             self.close()
 
@@ -189,13 +189,13 @@ class RangeTransfer(Transfer):
     def _share(self, view: memoryview) -> bool:
         if self.large is None or self.version is None:
             return False
-        if len(view) < 2 * tuning.LEAST_PART or not self.large.is_late(len(view)):
+        if len(view) < 2 * tuning.BEGINNING or not self.large.is_late(len(view)):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
         # Separate threads: all the others may be waiting for bytes that are fetched here.
         threads = connections.fetching_threads(count, "parts")
-        size = max(tuning.LEAST_PART, -(-len(view) // count))
+        size = max(tuning.BEGINNING, -(-len(view) // count))
         self._parts = _Parts(self.address, self.position, view, self.version, size, threads)
         if self.is_dropped:
             self._parts.drop()
@@ -316,7 +316,7 @@ def read_whole(address: Address, most: int) -> bytes:
         with closing(WholeTransfer(address)) as transfer:
             transfer.open()
             refuse_encoded(transfer)
-            return read_at_most(transfer, most, tuning.READ)
+            return read_at_most(transfer, most, tuning.PIECE)
 
 
 @contextmanager
@@ -365,7 +365,10 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
         refuse_encoded(beginning)
         version = beginning.version
         assert version is not None
-        yield read_at_most(beginning, most, tuning.READ) if isinstance(beginning, WholeTransfer) else beginning, version
+        if isinstance(beginning, WholeTransfer):
+            yield read_at_most(beginning, most, tuning.PIECE), version
+        else:
+            yield beginning, version
 
 
 def hold_whole(address: Address, most: int) -> Any:

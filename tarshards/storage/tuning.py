@@ -20,11 +20,7 @@ SWEEP = 1.0
 #: than a new connection takes. The bodies of most errors are much shorter, so half and double change little.
 DRAINED = 1 << 16
 
-#: Bytes of a body that are sent between two checks for an early answer. Half doubles the checks, one system call each;
-#: double sends more in vain to a server that has refused the body.
-SENT = 1 << 18
-
-# Received bytes.
+# Bodies.
 
 #: Bytes that must have come before a waiting thread is woken (SO_RCVLOWAT). Without: CPU of shuffled 110 KB samples
 #: 1.9, of streams 2.1. With more, the kernel keeps its receive window small.
@@ -33,9 +29,9 @@ WAKE = 1 << 15
 #: Records of TLS, of 16 KiB each, that must have come before a thread is woken. One: CPU 1.18. Double: not measured.
 RECORDS = 2
 
-#: Bytes that are read from a body at once. Signals, drops and late requests are noticed between two reads: double
-#: delays them at 1 MB/s from 0.26 to 0.5 s; half makes twice as many calls.
-READ = 1 << 18
+#: Bytes of a body that are read or sent at once. Drops, late requests and early answers are noticed between two pieces:
+#: double delays them at 1 MB/s from 0.26 to 0.5 s; half makes twice as many calls.
+PIECE = 1 << 18
 
 #: Seconds to the beginning of an answer, above which a server is far. Then all connections are used for large requests,
 #: and streams begin with large pieces: at 200 ms, small ones take 1.41 times as long; near, large ones take 1.05.
@@ -56,8 +52,8 @@ MOVES = 3
 
 # Large requests, whose bodies take longer than the wait for their answers.
 
-#: Bytes of a large request: at 80 MB/s, 6.5 ms. Large requests to a near server use half of the connections: so many
-#: fill the link, and more overflow its buffers. Without: shuffled 110 KB samples 1.30, TLS 1.43, streams 1.17.
+#: Bytes of a large request: at 80 MB/s, 6.5 ms. Large requests to a near server use half of the connections, which fill
+#: the link; more would overflow its buffers. Without: shuffled 110 KB samples 1.30, TLS 1.43, streams 1.17.
 LARGE = 1 << 19
 
 #: A large request is judged by its pace after JUDGED seconds, or twice the time of the fastest answer. Idle connections
@@ -65,14 +61,11 @@ LARGE = 1 << 19
 #: times the time of the fastest answer. Without: shuffled 1.04, at 200 ms 1.09; streams 1.12.
 JUDGED, LATE = 0.1, 0.25
 
-#: Bytes of the smallest part that idle connections fetch: below that, the answer takes longer than the bytes.
-LEAST_PART = 1 << 16
-
 # Whole files, such as indexes.
 
 #: Bytes that come over a new connection in two round trips, by TCP's slow start (10 and 20 packets), less the headers.
-#: Idle connections share out the rest of a file, in parts no smaller. Without: first batch of 2 KB samples 1.22. Half
-#: brings fewer bytes in the same time, double takes a third round trip.
+#: Idle connections fetch the rest of a file, or of a late request, in parts no smaller. Without: first batch of 2 KB
+#: samples 1.22. Half brings fewer bytes in the same time, double takes a third round trip.
 BEGINNING = 5 << 13
 
 # Failures.
