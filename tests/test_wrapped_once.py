@@ -18,10 +18,10 @@ from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.ledger import Ledger
-from tarshards.storage import transfer
+from tarshards.storage import requests
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import dump_manifest
+from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.markers import read_marker
 from tarshards.storage.opening import open_plain, open_shard, open_url
 from tarshards.verbs.mix import read_sources
@@ -51,7 +51,7 @@ READS = {
     "stream": lambda url: open_shard(url, allow_pipe=True).read(),
     "samples": lambda url: list(read_samples(url, allow_pipe=True)),
     "members": lambda url: list(read_loose_members(find_shards(url, allow_pipe=True), ledger=Ledger())),
-    "plain": lambda url: [file.read(0, 10) for file in [open_plain(Location(url, allow_pipe=True)).__enter__()]],
+    "plain": lambda url: [file.read(0, 10) for file in [open_plain(Shard(url, allow_pipe=True)).__enter__()]],
 }
 
 
@@ -109,7 +109,7 @@ def test_writing_into_a_command_that_fails(command):
 
 def test_what_a_server_means_is_not_asked_for_again(tmp_path, monkeypatch):
     """An error that we raise of an answer will not pass; only those of the connection are tried again."""
-    monkeypatch.setattr(transfer, "sleep", lambda seconds: pytest.fail("retried"))
+    monkeypatch.setattr(requests, "sleep", lambda seconds: pytest.fail("retried"))
     (tmp_path / "a.tar").write_bytes(tar_of(3, 5000))
     with serving(tmp_path) as site:
         ranges = Location(f"{site.url}/a.tar").ranges()

@@ -15,6 +15,7 @@ from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
 from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, NOT_ADJACENT, Split, key_rule
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
@@ -36,11 +37,12 @@ def build_index(url: str, *, crc: bool = False, concatenated: bool = False, spli
     damaged shard, ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
+    shard = Shard(location.url, concatenated=concatenated, split=split)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
-        index = _index(ranges, concatenated, split)
+        index = _index(ranges, shard)
         if index is None:
-            raise _reason(location, concatenated)
+            raise _reason(location, shard)
         if crc:
             index.arrays["crc32"] = struct.pack(f"<{len(index.sample)}I", *_checksums(ranges, index))
     return index
@@ -67,12 +69,13 @@ class FileRanges(Ranges):
         self._file.close()
 
 
-def _index(ranges: Ranges, concatenated: bool, split: Split) -> Index | None:
-    """Return the index of the shard in *ranges*, None where it is damaged."""
+def _index(ranges: Ranges, shard: Shard) -> Index | None:
+    """Return the index of the *shard* in *ranges*, None where it is damaged."""
+    split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
         reads = REMOTE if ranges.remote else LOCAL
-        found = walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), concatenated)
+        found = walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), shard.concatenated)
     except OpenError:
         raise
     except OSError as error:
@@ -89,7 +92,7 @@ def _index(ranges: Ranges, concatenated: bool, split: Split) -> Index | None:
     second = [member for (member,) in struct.iter_unpack("<I", twice)]
     steps: dict[int, list[Step]] = {}
     unresolved: dict[int, str] = {}
-    contents = SpecialMembers(ranges.read_up_to, concatenated=concatenated)
+    contents = SpecialMembers(ranges.read_up_to)
     for member, header in struct.iter_unpack("<IQ", elsewhere):
         try:
             steps[member] = contents.find(header, whole=True)
@@ -166,12 +169,12 @@ def header_offset(ranges: Ranges, start: int, stop: int) -> int:
     return start + found[-1][1]
 
 
-def _reason(location: Location, concatenated: bool) -> Exception:
+def _reason(location: Location, shard: Shard) -> Exception:
     """Return the error that reading a damaged shard raises."""
     name = location.name
     try:
         with open_shard(location) as stream:
-            none = read_members(stream, url=name, select=lambda _: False, concatenated=concatenated)
+            none = read_members(stream, url=name, select=lambda _: False, concatenated=shard.concatenated)
             deque(none, 0)
     except Exception as error:
         return error

@@ -53,7 +53,7 @@ def connect(location: Location, count: int) -> None:
         return
     with suppress(TarshardsError):  # raised again when it is read
         if (address := location.address()) is not None:
-            connect_ahead(address.place, count, connections=remote.connections, timeout=remote.timeout)
+            connect_ahead(address.read_url, count, connections=remote.connections, timeout=remote.timeout)
 
 
 class _Block:

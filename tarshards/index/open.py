@@ -322,7 +322,7 @@ class OpenShard:
         try:
             data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
         except OpenError as error:
-            from tarshards.storage.transfer import NO_RANGES
+            from tarshards.storage.requests import NO_RANGES
 
             if error.reason != NO_RANGES:
                 raise

@@ -666,7 +666,7 @@ def has_ranges(url: str | Location) -> bool:
     location = Location.of(url)
     if not location.is_remote:
         return True
-    from tarshards.storage.transfer import NO_RANGES
+    from tarshards.storage.requests import NO_RANGES
 
     try:
         location.ranges().close()
@@ -694,7 +694,7 @@ def read_head(shard_url: str | Location) -> Head:
 
 def _read_beginning(location: Location) -> bytes:
     if location.is_remote:
-        from tarshards.storage.transfer import NO_RANGES
+        from tarshards.storage.requests import NO_RANGES
 
         try:
             with location.ranges() as ranges:

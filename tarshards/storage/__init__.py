@@ -3,20 +3,22 @@
 Read in this order:
 
 - ``location``: a URL or path, parsed once; it knows its printable name and opens itself
-- ``remote``: how remote files are read, as one value
+- ``remote``: the options for reading remote files, as one value
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
-- ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams`` is what they
-  return, and parts of open files that the system copies
-- ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
-  and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
+- ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams``: the streams that
+  they return, and parts of open files that the system copies
+- ``connections``, ``requests``, ``transfer``, ``ahead``: connections that are kept alive; requests with their redirects
+  and retries; bodies that are resumed at the exact byte; files whose pieces are fetched ahead. ``traffic`` counts them,
+  and ``tuning`` has the numbers that they depend on
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
 - ``ranges``: bytes in any order; local files are mapped
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
   shared with the processes that are forked later
-- ``manifest``: wids JSON, and its name; ``beside``: what is derived from a shard, removed when that is replaced
-- ``locks``: locks on files, and what a process that was forked makes again; ``claims``: names that one writer at a time
-  may write; ``markers``: records of what was made
+- ``manifest``: wids JSON, and its name; ``beside``: files that are derived from a shard, removed when
+  it is replaced
+- ``locks``: locks on files, and values that a forked process makes again; ``claims``: names that one writer at a time
+  may write; ``markers``: records of complete outputs
 """

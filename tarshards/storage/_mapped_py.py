@@ -1,4 +1,4 @@
-"""Bytes of a file by system calls, in pure Python: the twin of _mapped.c for where there is no compiler.
+"""Bytes of a file by system calls, in pure Python: the twin of _mapped.c, for systems without a compiler.
 
 A copy out of a mapping would kill the process where the file has shrunk; a read comes short.
 """
@@ -33,7 +33,7 @@ class Mapping:
         return data
 
     def drop(self, offset: int, size: int) -> None:
-        """Let *size* bytes at *offset* leave this process's memory, where they are not."""
+        """Do nothing: no bytes are mapped into the memory of this process."""
         if offset < 0 or size < 0 or offset + size > self._size:
             raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
 

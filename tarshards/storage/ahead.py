@@ -9,16 +9,15 @@ from functools import cached_property, partial
 from typing import Any
 
 from tarshards.errors import TarshardsError
-from tarshards.storage import traffic
-from tarshards.storage.connections import FAR, fetching_threads, soonest
+from tarshards.storage import traffic, tuning
+from tarshards.storage.connections import fetching_threads, soonest
 from tarshards.storage.location import Location
 from tarshards.storage.remote import PIECE
+from tarshards.storage.requests import Address, Version
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import (
-    Address,
     RangeTransfer,
     Transfer,
-    Version,
     WholeTransfer,
     begin_transfer,
     large_request,
@@ -213,7 +212,7 @@ class ReadAhead:
         if file.is_cached:
             size = PIECE
         else:
-            count = NEAR if soonest(file.address.place) <= FAR else DISTANT
+            count = NEAR if soonest(file.address.read_url) <= tuning.FAR else DISTANT
             size = max(LEAST, min(PIECE, self._window // count))
         end = file.asked + size
         piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))

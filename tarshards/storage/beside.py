@@ -1,4 +1,4 @@
-"""What is derived from a shard and lies beside it: removed when the shard is replaced."""
+"""Files that are derived from a shard and lie beside it: their names, and their removal when the shard is replaced."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tarshards.storage.locks import lock, release
 from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
-INDEX = ".index"  # how much longer the name of a shard's index is
-COLUMNS = ".columns.parquet"  # and that of its columns
+INDEX = ".index"  # added to the name of a shard: the name of its index
+COLUMNS = ".columns.parquet"  # that of its columns
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
-LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds for the lock of a folder
+LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
 def forget(location: Location) -> None:
-    """Remove what is derived from the shard at *location*; called before it is replaced.
+    """Remove the files that are derived from the shard at *location*, before it is replaced.
 
-    So a new shard never stands beside what describes an old one, whenever the process dies. It is the index and, of a
-    local shard, its columns, the key index of its series and of each manifest ``*.shards.json`` in its folder that
-    names it, its counts in these manifests, and its indexes for DALI and Energon, which a warning names. Only files
-    that are what their names say are removed; others that may be indexes are named in a warning. Raises OpenError
-    where an index cannot be removed.
+    So a new shard never stands beside an old index, whenever the process dies. The derived files are the index and, of
+    a local shard, its columns; the key indexes of its series and of each manifest ``*.shards.json`` in its folder that
+    names it; its counts in these manifests; and its indexes for DALI and Energon, which a warning names. Only files
+    with the right contents are removed; a warning names others that may be indexes. Raises OpenError if an index cannot
+    be removed.
     """
     if location.is_stream:
         return
@@ -42,7 +42,7 @@ def forget(location: Location) -> None:
     if os.path.isfile(path):
         _forget_counts(path, location)
         _forget_energon(path)
-    if os.path.islink(path):  # writing replaces the file that it leads to
+    if os.path.islink(path):  # writing replaces the target of the link
         forget(location.at(os.path.realpath(path)))
 
 
@@ -81,11 +81,11 @@ def _forget_counts(path: str, location: Location) -> None:
         return None if found is None else os.path.normpath(os.path.join(folder, found))
 
     def is_replaced(url: str) -> bool:
-        if url.rpartition("/")[2] != base and "%" not in url:  # most of many
+        if url.rpartition("/")[2] != base and "%" not in url:  # a quick test, which excludes most
             return False
         return local(url) == os.path.join(folder, base)
 
-    with locked(folder):  # others may be replacing other shards of the same manifest
+    with locked(folder):  # other processes may replace other shards of the same manifest
         for manifest in manifests:
             try:
                 with open(manifest, "rb") as file:
@@ -104,21 +104,21 @@ def _forget_counts(path: str, location: Location) -> None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder, which waits for another process that changes a manifest or catalog in it.
+    """Hold the lock of a folder, so that one process at a time changes the manifests and catalogs in it.
 
-    A warning names the folder if that takes long: the other process may be stopped. Raises OpenError after MOST_WAIT.
+    A warning names the folder after LONG_WAIT; OpenError is raised after MOST_WAIT: another process may be stopped.
     """
-    begun, is_told = monotonic(), False
+    begun, has_warned = monotonic(), False
 
     def wait() -> None:
-        nonlocal is_told
+        nonlocal has_warned
         waited = monotonic() - begun
         reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
         if waited > MOST_WAIT:
             raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
-        if waited > LONG_WAIT and not is_told:
-            is_told = True
-            _say(folder, f"{reason}; waiting")
+        if waited > LONG_WAIT and not has_warned:
+            has_warned = True
+            _warn(folder, f"{reason}; waiting")
         sleep(0.01)
 
     descriptor = lock(folder, os.O_RDONLY, wait, optional=True)
@@ -142,13 +142,13 @@ def _remove_exports(path: str) -> None:
         if is_dali or _are_offsets(data):
             Location(name).remove()
             format = "dali" if is_dali else "tar.idx"
-            _say(name, f"removed with the shard that it described; write it again with `tarindex --format {format}`")
+            _warn(name, f"removed with the shard that it described; write it again with `tarindex --format {format}`")
         else:
-            _say(name, "may be of the shard that is replaced; write it again with `tarindex --format`")
+            _warn(name, "may be of the shard that is replaced; write it again with `tarindex --format`")
 
 
 def _are_offsets(data: bytes) -> bool:
-    """Return whether this is a ``.tar.idx``: offsets of headers, ascending, each an unsigned integer of 8 bytes."""
+    """Return whether *data* is a ``.tar.idx``: ascending offsets of headers, each an unsigned integer of 8 bytes."""
     if not data or len(data) % 8:
         return False
     offsets = memoryview(data).cast("Q")
@@ -156,7 +156,7 @@ def _are_offsets(data: bytes) -> bool:
 
 
 def _forget_energon(path: str) -> None:
-    """Remove Energon's index of the dataset in a folder above the shard at *path*, if it lists that."""
+    """Remove Energon's index of a dataset in a folder above the shard at *path*, if it lists the shard."""
     import json
 
     folder = path = os.path.abspath(path)
@@ -170,10 +170,10 @@ def _forget_energon(path: str) -> None:
         if listed:
             for name in (f"{folder}/.nv-meta/index.sqlite", f"{folder}/.nv-meta/index.uuid", info):
                 Location(name).remove()
-            _say(info, "removed with a shard that it described; write it again with `tarindex --format energon`")
+            _warn(info, "removed with a shard that it described; write it again with `tarindex --format energon`")
 
 
-def _say(name: str, reason: str) -> None:
+def _warn(name: str, reason: str) -> None:
     import logging
 
     logging.getLogger("tarshards").warning("%s: %s", visible(name), reason)

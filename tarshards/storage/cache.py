@@ -1,33 +1,33 @@
 """Blocks of remote files on a local disk, shared by all processes of the host: `Remote(cache_dir=, cache_bytes=)`.
 
-A block is a piece of one version of a remote file. It is fetched once: of the threads and processes that ask for it,
-one downloads it while the others wait, and one of these goes on if the downloader dies. Who has waited for as long as
-the timeout of requests fetches it too: a process can be stopped. What the folder holds::
+A block is a range of one version of a remote file. One thread of one process downloads it; the other threads and
+processes that want it wait. If the downloader dies, the next one goes on. A process that has waited for the timeout of
+requests downloads the block too, since the downloader may be stopped. The folder holds::
 
-    ab/cdef....block   a block that stays; the name is a hash of its key, in 256 subfolders
-    spool/abcdef.block a block that goes after its last use, or with the process that stored it
-    parts/abcdef       a block that is being downloaded, locked (flock) by the thread that does it
+    ab/cdef....block   a pinned block, which stays; its name is a hash of its key, in 256 subfolders
+    spool/abcdef.block a spooled block, removed after its last use, or with the process that stored it
+    parts/abcdef       a block that is being downloaded, locked (flock) by the thread that downloads it
     owners/PID-RANDOM  an empty file for each process that uses the folder, locked as long as the process lives
-    tarshards-cache    how many bytes all of these take, and for which process; locked while they change
+    tarshards-cache    the counts: bytes on the disk, in all and for each process; locked while they change
 
-A file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC, the
-CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner if it
-is spooled (28, padded with zeros), and the key: a JSON list of URL, validator, size of the file, offset, length, and a
-digest of what else tells files apart: the query without its signature, the endpoint of a store, and a login; of an
-index, which is one block, its beginning, too. The URL has no query and no userinfo, so that neither names nor files
-hold credentials.
+The file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC,
+the CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner
+if the block is spooled (28, padded with zeros), and the key. The key is a JSON list: URL, validator, size of the file,
+offset, length, and a digest of whatever else distinguishes files of one URL: the query without its signature, the
+endpoint of a store, and a login. The digest of an index, which is one block, covers its first KiB too. The URL has no
+query and no userinfo, so that neither names nor files hold credentials.
 
-**What stays.** Blocks stay until the budget is full: the first to come are never replaced. An epoch reads every block
-once in an order of its own, so the least recently used block is the one needed next: with a cache of a quarter of the
-data LRU fetches 0.98 of the blocks again in every epoch, this 0.78, and no policy less than 0.75. What a
-shuffled epoch reads from several blocks at once, its working set, is needed on top: `reserve` keeps space for it, which
-holds spooled blocks. A simulated pool of 10 % of the data, in a cache of 25 %, fetches every block 0.87 times an epoch
-with it, and 6.7 times without.
+**Which blocks stay.** The first blocks to come stay, until the budget is full; they are never replaced. An epoch reads
+every block once, in an order of its own, so the least recently used block is the one needed next. With a cache of a
+quarter of the data, LRU downloads 0.98 of the blocks again in every epoch, this policy 0.78, and no policy less than
+0.75. A shuffled epoch reads from several blocks by turns; `reserve` keeps space for this working set, and spooled
+blocks use it. In a simulation with a pool of 10 % of the data and a cache of 25 %, an epoch downloads every block 0.87
+times with this space, and 6.7 times without.
 
-**After a crash.** Nothing is flushed to the disk: a file that is not whole fails its CRC, and is fetched again. The
-counts are marked while they change; who finds the mark counts the files. Parts, spooled blocks and counts of dead
-processes are removed by the next process that opens the folder. Only files are deleted that have a name and a header
-as above.
+**After a crash.** Nothing is flushed to the disk: an incomplete file fails its CRC, and its block is downloaded again.
+The counts carry a mark while they change; a process that finds the mark counts the files again. The next process that
+opens the folder removes the parts, spooled blocks and counts of dead processes. Files are only deleted if their name
+and header are as above.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ from tarshards.storage.streams import failure, words
 
 log = logging.getLogger("tarshards")
 
-VERSION = 2  # of the keys of blocks
+VERSION = 2  # of the keys
 MAGIC = b"tarshards block1"
 HEADER = struct.Struct("<16sIII28s")
-ALIGNED = 64  # bytes: the data begins at a multiple, for what copies or maps it
-BATCH = 256  # files are removed at once by a purge, while no others are stored
+ALIGNED = 64  # bytes: the data begins at a multiple of them, as copying and mapping prefer
+BATCH = 256  # files that a purge removes under one lock, which keeps other processes from storing blocks
 PAGE = 4096  # bytes: a file takes a multiple of them on the disk
-SHARE = 0.9  # of the disk, where no budget is given
-TICK = 20_000_000  # nanoseconds: more than between two times that a file system tells apart
-LEAST_PAUSE, MOST_PAUSE = 0.0005, 0.02  # seconds between two looks at a lock that another process holds
-HURRIED, WHILE = 0.1, 10  # seconds for which it is awaited after one was in vain, for so many times the timeout
-MOST_VERIFIED = 1 << 18  # blocks whose checksums are known to be right, at 70 bytes each; then they are checked again
+SHARE = 0.9  # of the free space, if no budget is given
+TICK = 20_000_000  # nanoseconds: two writes further apart than this give a file different times
+LEAST_PAUSE, MOST_PAUSE = 0.0005, 0.02  # seconds between attempts to lock what another process has locked
+SHORT_TIMEOUT = 0.1  # seconds to wait for a lock after waiting for another one was in vain ...
+SHORT_PERIOD = 10  # ... for this multiple of the timeout
+MOST_VERIFIED = 1 << 18  # blocks that are known to be whole, at 70 bytes of memory each; beyond, all are checked again
 
 BLOCK_NAME = re.compile(r"[0-9a-f]{30}\.block")
 SPOOL_NAME = re.compile(r"[0-9a-f]{32}\.block")
@@ -78,14 +79,15 @@ OWNER_NAME = re.compile(r"\d+-[0-9a-f]{8}")
 SUBFOLDERS = [f"{number:02x}" for number in range(256)]
 COUNTS = "tarshards-cache"
 SPOOL, PARTS, OWNERS = "spool", "parts", "owners"
+KINDS = ("pinned", "spool")  # of blocks: those that stay, and those that go after their last use
 KNOWN = {COUNTS, SPOOL, PARTS, OWNERS, *SUBFOLDERS, "lost+found"}
 
 
 class Block(NamedTuple):
-    """Which block: *length* bytes at *offset* of a file of *size* bytes.
+    """The name of a block: *length* bytes at *offset* of a file of *size* bytes.
 
     *url* has no query and no userinfo; *validator* is the ETag of the file's version, or else its Last-Modified.
-    *digest* tells apart the files of one *url*: it is ``Address.digest``.
+    *digest* distinguishes the files of one *url*; it is ``Address.digest``.
     """
 
     url: str
@@ -103,7 +105,7 @@ class Block(NamedTuple):
 class MappedBlock(MappedPart):
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
-    What was copied out of it is right if the mapping ``is_current`` afterwards.
+    Bytes that were copied out of it are right if the mapping ``is_current`` afterwards.
     """
 
     def __init__(self, path: str, start: int, stays: bool):
@@ -117,12 +119,12 @@ def name_of(key: bytes) -> str:
 
 
 def start_of(key: bytes) -> int:
-    """Return where the data of the block with this key begin in its file."""
+    """Return the offset of the data in the file of the block with this key."""
     return -(-(HEADER.size + len(key)) // ALIGNED) * ALIGNED
 
 
 def header_of(key: bytes, checksum: int, owner: str) -> bytes:
-    """Return what a file of a block begins with, up to the data."""
+    """Return the bytes before the data in the file of a block."""
     length = start_of(key)
     header = HEADER.pack(MAGIC, checksum, length, len(key), owner.encode()) + key
     return header.ljust(length, b"\0")
@@ -134,7 +136,7 @@ def taken(size: int) -> int:
 
 
 class Stored(NamedTuple):
-    """A file of a block: *block* and *owner* are None and "" where its header does not tell them."""
+    """The file of a block; *block* is None if its header is damaged or of another version."""
 
     path: str
     kind: str  # "pinned" or "spool"
@@ -144,17 +146,17 @@ class Stored(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk."""
+        """Its size on the disk."""
         return taken(self.status.st_size)
 
 
 class CacheFolder:
-    """The files of a cache and the counts of their bytes; *foreign* are the files that were found and are not of it."""
+    """The files of a cache and the counts of their bytes; *foreign* are files found in it that are not of a cache."""
 
     def __init__(self, path: str, timeout: float = 30.0):
         self.path, self.timeout = path, timeout
         self.foreign: set[str] = set()
-        self._hurried_until = 0.0
+        self._is_short_until = 0.0  # monotonic time: locks are waited for SHORT_TIMEOUT only
 
     @classmethod
     def existing(cls, path: str) -> CacheFolder:
@@ -164,14 +166,14 @@ class CacheFolder:
         return folder
 
     def lock(self, path: str) -> int:
-        """Open and lock a file, which is made if it is missing.
+        """Open and lock a file, and create it if it is missing.
 
-        Raises TimeoutError if another process, which may be stopped, holds it for longer than *timeout*; for a while
-        after that, nobody is waited for as long.
+        Raises TimeoutError if another process, which may be stopped, holds the lock for longer than *timeout*. For a
+        while after that, further locks are waited for a short time only.
         """
         begun, pause = monotonic(), LEAST_PAUSE
-        is_hurried = begun < self._hurried_until
-        end = begun + (min(HURRIED, self.timeout) if is_hurried else self.timeout)
+        is_short = begun < self._is_short_until
+        end = begun + (min(SHORT_TIMEOUT, self.timeout) if is_short else self.timeout)
 
         def wait() -> None:
             nonlocal pause
@@ -179,24 +181,24 @@ class CacheFolder:
                 sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
                 return
-            if not is_hurried:
-                self._hurried_until = monotonic() + WHILE * self.timeout
+            if not is_short:
+                self._is_short_until = monotonic() + SHORT_PERIOD * self.timeout
             reason = f"locked for {self.timeout:g} s by another process, which may be stopped"
             raise TimeoutError(errno.ETIMEDOUT, reason, self.path)
 
         return lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, wait)
 
     def block_path(self, name: str, kind: str) -> str:
-        """Return where a block lies, or would lie."""
+        """Return the path of the file of a block, whether it exists or not."""
         return f"{self.path}/{name[:2]}/{name[2:]}.block" if kind == "pinned" else f"{self.path}/{SPOOL}/{name}.block"
 
-    # The counts: bytes that are pinned and spooled, parts included, and for each process the bytes of its parts and
-    # what it has reserved. The file begins with a space, and with a "!" while it is being changed.
+    # The counts: the bytes of pinned and of spooled blocks, parts included, and for each process the bytes of its parts
+    # and those it has reserved. The file begins with a space, and with a "!" while it is being changed.
 
     BEGIN = b'{"tarshards cache":'
 
     def read_counts(self) -> dict[str, Any]:
-        """Return the counts as they are now, maybe about to change; raise OpenError if there are none."""
+        """Return the counts without locking them; raise OpenError if there are none."""
         path = f"{self.path}/{COUNTS}"
         try:
             with open(path, "rb") as file:
@@ -208,8 +210,8 @@ class CacheFolder:
         return self._parsed(raw)[0]
 
     def _parsed(self, raw: bytes) -> tuple[dict[str, Any], bool]:
-        """Return the counts, and whether they are right."""
-        raw = raw if raw.strip(b"\0") else b""  # zeros: what a power loss leaves of a file
+        """Return the counts, and whether they are complete."""
+        raw = raw if raw.strip(b"\0") else b""  # a power loss may leave a file of zeros
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
             raise OpenError("not the counts of a cache: name another folder", url=f"{self.path}/{COUNTS}")
         try:
@@ -220,13 +222,16 @@ class CacheFolder:
 
     @contextmanager
     def counts(self) -> Iterator[dict[str, Any]]:
-        """Lock the counts for the code that changes them and the files; if it does not end, files are counted again."""
+        """Lock the counts while a with-block changes them and the files.
+
+        If the block does not end, the next one begins by counting the files.
+        """
         descriptor = self.lock(f"{self.path}/{COUNTS}")
         try:
             raw = os.pread(descriptor, 1 << 24, 0)
-            counts, right = self._parsed(raw)
+            counts, is_complete = self._parsed(raw)
             os.pwrite(descriptor, b"!", 0)
-            if not right:
+            if not is_complete:
                 self.count(counts)
             if counts["tarshards cache"] != VERSION:
                 self._remove_earlier(counts)
@@ -237,13 +242,13 @@ class CacheFolder:
             release(descriptor)
 
     def count(self, counts: dict[str, Any]) -> None:
-        """Count what the files and parts of blocks take."""
-        for kind in ("pinned", "spool"):
+        """Count the bytes of blocks from their files; those of parts are as the processes have counted them."""
+        for kind in KINDS:
             files = sum(taken(entry.stat(follow_symlinks=False).st_size) for entry, found in self._files(kind))
             counts[kind] = files + sum(owner[kind] for owner in counts["owners"].values())
 
     def _remove_earlier(self, counts: dict[str, Any]) -> None:
-        """Remove the blocks of another version, whose keys have other parts."""
+        """Remove the blocks of an earlier version, whose keys have other parts."""
         for stored in self.entries():
             if stored.block is None:
                 self.unlink(counts, stored.path, stored.kind, stored.status)
@@ -252,7 +257,7 @@ class CacheFolder:
     # The files.
 
     def _files(self, *kinds: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-        """Yield the files whose names are those of blocks, and their kinds."""
+        """Yield the files that are named as blocks are, with their kinds."""
         for kind in kinds:
             pattern, folders = (BLOCK_NAME, SUBFOLDERS) if kind == "pinned" else (SPOOL_NAME, [SPOOL])
             for folder in folders:
@@ -264,8 +269,8 @@ class CacheFolder:
                             self.foreign.add(entry.path)
 
     def entries(self, *kinds: str) -> Iterator[Stored]:
-        """Yield the files of blocks, of both kinds by default, with what their headers say; not others."""
-        for entry, kind in self._files(*(kinds or ("pinned", "spool"))):
+        """Yield the blocks in the folder, of both kinds by default, as their headers describe them."""
+        for entry, kind in self._files(*(kinds or KINDS)):
             try:
                 stored = self._entry(entry.path, kind)
             except FileNotFoundError:
@@ -278,7 +283,7 @@ class CacheFolder:
             self.foreign |= {entry.path for entry in entries if entry.name not in KNOWN}
 
     def _entry(self, path: str, kind: str) -> Stored | None:
-        """Return what the file of a block says, None for a file that is not ours."""
+        """Return the block in a file; None for a file that is not of a cache."""
         with open(path, "rb", opener=_read_only) as file:
             raw = file.read(PAGE)
             status = os.fstat(file.fileno())
@@ -287,7 +292,7 @@ class CacheFolder:
                 raw += file.read(start - len(raw))
         key = raw[HEADER.size : HEADER.size + length]
         is_named = path[len(self.path) :].replace("/", "").endswith(f"{name_of(key)}.block")
-        # The magic of a damaged file may be gone, or the rest of it.
+        # A damaged file of ours may have lost its magic, or everything after it.
         if not is_named and magic != MAGIC and not MAGIC.startswith(raw):
             return None
         parts = json.loads(key) if is_named else []
@@ -310,8 +315,8 @@ class CacheFolder:
         return removed, size
 
     def verify(self) -> Iterator[tuple[Stored, bool]]:
-        """Yield each block and whether it is whole; those that are not are removed, and in the end all are counted."""
-        with self.counts():  # which removes the blocks of an earlier version
+        """Yield each block and whether it is whole; remove those that are not, and count all at the end."""
+        with self.counts():  # removes the blocks of an earlier version
             pass
         for stored in self.entries():
             is_whole = self._is_whole(stored)
@@ -323,7 +328,7 @@ class CacheFolder:
             self.count(counts)
 
     def _is_whole(self, stored: Stored) -> bool:
-        """Return whether the file is as it was written, by its checksum; True if it is gone."""
+        """Return whether a file has the right header and checksum; True if it is gone."""
         if stored.block is None:
             return False
         try:
@@ -339,9 +344,9 @@ class CacheFolder:
     def unlink(
         self, counts: dict[str, Any], path: str, kind: str, status: os.stat_result, size: int | None = None
     ) -> bool:
-        """Remove a file if it is still the one that *status* is of, and return whether it was.
+        """Remove a file and return True, if it still has this *status*.
 
-        *size* is what was counted, where somebody else has changed it since.
+        *size* is the size that was counted, if the file has been damaged since.
         """
         try:
             if _state(os.lstat(path)) != _state(status):
@@ -353,12 +358,12 @@ class CacheFolder:
         return True
 
     def sweep(self, counts: dict[str, Any]) -> None:
-        """Remove what dead processes have left: parts, spooled blocks, their counts."""
+        """Remove the parts, spooled blocks and counts of dead processes."""
         owners = counts["owners"]
         dead = [name for name in {*owners, *self._names(OWNERS, OWNER_NAME)} if not self._is_alive(name)]
         for name in dead:
             parts = owners.pop(name, {})
-            for kind in ("pinned", "spool"):
+            for kind in KINDS:
                 counts[kind] = max(0, counts[kind] - parts.get(kind, 0))
         for name in self._names(PARTS, PART_NAME):
             self._sweep(f"{self.path}/{PARTS}/{name}")
@@ -381,13 +386,13 @@ class CacheFolder:
         return not self._sweep(f"{self.path}/{OWNERS}/{name}")
 
     def _sweep(self, path: str) -> bool:
-        """Remove the file at *path*, unless it is not of a cache; return False if a process holds its lock."""
+        """Remove the file at *path*, if it is of a cache; return False if a process holds its lock."""
 
         def is_ours(descriptor: int) -> bool:
-            begins_so = MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0))
-            if not begins_so:
+            has_magic = MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0))  # or nothing yet
+            if not has_magic:
                 self.foreign.add(path)
-            return begins_so
+            return has_magic
 
         return sweep(path, is_ours)
 
@@ -405,7 +410,7 @@ class CacheFolder:
 
 
 def _read_only(path: str, flags: int) -> int:
-    """Open a file without a trace in the time of its last use, if that is allowed."""
+    """Open a file without changing the time of its last use, if that is allowed."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0))
@@ -422,7 +427,10 @@ def _boot() -> str:
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what changes when a file is replaced or written to; of one that is truncated, the size first."""
+    """Return a value that changes when a file is replaced or written to.
+
+    It includes the size, because truncating a file changes the size before the time.
+    """
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
@@ -431,7 +439,7 @@ def _version(name: str, status: os.stat_result) -> int:
 
 
 class _Flight:
-    """A block that a thread of this process is getting; *data* is None until it is here, and if that fails."""
+    """A download by a thread of this process, on which others wait; *data* stays None if it fails."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -439,20 +447,20 @@ class _Flight:
 
 
 class BlockCache:
-    """The cache of a folder, as this process uses it; `of` makes it, and all threads share it.
+    """The cache of a folder, as this process uses it; `of` returns it, and all threads share it.
 
-    *refused* counts the bytes of what this process has fetched and the budget did not allow to store.
+    *refused* counts the bytes that this process has fetched, but that did not fit into the budget.
     """
 
     def __init__(self, path: str, budget: int | None, timeout: float = 30.0):
-        """Open the folder *path*, and make it if it does not exist; *budget* None is nine tenths of what is free.
+        """Open the folder *path*, and create it if it is missing; *budget* None is nine tenths of the free space.
 
-        Other processes are waited for up to *timeout* seconds.
+        *timeout* is the time to wait for another process, in seconds.
 
-        Raises OpenError if there can be no such folder. Where nothing can be stored in it, because it is read-only or
-        full or has no locks, a warning is logged, and only what it holds is used.
+        Raises OpenError if the folder cannot be created. If nothing can be stored in it, because it is read-only or
+        full or has no locks, a warning says so, and only the blocks in it are used.
         """
-        self.folder, self._given, self.budget = CacheFolder(path, timeout), budget, budget or 0
+        self.folder, self._given_budget, self.budget = CacheFolder(path, timeout), budget, budget or 0
         self.renew()
         renew_in_children(self)
         try:
@@ -463,7 +471,7 @@ class BlockCache:
 
     @classmethod
     def of(cls, remote: Remote) -> BlockCache | None:
-        """Return the cache that *remote* asks for, one object for each folder and budget in a process; None without."""
+        """Return the cache in ``remote.cache_dir``, if any: a process has one object for each folder and budget."""
         if remote.cache_dir is None:
             return None
         key = os.path.realpath(remote.cache_dir), remote.cache_bytes, remote.timeout
@@ -473,47 +481,44 @@ class BlockCache:
             return _caches[key]
 
     def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
-        """Return *block* from the disk, or as *fetch* returns it, which is then stored if the budget allows.
+        """Return *block* from the disk, or as *fetch* returns it; it is then stored if the budget allows.
 
-        Of the threads and processes that ask for a block that is not there, one calls its *fetch*, and its exceptions
-        pass through; then another goes on. Raises OpenError if *fetch* returns less or more than the block.
+        Of the threads and processes that ask for a block that is not stored, one calls its *fetch*, whose exceptions
+        pass through; the next one then tries. Raises OpenError if *fetch* returns less or more than the block.
         """
-        found = self._take(block, fetch, mapped=False)
-        assert isinstance(found, memoryview)
-        return found
-
-    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
-        """Do what ``take`` does, but map a block that is stored, so that it takes no memory of the process."""
-        return self._take(block, fetch, mapped=True)
-
-    def _take(self, block: Block, fetch: Callable[[], Any], *, mapped: bool) -> memoryview | MappedBlock:
         if not block.validator or without_userinfo(block.url) != block.url or re.match("https?:[^?]*[?]", block.url):
             raise ValueError("a block has a validator, and a URL without query and userinfo")
-        key = block.key
-        name = name_of(key)
         while True:
-            found = self._stored(name, key, block.length, mapped)
-            if found is not None:
+            data = self._read(block)
+            if data is not None:
                 traffic.count("cache_hits")
-                return found
+                return data
             with self._mutex:
-                flight = self._flights.get(name)
+                flight = self._flights.get(block)
                 if is_first := flight is None:
-                    flight = self._flights[name] = _Flight()
+                    flight = self._flights[block] = _Flight()
             if is_first:
                 try:
-                    flight.data = self._download(name, key, block, fetch)
+                    flight.data = self._download(block, fetch)
                 finally:
                     with self._mutex:
-                        self._flights.pop(name, None)
+                        self._flights.pop(block, None)
                     flight.done.set()
             else:
                 flight.done.wait()
             if flight.data is not None:
-                return self._stored(name, key, block.length, mapped) or flight.data if mapped else flight.data
+                return flight.data
+
+    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
+        """Return what ``take`` does, but map a block that is stored: it then takes no memory of the process."""
+        if (mapped := self._map(block)) is not None:
+            traffic.count("cache_hits")
+            return mapped
+        data = self.take(block, fetch)  # which compares the checksum of a stored block, so that it can be mapped
+        return self._map(block) or data
 
     def drop(self, block: Block) -> None:
-        """Remove *block* if it is spooled: nobody needs it again soon."""
+        """Remove *block* if it is spooled, since it is not needed again soon."""
         path = self.folder.block_path(name_of(block.key), "spool")
         with suppress(OSError):
             status = os.lstat(path)
@@ -521,11 +526,11 @@ class BlockCache:
                 self.folder.unlink(counts, path, "spool", status)
 
     def capacity(self) -> int:
-        """Return the bytes of its budget, 0 where blocks cannot be stored."""
+        """Return the budget in bytes; 0 if blocks cannot be stored."""
         return self.budget if self._is_storing() else 0
 
     def is_empty(self) -> bool:
-        """Return whether nothing is stored in it."""
+        """Return whether no blocks are stored in it."""
         try:
             counts = self.folder.read_counts()
         except OpenError:
@@ -533,10 +538,10 @@ class BlockCache:
         return not counts["pinned"] + counts["spool"]
 
     def reserve(self, size: int) -> int:
-        """Keep space for *size* bytes of blocks that this process spools, and return how much of it there is.
+        """Reserve *size* bytes for blocks that this process spools; return how many are reserved.
 
-        It replaces what the process has reserved before, and ends with it. Pinned blocks make way, the longest unused
-        first. Processes that share their blocks each reserve a part.
+        This replaces the process's earlier reservation, and ends with the process. Pinned blocks are removed for it,
+        the longest unused first. Processes that share their blocks each reserve a part.
         """
         if not self._is_storing():
             return 0
@@ -555,16 +560,16 @@ class BlockCache:
     # Opening and ending.
 
     def renew(self) -> None:
-        """Begin in this process; in one that was forked, without what threads of its parent were about to do."""
+        """Begin in this process; one that was forked has none of the threads that its parent was downloading with."""
         self._mutex = threading.Lock()
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[Block, _Flight] = {}
         self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
-        self._stores, self._is_passing_by = True, False
+        self._stores, self._has_warned_of_waiting = True, False
         self.refused = 0
         self._verified: set[int] = set()
 
     def _is_storing(self) -> bool:
-        """Return whether blocks can be stored; the first time, become an owner."""
+        """Return whether blocks can be stored; at the first call, enter the folder as an owner."""
         with self._mutex:
             if self._stores and self._owner is None:
                 try:
@@ -584,7 +589,7 @@ class BlockCache:
             name = f"{os.getpid()}-{os.urandom(4).hex()}"
             descriptor = lock(f"{folder.path}/{OWNERS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                if self._given is None:
+                if self._given_budget is None:
                     disk = os.statvfs(folder.path)
                     held = counts["pinned"] + counts["spool"]
                     self.budget = int(SHARE * (disk.f_bavail * disk.f_frsize + held))
@@ -605,7 +610,7 @@ class BlockCache:
                     log.warning("%s%s: not of the cache in this folder, so left as it is", visible(foreign[0]), also)
 
     def _leave(self) -> None:
-        """End using it, when the process ends."""
+        """Leave the folder, at the end of the process."""
         self._stores = False
         if self._owner is not None:
             release(self._owner[1])
@@ -614,10 +619,10 @@ class BlockCache:
                 self.folder.sweep(counts)
 
     def _stop(self, error: OSError) -> None:
-        """Store nothing more, because of *error*; go on without another process that is waited for in vain."""
+        """Warn of *error* and store no more blocks; after a TimeoutError, which concerns one lock, go on storing."""
         if isinstance(error, TimeoutError):
-            if not self._is_passing_by:
-                self._is_passing_by = True
+            if not self._has_warned_of_waiting:
+                self._has_warned_of_waiting = True
                 reason = words(error)
                 log.warning("%s: %s; blocks that it holds are fetched here too", visible(self.folder.path), reason)
         elif self._stores:
@@ -635,35 +640,39 @@ class BlockCache:
 
     # Reading.
 
-    def _stored(self, name: str, key: bytes, length: int, mapped: bool) -> memoryview | MappedBlock | None:
-        """Return a block that is stored and whole."""
-        for kind in ("pinned", "spool"):
-            if mapped and (found := self._mapped(name, key, length, kind)) is not None:
-                return found
-            if (data := self._read(name, key, length, kind)) is not None:
-                found = self._mapped(name, key, length, kind) if mapped else None  # its checksum is known to be right
-                return found or data
+    def _map(self, block: Block) -> MappedBlock | None:
+        """Map a stored block, if this process has compared its checksum before."""
+        key = block.key
+        name, start = name_of(key), start_of(key)
+        for kind in KINDS:
+            path = self.folder.block_path(name, kind)
+            with suppress(OSError):
+                if _version(name, os.lstat(path)) in self._verified:
+                    mapped = MappedBlock(path, start, kind == "pinned")
+                    is_right = len(mapped.mapping) == start + block.length and mapped.mapping.is_current()
+                    if is_right and _version(name, os.lstat(path)) in self._verified:
+                        return mapped
         return None
 
-    def _mapped(self, name: str, key: bytes, length: int, kind: str) -> MappedBlock | None:
-        """Return a block whose checksum was compared before."""
-        path, start = self.folder.block_path(name, kind), start_of(key)
-        with suppress(OSError):
-            if _version(name, os.lstat(path)) in self._verified:
-                found = MappedBlock(path, start, kind == "pinned")
-                is_right = len(found.mapping) == start + length and found.mapping.is_current()
-                return found if is_right and _version(name, os.lstat(path)) in self._verified else None
+    def _read(self, block: Block) -> memoryview | None:
+        """Return the data of a block that is stored; a damaged one is removed."""
+        key = block.key
+        name = name_of(key)
+        for kind in KINDS:
+            data = self._read_file(self.folder.block_path(name, kind), kind, name, key, block.length)
+            if data is not None:
+                return data
         return None
 
-    def _read(self, name: str, key: bytes, length: int, kind: str) -> memoryview | None:
-        path, start = self.folder.block_path(name, kind), start_of(key)
+    def _read_file(self, path: str, kind: str, name: str, key: bytes, length: int) -> memoryview | None:
+        start = start_of(key)
         raw = b""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 before = after = os.fstat(descriptor)
                 if before.st_size == start + length:
-                    with suppress(OSError):  # of the disk
+                    with suppress(OSError):  # a bad sector: the block counts as damaged
                         raw = os.pread(descriptor, before.st_size, 0)
                     after = os.fstat(descriptor)
             finally:
@@ -672,7 +681,7 @@ class BlockCache:
             return None
         data = memoryview(raw)[start:]
         if len(data) == length and raw.startswith(MAGIC) and raw.startswith(key, HEADER.size):
-            # A file that was replaced has another number; one that was written to, a tick later at least, another time.
+            # A file that is replaced gets another inode; one that is written to a tick later, another time.
             if _version(name, after) in self._verified:
                 return data
             if HEADER.unpack_from(raw)[1:4] == (crc32(data), start, len(key)):
@@ -683,34 +692,36 @@ class BlockCache:
         return None
 
     def _verify(self, version: int) -> None:
-        """Note that a file is whole."""
+        """Remember that a file is whole."""
         if len(self._verified) >= MOST_VERIFIED:
             self._verified.clear()
         self._verified.add(version)
 
     def _discard(self, path: str, kind: str, status: os.stat_result, key: bytes, size: int) -> None:
-        """Remove a file that is damaged, and say so."""
+        """Remove a damaged file, and log a warning."""
         with suppress(OSError), self.folder.counts() as counts:
             if self.folder.unlink(counts, path, kind, status, size):
                 log.warning("%s: a damaged block of %s is fetched again", visible(path), visible(json.loads(key)[0]))
 
     # Downloading and storing.
 
-    def _download(self, name: str, key: bytes, block: Block, fetch: Callable[[], Any]) -> memoryview:
-        """Return the data of a block that was not there: as another process has stored it meanwhile, or fetched."""
+    def _download(self, block: Block, fetch: Callable[[], Any]) -> memoryview:
+        """Fetch a block that was not stored, unless another process has stored it meanwhile."""
         if not self._is_storing():
             return _fetched(block, fetch)
+        key = block.key
+        name = name_of(key)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
-            part = self.folder.lock(path)  # maybe one that a dead process has left
+            part = self.folder.lock(path)  # perhaps left by a dead process
         except OSError as error:
             self._stop(error)
             return _fetched(block, fetch)
         size = taken(len(header_of(key, 0, "")) + block.length)
         kind, is_stored = None, False
         try:
-            stored = self._stored(name, key, block.length, mapped=False)
-            if isinstance(stored, memoryview):
+            stored = self._read(block)
+            if stored is not None:
                 return stored
             kind = self._allot(size)
             if kind is not None:
@@ -724,10 +735,10 @@ class BlockCache:
                 with suppress(OSError):
                     os.unlink(path)
             release(part)
-        return _fetched(block, fetch)  # unlocked: nobody waits for what is not stored
+        return _fetched(block, fetch)  # without the lock, so that nobody waits for a block that is not stored
 
     def _allot(self, size: int) -> str | None:
-        """Count *size* bytes as taken, and return their kind; None where the budget does not allow them."""
+        """Count *size* bytes of a part, and return its kind; None if it does not fit into the budget."""
         try:
             with self.folder.counts() as counts:
                 kind = None
@@ -753,30 +764,30 @@ class BlockCache:
             self._stop(error)
 
     def _settle(self, counts: dict[str, Any], kind: str, size: int) -> None:
-        """Count *size* bytes no more as those of a part of this process."""
+        """Take *size* bytes out of the count of this process's parts."""
         mine = self._mine(counts)
-        known = min(size, mine[kind])  # less where somebody has removed the counts meanwhile
+        known = min(size, mine[kind])  # less if the counts have been removed in the meantime
         mine[kind] -= known
         counts[kind] += size - known
 
     def _store(self, part: int, path: str, name: str, key: bytes, data: memoryview, kind: str) -> bool:
-        """Write the file of a block, and return whether it is there."""
+        """Write a block into its *part* and rename it to its final name; return whether that worked."""
         assert self._owner is not None
         header = header_of(key, crc32(data), self._owner[0] if kind == "spool" else "")
         size = len(header) + len(data)
         target = self.folder.block_path(name, kind)
         try:
-            os.ftruncate(part, 0)  # it may be of a dead process
+            os.ftruncate(part, 0)  # a dead process may have written to it
             written = os.writev(part, [header, data])
             while written < size:
                 rest = memoryview(header)[written:] if written < len(header) else data[written - len(header) :]
                 written += os.write(part, rest)
-            # Who writes to it after this gives it another time, so that its version is known to be whole already.
+            # Any later write changes this time, so the file can be remembered as whole at once.
             before = time_ns() - TICK
             os.utime(part, ns=(before, before))
             status = os.fstat(part)
             with self.folder.counts() as counts:
-                if os.path.lexists(target):  # a damaged one that could not be removed
+                if os.path.lexists(target):  # damaged, and could not be removed
                     counts[kind] = max(0, counts[kind] - taken(size))
                 try:
                     os.rename(path, target)

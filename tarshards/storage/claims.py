@@ -1,8 +1,9 @@
-"""Names of local files that one writer at a time may claim, so that none replaces what another has just written.
+"""Claims on the names of local files, so that no writer replaces a file that another has just written.
 
-The claims on the names of a folder are locks on bytes of its file ``.tarshards.lock``, one byte a name. They belong to
-the open file, so they end with its process. Byte 0 is locked by all who have the file open, shared: who locks it alone
-is the last, and removes the file. A line in it is the number of a byte, and the process and host that have locked it.
+The claims on the names of a folder are locks on bytes of its file ``.tarshards.lock``, one byte for each name. They
+belong to the open file, so they end with the process. Every process that has the file open holds a shared lock on byte
+0; the last one can lock that byte exclusively, and removes the file. Each line of the file is the number of a byte, and
+the process and host that have locked it.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from tarshards.storage.locks import NoLocksError, is_at, lock, release, renew_in
 from tarshards.storage.streams import failure
 
 LOCKS = ".tarshards.lock"
-_NUMBERS = 1 << 24  # names that differ only in their last number have neighbouring bytes, which are one lock
-_TICK = 0.01  # seconds; the file is locked alone only while it is removed
+_NUMBERS = 1 << 24  # names that differ only in their last number have adjacent bytes: the kernel merges their locks
+_TICK = 0.01  # seconds to wait while another process removes the file
 
 
 class Claims:
-    """The local files that a writer claims until it is released, its process ends, or nothing refers to it.
+    """The names that a writer claims, until it releases them, its process ends, or nothing refers to this object.
 
-    A process that is forked has none of its parent's claims. Where the system cannot lock files, a warning says that
-    others cannot be told.
+    A forked process has none of its parent's claims. If the system cannot lock files, a warning says that other writers
+    go unnoticed.
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, int] = {}  # descriptors by folder; -1 where it has no locks
+        self._files: dict[str, int] = {}  # descriptors by folder; -1 if it has no locks
         self.release = finalize(self, _release, self._files)
         renew_in_children(self)
 
     def take(self, url: str | Location) -> None:
-        """Claim a file that will be written; raise OpenError, which names the holder, if another writer has it."""
+        """Claim a file that will be written; raise OpenError, which names the other writer, if it is claimed."""
         location = Location.of(url)
         if location.path is None:
             return
         try:
             path = os.path.realpath(location.path)
-        except ValueError:  # such as a NUL in the name, as writing will say
+        except ValueError:  # such as a NUL in the name: writing raises the error
             return
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # a device, or a pipe
             return
@@ -67,10 +68,10 @@ class Claims:
             os.write(descriptor, f"{byte} {os.getpid()} {os.uname().nodename}\n".encode())
 
     def renew(self) -> None:
-        """Have none of the claims of the parent, whose files are closed here."""
+        """Forget the claims of the parent process, whose descriptors are closed in this one."""
         self._files.clear()
 
-    def __reduce__(self) -> Any:  # a copy in another process is another writer's
+    def __reduce__(self) -> Any:  # a copy in another process belongs to another writer
         return Claims, ()
 
     def __enter__(self) -> Claims:
@@ -81,7 +82,7 @@ class Claims:
 
 
 def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> bool:
-    """Lock bytes for an open file, not for a process; return False if that is refused. `struct flock` is Linux's."""
+    """Lock bytes for an open file, not for a process (`struct flock` of Linux); return False if others hold them."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
     except (BlockingIOError, PermissionError):
@@ -99,18 +100,18 @@ def _byte_of(base: str) -> int:
 
 
 def _open(folder: str) -> int:
-    """Return the descriptor of the file of locks in *folder*, -1 where there cannot be one."""
+    """Return the descriptor of the file of locks in *folder*, -1 if there can be none."""
     path = os.path.join(folder, LOCKS)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
-        # Another one that has it alone is about to remove it.
+        # A process that holds byte 0 exclusively is about to remove the file.
         return lock(path, flags, lambda: sleep(_TICK), take=lambda descriptor: _lock(descriptor, fcntl.F_RDLCK, 0))
     except NoLocksError as error:
         _warn(path, error)
         with suppress(OSError):
             os.unlink(path)
     except OSError as error:
-        if os.access(folder, os.W_OK):  # else writing says why it fails
+        if os.access(folder, os.W_OK):  # otherwise writing raises the error
             _warn(path, error)
     return -1
 
@@ -123,7 +124,7 @@ def _warn(path: str, error: OSError) -> None:
 
 
 def _holder(descriptor: int, byte: int) -> str:
-    """Say who has claimed a name: the last that wrote a line for it."""
+    """Return a description of the writer that has claimed a name: the last that wrote a line for it."""
     text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode("utf-8", "replace")
     if not (lines := re.findall(rf"^{byte} (\d+) (.*)$", text, re.MULTILINE)):
         return "a writer of another process"
@@ -138,9 +139,9 @@ def _release(files: dict[str, int]) -> None:
             continue
         path = os.path.join(folder, LOCKS)
         with suppress(OSError):
-            if _lock(descriptor, fcntl.F_WRLCK, 0) and is_at(path, descriptor):  # no others have it open
+            if _lock(descriptor, fcntl.F_WRLCK, 0) and is_at(path, descriptor):  # no other process has it open
                 os.unlink(path)
         with suppress(OSError):
-            _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # of a child forked just now too
+            _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # also for a child that was forked just now
         release(descriptor)
     files.clear()

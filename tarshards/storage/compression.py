@@ -1,4 +1,4 @@
-"""Compressions: found by the first bytes when reading, chosen by the suffix when writing."""
+"""Compressions: detected by the first bytes when reading, chosen by the suffix when writing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
-HEAD = 10  # bytes from which a compression is found
+HEAD = 10  # bytes that identify a compression
 
-MAX_RATIO = 200  # by default, how many times its own size compressed data may expand to, beyond the first MiB
+MAX_RATIO = 200  # decompressed bytes for each compressed one, beyond the first MiB, by default
 
-_FEED = 1 << 16
-_PIECE = 1 << 20
-# The largest windows that a file can make us allocate: what `zstd -d` and `xz -d -M256MiB` accept.
+_FEED = 1 << 16  # compressed bytes of a read
+_PIECE = 1 << 20  # decompressed bytes of a piece
+# The most memory that a file can make us allocate; `zstd -d` and `xz -d -M256MiB` have the same limits.
 _ZSTD_WINDOW = 1 << 27
 _XZ_MEMORY = 1 << 28
-_TOO_LARGE = {  # what zstandard and lzma say of larger ones, and what to do
+_TOO_LARGE = {  # messages of zstandard and lzma for larger windows: the limit, and what to do
     "Frame requires too much memory": f"{_ZSTD_WINDOW >> 20} MiB (--long=27); 'pipe:zstd -dc --long=31 FILE'",
     "Memory usage limit": f"{_XZ_MEMORY >> 20} MiB; 'pipe:xz -dc FILE'",
 }
@@ -41,7 +41,7 @@ class Decompressor(Protocol):
 
 
 def is_bomb(plain: int, packed: int, max_ratio: float = MAX_RATIO) -> bool:
-    """Say whether *packed* bytes that expand to *plain* bytes count as a decompression bomb.
+    """Return whether *packed* bytes that expand to *plain* bytes count as a decompression bomb.
 
     >>> is_bomb(1 << 20, 10), is_bomb(2 << 20, 10)
     (False, True)
@@ -55,7 +55,7 @@ def gunzip(data: bytes) -> bytes:
         raise ValueError("not gzip data")
     import zlib
 
-    whole = zlib.decompressobj(31)  # mostly there is one member, and nothing is wrong with it
+    whole = zlib.decompressobj(31)  # the usual case: one sound member
     with suppress(zlib.error):
         plain = whole.decompress(data, (1 << 20) + MAX_RATIO * len(data))
         if whole.eof and not whole.unused_data:
@@ -68,7 +68,7 @@ def gunzip(data: bytes) -> bytes:
 
 
 def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
-    """Return *stream* decompressed; a plain one rewound, or with its first bytes put back."""
+    """Return *stream* decompressed; if it is not compressed, at its beginning again."""
     try:
         head = b""
         while len(head) < HEAD and (data := stream.read(HEAD - len(head))):
@@ -87,7 +87,7 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBa
 
 
 class Prefixed(InputStream):
-    """*head*, which was read already, and then the rest of *stream*."""
+    """A stream of *head*, which was read before, and the rest of *stream*."""
 
     def __init__(self, head: bytes, stream: io.RawIOBase, name: str):
         self.name = name
@@ -212,8 +212,8 @@ class _Gzip:
 
 
 class _Zstd:
-    # zstandard has no max_length, and four bytes may stand for 128 KiB. So it is given only as many blocks, found by
-    # their headers (RFC 8878, 3.1.1), as may expand to max_length.
+    # zstandard has no max_length, and four bytes may expand to 128 KiB. So it gets only as many blocks, which their
+    # headers delimit (RFC 8878, 3.1.1), as can expand to max_length.
     _BLOCK = 1 << 17  # bytes that a block may expand to
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class _Zstd:
         return self._object.decompress(data[:end])
 
     def _end_of(self, data: bytes, blocks: int) -> int:
-        """Return the length of the beginning of *data* that holds at most this number of *blocks*."""
+        """Return the length of the part of *data*, from its beginning, that holds at most this number of *blocks*."""
         earlier, seen, at = len(self._header), self._header + data, self._left
         while at < len(seen) and not self._is_last:
             if not blocks:
@@ -357,7 +357,7 @@ def _encode_zstd() -> Any:
 
 
 class Compression(NamedTuple):
-    """How a compression is known and done: *magic* is a pattern of the first bytes, *suffixes* are those of names."""
+    """A compression: *magic* is a pattern of its first bytes, *suffixes* are those of file names."""
 
     magic: bytes
     suffixes: str
@@ -365,8 +365,8 @@ class Compression(NamedTuple):
     encoder: Callable[[], Any]
 
 
-#: The compressions by name. bzip2's magic needs its second half, because the first member of a plain tar may be called
-#: BZh9.jpg, and lzma's, which has none, a part of the size of its window, because that may be called `]`.
+#: The compressions by name. The first member of a plain tar may be called BZh9.jpg or `]`, so the magic of bzip2
+#: includes its second half, and that of lzma, which has none of its own, part of the size of the window.
 COMPRESSIONS = {
     "gzip": Compression(rb"\x1f\x8b", ".gz .tgz .taz", _Gzip, _encode_gzip),
     "bzip2": Compression(
@@ -377,18 +377,18 @@ COMPRESSIONS = {
     "zstd": Compression(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", ".zst .zstd .tzst", _Zstd, _encode_zstd),
     "lz4": Compression(rb"\x04\x22\x4d\x18", ".lz4 .tlz4", _Lz4, _Lz4Encoder),
 }
-#: The name of the compression of each suffix; those that begin with .t are suffixes of tars.
+#: The compression of each suffix; suffixes that begin with .t mean a compressed tar.
 SUFFIXES = {suffix: name for name, known in COMPRESSIONS.items() for suffix in known.suffixes.split()}
 
-#: Content-Encodings of servers that `open_shard` undoes, whether the file itself is compressed or only what was sent.
+#: Content-Encodings that `open_shard` undoes, whether the file itself is compressed or only the answer.
 ENCODINGS = ("x-gzip", *COMPRESSIONS)
 
-#: The end of the name of a tar, which may be compressed.
+#: The suffixes of a tar, which may be compressed.
 TAR_ENDING = re.compile(
     rf"\.(tar|{'|'.join(suffix[1:] for suffix in SUFFIXES if suffix.startswith('.t'))})(\.\w+)?$", re.IGNORECASE
 )
 
-#: Suffixes of names that promise what is not written here: other compressions, archives and tables.
+#: Suffixes of other formats, which a tar must not have: other compressions, archives and tables.
 _OTHERS = (
     *(".Z", ".taZ", ".tZ", ".z", ".br", ".lz", ".lzo", ".tzo", ".sz", ".zip", ".7z", ".rar"),
     *(".parquet", ".arrow", ".tfrecord", ".npz", ".h5"),
@@ -396,7 +396,7 @@ _OTHERS = (
 
 
 def find_compression(head: bytes) -> str | None:
-    r"""Return the name of the compression that a stream beginning with *head* has.
+    r"""Return the name of the compression of a stream that begins with *head*, if any.
 
     >>> find_compression(b"\x1f\x8b\x08\0"), find_compression(b"BZh9.jpg\0\0")
     ('gzip', None)
@@ -405,7 +405,7 @@ def find_compression(head: bytes) -> str | None:
 
 
 def _begin(make: Callable[[], Any], url: str) -> Any:
-    """Return a new decoder or encoder for *url*; raise OpenError if a package that is an extra of ours is missing."""
+    """Return a new decoder or encoder for *url*; raise OpenError if it needs an extra that is not installed."""
     try:
         return make()
     except ModuleNotFoundError as error:
@@ -416,7 +416,7 @@ def _begin(make: Callable[[], Any], url: str) -> Any:
 
 
 def named_compression(location: Location) -> str | None:
-    """Return the compression that the suffix of *location* asks for; commands compress for themselves.
+    """Return the compression that the suffix of *location* names, if any; ``-`` and ``pipe:`` have none.
 
     Raises UrlError for the suffix of another format, which a tar must not have.
 
@@ -431,7 +431,7 @@ def named_compression(location: Location) -> str | None:
 
 
 def without_suffix(base: str) -> str:
-    """Return the name of a file less the suffix of a compression, and ``.tar``.
+    """Return the name of a file without the suffix of a compression and ``.tar``.
 
     >>> [without_suffix(base) for base in ("a.tar.zst", "a.tgz", "a.tar", "a.jsonl.gz")]
     ['a', 'a', 'a', 'a.jsonl']
@@ -441,7 +441,7 @@ def without_suffix(base: str) -> str:
 
 
 def compressed(stream: OutputStream, location: Location) -> OutputStream:
-    """Return an OutputStream that compresses into *stream* as the suffix of *location* asks for, or else *stream*."""
+    """Return an OutputStream that compresses into *stream*, or *stream* itself, as the suffix of *location* says."""
     try:
         compression = named_compression(location)
         encoder = None if compression is None else _begin(COMPRESSIONS[compression].encoder, stream.name)

@@ -1,4 +1,4 @@
-"""Connections to web servers, kept alive between requests: one pool of idle ones a process."""
+"""Connections to web servers, kept alive between requests in one pool for each process."""
 
 from __future__ import annotations
 
@@ -20,27 +20,18 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from tarshards.parallel import DaemonThreads
-from tarshards.storage import traffic
+from tarshards.storage import traffic, tuning
 from tarshards.storage.locks import PerProcess
 
-IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
-SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
-DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
-#: What names proxies.
+#: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
-PROXIES += ["REQUEST_METHOD"]  # in whose presence HTTP_PROXY may be a client's
-BLOCK = 1 << 18  # bytes of a body that are sent at a time
-WAKE = 1 << 15  # bytes of a body that are awaited at once; of more the kernel would keep its receive window small
+PROXIES += ["REQUEST_METHOD"]  # set in a CGI program, where HTTP_PROXY may come from a client
 RECORD = 16_384 + 256 + 5  # bytes of a record of TLS, at most (RFC 8446, 5.2): one is decrypted at a time
-RECORDS = 2  # of them are awaited at once
-FAR = 0.1  # seconds to the beginning of an answer
-STALL, ANSWERS = 0.5, 5  # seconds without a byte in a body, and as many times as long as an answer takes to begin
-ELSEWHERE = 1 << 20  # bytes that come meanwhile over other connections, so that it is not the server that is slow
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Origin(NamedTuple):
-    """What a connection belongs to, and credentials too: a scheme, host and port."""
+    """A scheme, host and port, to which connections and credentials belong."""
 
     scheme: str
     host: str
@@ -56,9 +47,9 @@ class Origin(NamedTuple):
 
 
 class _Timed(io.RawIOBase):
-    """What comes over a socket: from `begin` to `end` all of it within the timeout, else each part of it.
+    """Reads a socket: between `begin` and `end` all bytes must come within the timeout, otherwise each read has it.
 
-    So are the lines around a body read: a server may send any number of them.
+    The first holds for the lines before, between and after parts of a body, since a server may send any number of them.
     """
 
     _until: float | None = None
@@ -101,7 +92,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer whose status and headers, and those of a proxy before it, come within the timeout of its socket."""
+    """An answer whose status and headers, and those of a proxy, must come within the timeout of its socket."""
 
     fp: Any
     timed: _Timed
@@ -125,14 +116,14 @@ class _Answer(http.client.HTTPResponse):
 
 
 class StalledError(ConnectionError):
-    """A connection over which nothing has come for a while, though much has come over others."""
+    """Nothing has come over a connection for a while, though much has come over others."""
 
 
 class Response:
-    """The answer to a request; closing it gives the connection back if the body has been read, else closes it too.
+    """The answer to a request; closing it returns the connection to the pool if the whole body has been read.
 
-    With *leaves_stalled*, reading raises StalledError where nothing comes over this connection while others bring what
-    they are asked for: a packet that is lost again and again is sent after ever longer pauses.
+    With *leaves_stalled*, reading raises StalledError if nothing comes over this connection while others receive bytes:
+    a packet that is lost again and again is sent after ever longer pauses.
     """
 
     leaves_stalled = False
@@ -140,23 +131,23 @@ class Response:
     def __init__(self, key: Any, connection: http.client.HTTPConnection, response: _Answer):
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
         self._key, self._connection, self._response = key, connection, response
-        self._rest: bytes | None = None  # what came together with the headers and is not read yet
+        self._rest: bytes | None = None  # the unread bytes that came with the headers
         self._awaited = 1
 
     @property
     def length(self) -> int | None:
-        """The bytes of the body that have not been read; None where the server does not say."""
+        """The number of unread bytes of the body; None if the server does not send its length."""
         left = self._response.length
         return None if left is None else left + len(self._rest or b"")
 
     def peek(self) -> bytes:
-        """Return some bytes of the body without reading them; none at its end."""
+        """Return the next bytes of the body without reading them; none at its end."""
         return self._rest or self._call(self._response.peek, 1)
 
     def read(self, size: int) -> bytes:
         """Return at least one byte of the body and at most *size*, none at its end."""
         if self._rest is None:
-            self._rest = self._call(self._response.read1, max(WAKE, io.DEFAULT_BUFFER_SIZE))
+            self._rest = self._call(self._response.read1, max(tuning.WAKE, io.DEFAULT_BUFFER_SIZE))
             traffic.count("bytes", len(self._rest))
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
@@ -170,15 +161,15 @@ class Response:
     def _call(self, read: Callable[[int], bytes], size: int) -> bytes:
         if not self._response.chunked:
             return read(size)
-        with self._response.timed.limited():  # the sizes of chunks, what extends them, and what trails the last
+        with self._response.timed.limited():  # sizes and extensions of chunks, and trailers
             return read(size)
 
     def readinto(self, view: memoryview) -> int:
-        """Read at least one byte into *view*, and no more than fit; return how many, 0 at the end of the body."""
+        """Read at least one byte into *view*; return the number of bytes, 0 at the end of the body."""
         response = self._response
         left = response.length or 0
         most = 0 if response.chunked else min(len(view), left)
-        if self._rest != b"" or most <= io.DEFAULT_BUFFER_SIZE:  # what is buffered beyond it would be awaited in vain
+        if self._rest != b"" or most <= io.DEFAULT_BUFFER_SIZE:  # all of it may be in the buffer already
             data = self.read(len(view))
             view[: len(data)] = data
             return len(data)
@@ -192,9 +183,9 @@ class Response:
         return done
 
     def _await(self, size: int) -> int:
-        """Wait until some of the next *size* bytes are there, so that a thread is not woken for every packet.
+        """Wait until many of the next *size* bytes have come, so that a thread is not woken for every packet.
 
-        Returns how often they can be read from the connection before they are awaited again.
+        Returns how many reads to make before the next wait.
         """
         connection: Any = self._connection
         sock, timeout = connection.sock, connection.timeout
@@ -202,25 +193,26 @@ class Response:
             return 1
         left, reads = self._response.length or 0, 1
         if type(sock) is socket.socket:
-            self._wake_at(min(size, left, WAKE))
+            self._wake_at(min(size, left, tuning.WAKE))
         elif sock.pending():
             return 1
-        elif left >= 2 * RECORDS * RECORD:  # as many again follow: the rest of a record in part is awaited like these
-            reads = RECORDS
-            self._wake_at(RECORDS * RECORD)
+        elif left >= 2 * (records := tuning.RECORDS * RECORD):  # enough to wait for the rest of a record in part, too
+            reads = tuning.RECORDS
+            self._wake_at(records)
         else:
             self._wake_at(1)
-        pause = max(STALL, ANSWERS * _pool().soonest.get(self._key, 0.0)) if self.leaves_stalled else timeout
+        stalled = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
+        pause = stalled if self.leaves_stalled else timeout
         waited, before = 0.0, traffic.received()
         while not _is_readable(sock, min(pause, timeout - waited)):
-            self._wake_at(1)  # for a server so slow that its few bytes are progress
+            self._wake_at(1)  # fewer bytes are progress too, of a slow server
             reads = 1
             if _is_readable(sock):
                 break
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
-            if traffic.received() - before >= ELSEWHERE:
+            if traffic.received() - before >= tuning.ELSEWHERE:
                 raise StalledError("nothing came for a while")
         return reads
 
@@ -232,7 +224,7 @@ class Response:
     def close(self) -> None:
         connection, response = self._connection, self._response
         whole = response.isclosed() or response.length == 0
-        if not whole and response.length is not None and response.length <= DRAINED and self.status >= 300:
+        if not whole and response.length is not None and response.length <= tuning.DRAINED and self.status >= 300:
             with suppress(OSError, http.client.HTTPException), response.timed.limited():
                 response.read()
                 whole = response.isclosed()
@@ -245,7 +237,7 @@ class Response:
             connection.close()
 
     def abort(self) -> None:
-        """Let a thread that waits for this answer fail at once; it closes it."""
+        """Make a thread that waits for this answer fail at once; that thread closes it."""
         sock = self._connection.sock
         with suppress(OSError):
             if sock is not None:
@@ -261,11 +253,11 @@ class Response:
 def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
     """Send a request and return the answer, of any status; redirects are not followed.
 
-    *body* is a file, which is sent from its beginning; *headers* say how long it is. An answer may come before its end,
-    but success is then a ConnectionError. *timeout* is in seconds without a byte of the body; all that comes before it,
-    interim answers (1xx) among that, and the lines between two of its chunks are to come within as many. A kept
-    connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or ValueError for a
-    malformed URL.
+    *body* is a file, which is sent from its beginning; *headers* have its length. An answer that comes before its end
+    may be an error; success is then a ConnectionError. *timeout* is the longest time without a byte of the answer's
+    body, in seconds, and for all that comes before it, interim answers (1xx) included, and for the lines between two
+    chunks. An idle connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or
+    ValueError for a malformed URL.
     """
     origin, proxy = key = _key_of(url)
     parts = urlsplit(url)
@@ -289,7 +281,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             except (_AnsweredEarly, OSError) as error:
                 if body is None or connection.sock is None or isinstance(error, TimeoutError):
                     raise
-                is_whole = False  # and what the server says of it may be there
+                is_whole = False  # the answer of the server may explain why
             sent = monotonic()
             traffic.count("requests")
             response: Any = connection.getresponse()
@@ -310,9 +302,9 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
 
 
 def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> None:
-    """Open idle connections to the server of *url*, in as many threads as *connections*, until there are *count*.
+    """Open connections to the server of *url*, in *connections* threads, until *count* are idle.
 
-    The requests that need them report why they cannot be opened.
+    Errors are ignored: the requests that need the connections raise them again.
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
@@ -335,7 +327,7 @@ def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeou
 
 
 def spare(url: str) -> int:
-    """Return how many connections to the server of *url* are idle, or will be soon."""
+    """Return the number of connections to the server of *url* that are idle, or being opened."""
     try:
         return _pool().spare(_key_of(url))
     except ValueError:  # raised again by a request
@@ -343,7 +335,7 @@ def spare(url: str) -> int:
 
 
 def soonest(url: str) -> float:
-    """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
+    """Return the seconds that the fastest answer of the server of *url* took to begin; 0.0 before the first."""
     try:
         return _pool().soonest.get(_key_of(url), 0.0)
     except ValueError:  # raised again by a request
@@ -351,7 +343,7 @@ def soonest(url: str) -> float:
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
-    """Return the threads of this process for one *use* that fetch over as many *connections*."""
+    """Return the threads of this process for one *use*, as many as *connections*."""
     return _threads()(connections, f"tarshards-{use}")
 
 
@@ -359,27 +351,27 @@ _threads = PerProcess(lambda: cache(DaemonThreads))
 
 
 class _AnsweredEarly(Exception):
-    """A server need not read a whole body to refuse it, or to redirect it."""
+    """A server has refused or redirected a request before it has read the whole body."""
 
 
 def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
-    """Yield a file from its beginning; raise _AnsweredEarly where an answer, or the end, has come before its end."""
+    """Yield a file from its beginning; raise _AnsweredEarly if an answer or a close comes before its end."""
     body.seek(0)
-    while data := body.read(BLOCK):
+    while data := body.read(tuning.PIECE):
         if _is_answered(connection.sock):
             raise _AnsweredEarly
         yield data
 
 
 def _is_answered(sock: Any) -> bool:
-    """Whether what has come is more than a status 1xx, which only asks to go on. Under TLS, what comes is no answer."""
+    """Return whether an answer has come, other than a 1xx, which only asks to go on; under TLS this is unknown."""
     if not isinstance(sock, socket.socket) or hasattr(sock, "pending") or not _is_readable(sock):
         return False
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
 
 class Proxy(NamedTuple):
-    """A proxy, and the headers that it is sent."""
+    """A proxy, and the headers to send to it."""
 
     host: str
     port: int
@@ -391,7 +383,7 @@ class Proxy(NamedTuple):
 
 
 def _key_of(url: str) -> tuple[Origin, Proxy | None]:
-    """Return what a connection for *url* belongs to; raise ValueError if this, or the proxy, is malformed."""
+    """Return the origin and the proxy of a connection for *url*; raise ValueError if either is malformed."""
     origin = Origin.of(url)
     return origin, _proxy_of(origin)
 
@@ -433,7 +425,7 @@ def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> http.client
 
 @cache
 def _tls() -> Any:
-    """The certificates that are trusted: the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
+    """Trust the certificates of the system, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     import ssl
 
     context = ssl.create_default_context()
@@ -442,32 +434,32 @@ def _tls() -> Any:
 
 
 class _Pool:
-    """The idle connections of a process, by origin and proxy; the one that was used last is used first."""
+    """The idle connections of a process, by origin and proxy; the most recently used one is taken first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._opening: Counter[Any] = Counter()
-        self.soonest: dict[Any, float] = {}  # seconds in which an answer began
+        self.soonest: dict[Any, float] = {}  # seconds until the fastest answer began
         self._swept = 0.0
 
     def answered(self, key: Any, seconds: float) -> None:
-        """Note how soon an answer began."""
+        """Record the seconds until an answer began."""
         if seconds < self.soonest.get(key, seconds + 1):
             self.soonest[key] = seconds
 
     def open_soon(self, key: Any, count: int) -> None:
-        """Note that so many connections more will be opened, and be idle."""
+        """Add to the number of connections that are being opened."""
         with self._lock:
             self._opening[key] += count
 
     def spare(self, key: Any) -> int:
-        """Return how many connections are idle, or will be soon."""
+        """Return the number of connections that are idle, or being opened."""
         with self._lock:
             return len(self._idle.get(key, ())) + self._opening[key]
 
     def take(self, key: Any) -> http.client.HTTPConnection | None:
-        """Return an idle connection on which nothing has come, None if there is none."""
+        """Return an idle connection that is still open, None if there is none."""
         while True:
             with self._lock:
                 idle = self._idle.get(key)
@@ -479,10 +471,10 @@ class _Pool:
             connection.close()
 
     def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection, and from time to time close those of all origins that cannot be used again."""
+        """Keep a connection; from time to time, close those of all origins that cannot be used again."""
         now, dead = monotonic(), []
         with self._lock:
-            if now - self._swept > SWEEP:
+            if now - self._swept > tuning.SWEEP:
                 self._swept = now
                 for other, idle in list(self._idle.items()):
                     alive = [pair for pair in idle if self._is_alive(*pair)]
@@ -497,10 +489,10 @@ class _Pool:
     @staticmethod
     def _is_alive(since: float, connection: http.client.HTTPConnection) -> bool:
         sock = connection.sock
-        return monotonic() - since < IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
+        return monotonic() - since < tuning.IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
         with self._lock:
             idle = [pair for pairs in self._idle.values() for pair in pairs]
             self._idle.clear()
@@ -509,14 +501,14 @@ class _Pool:
 
 
 def _is_readable(sock: socket.socket, seconds: float | None = 0) -> bool:
-    """Whether a connection has something to read within *seconds*, its end among that; None is any time."""
+    """Return whether a socket can be read, or has ended, within *seconds*; None waits for ever."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
 def _has_no_data(sock: Any) -> bool:
-    """Whether what has come on an idle connection is of TLS itself: its server's tickets follow the handshake."""
+    """Return whether only bytes of TLS itself have come, such as the session tickets that follow a handshake."""
     if not hasattr(sock, "pending"):
         return False
     import ssl

@@ -1,4 +1,4 @@
-"""Shard expressions to lists of URLs; only `@file`, globs and manifests read anything."""
+"""Shard expressions to lists of URLs; only `@file`, globs, manifests and catalogs read anything."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure
 
-#: A shard expression, a shard that one named, or any nesting of them.
+#: A shard expression, a shard, or any nesting of them.
 Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
 
-#: The module that expands an entry of a file, such as `catalog.yaml#imagenet@2`, by the end of the file's name: its
-#: `expand(file, entry)` yields shards. It lies above this one, so it is imported by name, at first use.
+#: The module that expands an entry of a file, such as `catalog.yaml#imagenet@2`, by the suffix of the file: its
+#: `expand(file, entry)` returns the shards. It belongs to a higher layer, so it is imported by name, at first use.
 EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
 
-MOST_SHARDS = 3_000_000  # of an expression: as many as the largest manifest names
+MOST_SHARDS = 3_000_000  # of an expression: as many as a manifest of MAX_BYTES can name
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
-_NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")  # of a range
-# What names, between NULs, have that are not just URLs of shards, after a character of it that is found in less time.
+_NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+# Marks of expressions that are not simply URLs, in names between NULs. A character of each comes first: it is found
+# faster, and is rare.
 _MARKS = (*zip("{}*?[#~", "{}*?[#~"), (":", "::"), ("@", "\0@"), ("j", ".json\0"))
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
-_SHOWN = 500  # characters of an expression in an error
-_TOGETHER = 1 << 12  # of a list's expressions
+_SHOWN = 500  # characters of an expression that an error shows
+_TOGETHER = 1 << 12  # expressions of a list that are expanded together
 
-# Schemes whose URLs are not looked for as files. A file may have the name of a command: a shell gives it for a `*`.
+# Schemes whose URLs are never names of files. A `*` of a shell may expand to a file that is named like a command.
 _NEVER_FILES = FAMILIES.keys() - {"pipe"}
-# Schemes that read files of this machine, fsspec's too.
+# Schemes of local files, including those of fsspec.
 _LOCAL = ("", "file", "local", "asynclocal")
 LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
-# Files beside shards that are not shards: globs leave them out.
+# Endings of derived files, which globs leave out.
 _BESIDE = (INDEX, COLUMNS, ".idx", SUFFIX[1:])
 
 
@@ -55,10 +56,10 @@ def expand_urls(spec: Spec) -> list[str]:
       and in a spec with braces `\\` is a backslash.
     - `one::two`: several specs. A `pipe:` command runs to the end of its string, `::` included: put it last,
       or give a list of specs. A chain of fsspec is one spec: `simplecache::http://host/a.tar`, `zip://a.tar::all.zip`;
-      what follows its caches and archives belongs to it. A local file of exactly that name takes precedence, also where
-      its name has `::` or braces in it; URLs write it as `%3A%3A`.
-    - `@file`: the specs in a text file, one a line; blank lines and lines that start with `#` are ignored. They may not
-      name commands (`pipe:`).
+      the links after its caches and archives belong to it. A local file of exactly that name takes precedence, even if
+      the name contains `::` or braces; URLs write `::` as `%3A%3A`.
+    - `@file`: the specs in a text file, one on each line; blank lines and lines that start with `#` are ignored. They
+      may not name commands (`pipe:`).
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
       a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
@@ -80,11 +81,10 @@ def expand_shards(spec: Spec, remote: Remote | None = None, **marks: bool) -> li
 def find_shards(
     spec: Spec, remote: Remote | None = None, *, concatenated: bool = False, allow_pipe: bool = False
 ) -> Shards:
-    """Return the shards that *spec* names as ``expand_urls`` does, with what a manifest says of them.
+    """Return the shards that *spec* names, as ``expand_urls`` does, with their entries in manifests.
 
-    Remote manifests and folders are read as *remote* says. All shards are marked as *concatenated* archives, and as
-    those whose ``pipe:`` commands may run (*allow_pipe*), if that is asked for. Only *spec* itself can name a command:
-    lists, manifests and catalogs that do are a UrlError.
+    *remote* is for manifests and folders. With *concatenated* or *allow_pipe*, all shards have that property. Only
+    *spec* itself can name a command: lists, manifests and catalogs that do are a UrlError.
 
     >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
@@ -114,8 +114,8 @@ def spec_name(spec: Spec) -> str:
 
 
 def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
-    """Yield the shards of *spec*, found inside the list files *lists*, some at a time."""
-    is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an iterable of its lines
+    """Yield the shards of *spec* in batches; *lists* are the list files that lead to it."""
+    is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # it would be iterable, line by line
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
         given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
         if is_file:
@@ -160,7 +160,7 @@ def _named(url: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[
 
 
 def _are_urls(names: list[str]) -> bool:
-    """Return whether *names* are, as they stand, the URLs of shards, as are most of many thousands.
+    """Return whether all *names* are plain URLs of shards, which need no expansion: the usual case of long lists.
 
     >>> _are_urls(["d/a.tar", "http://host/b.tar"]), _are_urls(["d/*.tar"]), _are_urls(["a.shards.json"])
     (True, False, False)
@@ -174,10 +174,10 @@ def _are_urls(names: list[str]) -> bool:
 
 
 def shards_in(file: Location, specs: Iterable[str]) -> Shards:
-    """Return the shards that the expressions *specs* in the text of *file* name, relative to it.
+    """Return the shards that expressions in the text of *file* name, relative to it.
 
-    They are data, often someone else's. Raises UrlError where they name a command, stdin, a list, an entry of a file,
-    or from a remote file a local one, or more than MOST_SHARDS.
+    Such a text is data, often someone else's. Raises UrlError if it names a command, stdin, a list, an entry of a file,
+    or, in a remote file, a local one; and for more than MOST_SHARDS.
     """
     shards = Shards([])
     for names in (list(_braces(part, file)) for spec in specs for part in _split(spec, file)):
@@ -222,9 +222,9 @@ def _kind(file: Location) -> str:
 
 
 def _split(spec: str, file: Location | None = None) -> Iterator[str]:
-    """Yield the parts of *spec* between `::`; a chain of fsspec is one part, and so is the name of a file that exists.
+    """Yield the parts of *spec* between `::`; a chain of fsspec is one part, and so is the name of an existing file.
 
-    Names are relative to the current folder, or to *file*.
+    Names are relative to *file*, or else to the current folder.
 
     >>> list(_split("a.tar::simplecache::http://host/b.tar::pipe:ssh host 'std::cat'"))
     ['a.tar', 'simplecache::http://host/b.tar', "pipe:ssh host 'std::cat'"]
@@ -245,7 +245,7 @@ def _split(spec: str, file: Location | None = None) -> Iterator[str]:
 
 
 def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
-    """Return the end of the most *parts* from *begin* on that are, with `::` between them, a name in *folder*."""
+    """Return the end of the longest run of *parts* from *begin* on that, joined by `::`, names a file in *folder*."""
     from glob import escape, has_magic, iglob
 
     found = begin + 1
@@ -280,8 +280,8 @@ def _parts(spec: str) -> Iterator[str]:
 
 
 def _braces(part: str, file: Location | None = None) -> Iterator[str]:
-    """Yield the names that *part* stands for, which an error says to be in *file*."""
-    # Only with braces does a backslash mean anything, so that a list of plain names expands to itself.
+    """Yield the names that *part* expands to; errors name *file*, if that contains it."""
+    # Without braces a backslash is an ordinary character, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:
         return iter([part])
     where = Location(part).name
@@ -307,7 +307,7 @@ def _braces(part: str, file: Location | None = None) -> Iterator[str]:
 
 
 def _ranges(part: str) -> Iterator[str] | None:
-    """Yield the names that *part* stands for if all its braces are ranges of numbers of one length; else return None.
+    """Yield the names that *part* expands to if all its braces are ranges of numbers of one length; else return None.
 
     >>> list(_ranges("a-{08..10}.tar")), list(_ranges("{8..9}{0..1}")), _ranges("a-{8..10}.tar")
     (['a-08.tar', 'a-09.tar', 'a-10.tar'], ['80', '81', '90', '91'], None)
@@ -335,19 +335,19 @@ def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
     if len(first) < 4 or count < 1000:
         form = f"{before.replace('%', '%%')}%0{len(first)}d{after.replace('%', '%%')}"
         return map(form.__mod__, range(begin, begin + count))
-    # Joining two halves of a name takes a fifth of the time that formatting its number does.
+    # Joining two halves of a name takes a fifth of the time of formatting its number.
     heads = [f"{before}{number:0{len(first) - 3}d}" for number in range(begin // 1000, int(last) // 1000 + 1)]
     tails = [f"{number:03d}{after}" for number in range(1000)]
     return islice(starmap(add, product(heads, tails)), begin % 1000, begin % 1000 + count)
 
 
 def _count(part: str) -> int:
-    """Return how many names the braces in *part* stand for, at most 10^18; braceexpand makes lists of them.
+    """Return how many names *part* expands to, at most 10^18, before braceexpand makes lists of them.
 
     >>> _count("a-{0..9}{b,c{d..f}}.tar"), _count("{00..99999999}")
     (40, 100000000)
     """
-    opened = [(0, 0, 1)]  # of each brace: where its text begins, the names before the last comma, and those since
+    opened = [(0, 0, 1)]  # for each brace: the offset of its text, the names before the last comma, and those since
     for mark in re.finditer(r"\\.|[{},]", part, re.DOTALL):
         begin, others, names = opened[-1]
         if mark[0] == "{":
@@ -360,7 +360,7 @@ def _count(part: str) -> int:
             begin, others, names = opened[-1]
             opened[-1] = begin, others, min(names * size, _ENDLESS)
     count = 1
-    for _, others, names in opened:  # more than one only where they are unbalanced
+    for _, others, names in opened:  # more than one if they are unbalanced
         count = min(count * (others + names), _ENDLESS)
     return count
 
@@ -396,9 +396,9 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
     for shards in _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote):
-        if "pipe:" in "".join(shards.urls).lower():  # maybe inside a name
+        if "pipe:" in "".join(shards.urls).lower():  # perhaps inside a name
             command = next((url for url in shards.urls if url[:5].lower() == "pipe:"), None)
-            if command is not None:  # it is data, often someone else's
+            if command is not None:  # a list is data, often someone else's
                 raise UrlError(f"a list file may not name a command: {Location(command).name}", url=f"@{path}")
         yield shards
 
@@ -423,9 +423,9 @@ def _shards_of(location: Location) -> Shards:
 
 
 def _plain(url: str) -> str:
-    """Return the URL of a shard; that of a local file whose name begins like a scheme, as `a:b.tar`, gets `./`.
+    """Return the URL of a shard, with `./` before a local file that is named like a URL, such as `a:b.tar`.
 
-    What lies beside it is then named in the same way.
+    The names of the files beside it then begin in the same way.
     """
     if ":" not in url or "://" in url or Location(url).scheme in _NEVER_FILES or not os.path.lexists(url):
         return url
@@ -441,20 +441,20 @@ def _resolved(manifest: Location, names: list[str]) -> list[str]:
 
 
 def resolve(manifest: Location, name: str) -> str:
-    """Return the URL of what *manifest*, or a catalog, calls *name*; raise UrlError for what data may not name."""
+    """Return the URL of *name* in *manifest*, or in a catalog; raise UrlError for a name that data may not contain."""
     if ":" not in name and not os.path.isabs(name) and name != "-":
         return manifest.beside(name).url
     shard = Location.of(name)
     is_whole = os.path.isabs(name) or bool(shard.scheme)
     links = [Location(link) for link in shard.links if link not in CHAINED] if is_whole else []
     if any(link.is_stream or (link.scheme in _LOCAL and manifest.is_remote) for link in links):
-        # It is data, often someone else's: it may neither run commands nor read local files.
+        # A manifest is data, often someone else's: it may not run commands, nor read local files if it is remote.
         raise UrlError(f"a {_kind(manifest)} may not name {shard.name!r}", url=manifest.name)
     return shard.url if is_whole else manifest.beside(name).url
 
 
 def common_name(urls: list[str]) -> str:
-    """Return the common beginning of *urls*, without digits and separators at its end.
+    """Return the common prefix of *urls*, without digits and separators at its end.
 
     >>> common_name(["d/out-000.tar", "d/out-001.tar"]), common_name(["d/a.tar", "d/b.tar"]), common_name(["x.tar"])
     ('d/out', 'd/', 'x')

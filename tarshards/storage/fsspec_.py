@@ -1,15 +1,14 @@
 """Every scheme of fsspec: object stores, archives, memory.
 
-Objects of s3, gs and hf are read over our own connections: by URLs that a store signs, or with the token that it has.
-The packages of the stores find the credentials; what their files of fsspec do is not used. What is read of any file
-belongs to one version of it: other stores are asked, after each range or block, whether the file is still the one that
-was opened.
+Objects of s3, gs and hf are read over our own connections, by signed URLs or with the token of the store. The packages
+of the stores find the credentials; their file objects are not used. All bytes that are read of a file belong to one
+version of it: other stores are asked after each range or block whether the file is still the one that was opened.
 
-Objects of s3 and gs are written in parts that go up at once; an object appears whole, or not at all. fsspec's files
-upload one part after the other; its `put_file` needs the whole object on the disk before the first byte goes up, and
-gcsfs's, too, uploads one part after the other. With 20 MB/s a connection, 256 MB were written at 15 MB/s by files, at
-27 to 72 by `put_file`, and at 66 to 102 by the code here. Bodies go to s3 through our own connections, to signed URLs,
-since aiohttp waits for ever for a server that takes no more of a body.
+Objects of s3 and gs are written in parts, several at once; an object appears whole, or not at all. fsspec's files
+upload one part after the other. Its `put_file` needs the whole object on the disk before it sends the first byte, and
+that of gcsfs uploads one part after the other, too. With 20 MB/s for each connection, 256 MB were written at 15 MB/s by
+files, at 27 to 72 by `put_file`, and at 66 to 102 by the code here. Bodies go to s3 over our own connections, to signed
+URLs, since aiohttp waits for ever for a server that stops reading a body.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ReadAhead
 from tarshards.storage.connections import Origin
-from tarshards.storage.http import RemoteRanges
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
+from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
-from tarshards.storage.transfer import CHANGED, PASSING, Address, Patience, StatusError, hold_whole, read_whole
+from tarshards.storage.transfer import RemoteRanges, hold_whole, read_whole
 
-#: The extra of tarshards that installs the store of a scheme.
+#: The extra of tarshards that installs the package of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
-#: Stores whose files lie in buckets, which the URL begins with.
+#: Schemes whose URLs begin with a bucket.
 BUCKETS = ("s3", "s3a", "gs", "gcs")
 S3 = ("s3", "s3a")
 
-#: What stores tell of a file that identifies its version, the best first. An ETag of gcs changes with its metadata.
+#: Entries of a file's info that identify its version, the best first. An ETag of gcs changes with its metadata.
 VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "CRC", "blob_id"]
 VALIDATORS += ["sha", "hex", "version_id", "LastModified", "Last-Modified", "last_modified", "updated", "modified"]
 VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 
-#: Stores whose packages repeat requests as they see fit, which would multiply with our repetitions.
+#: Stores whose packages repeat failed requests themselves, so that we do not.
 PATIENT = {"gs", "gcs"}
 
-#: What the errors of stores are called, or are subclasses of, where no whole answer came: those of Python and requests,
-#: botocore, aiohttp, httpx.
+#: Names of errors, or of their base classes, that mean that no whole answer came: of Python and requests, botocore,
+#: aiohttp, httpx.
 UNANSWERED = {
     "ConnectionError",
     "TimeoutError",
@@ -68,19 +67,19 @@ UNANSWERED = {
     "TransportError",
 }
 
-#: The errors of S3 that say that a body came incomplete or altered.
+#: Errors of S3 for a body that arrived incomplete or altered.
 TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 
 EXPIRY = 3600  # seconds for which a signed URL is valid
 
-#: Seconds for which a token is taken to be valid; gcsfs gets another 300 seconds before one expires.
+#: Seconds for which a token is used; gcsfs renews one 300 seconds before it expires.
 TOKEN_EXPIRY = 240
 
 #: Bytes of a part: stores take 5 MiB to 5 GiB. After every GROWTH parts, the size doubles, so that the 10,000 parts of
 #: an object hold more than the 5 TiB that it may have.
 PART, GROWTH = 1 << 23, 1000
 
-#: The most parts that are under way at once, and their bytes together unless one part is larger.
+#: The most parts under way at once, and the most bytes of them all, unless one part is larger.
 MOST, MEMORY = 8, 1 << 26
 
 T = TypeVar("T")
@@ -90,9 +89,9 @@ T = TypeVar("T")
 
 
 def find_store(location: Location) -> tuple[Any, str]:
-    """Return fsspec's file system of *location*, and the path that it has there.
+    """Return the file system of fsspec for *location*, and its path there.
 
-    The store that its last link names is made with the `storage_options` of its `Remote`; others get another store.
+    The store of its last link is made with the `storage_options` of its `Remote`.
     """
     links = [Location(link) for link in location.links]
     bucket, _, key = links[-1].url.partition(":")[2].removeprefix("//").partition("/")
@@ -129,9 +128,9 @@ def find_store(location: Location) -> tuple[Any, str]:
 
 
 def _s3_options(remote: Remote, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what s3fs is made with: it asks once, and waits as *remote* says; `Requests` asks again.
+    """Return the options for s3fs: one attempt with the timeout of *remote*, since `Requests` makes the retries.
 
-    It signs URLs by version 4, which all stores know. That is for a region, which it asks for where none is named.
+    URLs are signed by version 4, which all stores support. It needs the region, which s3fs requests if none is given.
     """
     waits = {"connect_timeout": remote.timeout, "read_timeout": remote.timeout, "retries": {"total_max_attempts": 1}}
     config = {**waits, "max_pool_connections": remote.connections, "signature_version": "s3v4"}
@@ -143,7 +142,7 @@ def _s3_options(remote: Remote, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _address(link: Location) -> str:
-    """Return the URL of a link as fsspec wants it: `memory://a.tar` for `MEMORY:a.tar`."""
+    """Return the URL of a link as fsspec expects it: `memory://a.tar` for `MEMORY:a.tar`."""
     scheme, rest = link.scheme, link.url.partition(":")[2]
     if not scheme or rest.startswith("//") or scheme == "data":
         return f"{scheme}:{rest}" if scheme else link.url
@@ -151,10 +150,10 @@ def _address(link: Location) -> str:
 
 
 def find_info(store: Any, path: str) -> dict[str, Any]:
-    """Return what *store* says of a file now; what it has listed before may be old."""
+    """Return the info of a file now, not that of an earlier listing."""
     from fsspec.implementations.cached import CachingFileSystem
 
-    while isinstance(store, CachingFileSystem):  # which looks for it in a listing, and web servers have none
+    while isinstance(store, CachingFileSystem):  # it uses listings, which web servers do not have
         store = store.fs
     store.invalidate_cache(path)
     info: dict[str, Any] = store.info(path)
@@ -162,7 +161,7 @@ def find_info(store: Any, path: str) -> dict[str, Any]:
 
 
 def failed(exc: Exception, location: Location, offset: int | None = None) -> OpenError:
-    """Return the OpenError that says what *exc* means for a file."""
+    """Return the OpenError for *exc*, which a store raised for a file."""
     if isinstance(exc, OpenError):
         reason = exc.reason
     elif isinstance(exc, OSError) and exc.errno == errno.EBUSY:  # FileExpired of s3fs
@@ -182,7 +181,7 @@ class Requests:
         return False
 
     def attempt(self, action: Callable[[], T]) -> T:
-        """Return what *action* returns once it succeeds; failures that may pass are retried until it *is_over*."""
+        """Call *action* until it succeeds, and return its result; retry failures that may pass, until it *is_over*."""
 
         def once() -> T:
             if self._is_over is not None and self._is_over():
@@ -198,7 +197,7 @@ class Requests:
 
 
 def may_pass(exc: Exception) -> bool:
-    """Return whether what a store raised may go away by itself.
+    """Return whether an error of a store may not occur again.
 
     >>> may_pass(ConnectionResetError()), may_pass(PermissionError())
     (True, False)
@@ -208,7 +207,7 @@ def may_pass(exc: Exception) -> bool:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status in PASSING or response.get("Error", {}).get("Code") in TORN:
             return True
-    # What gcsfs and huggingface_hub raise has a status.
+    # Errors of gcsfs and huggingface_hub have a status.
     status = getattr(exc, "code", 0) or getattr(response, "status_code", 0)
     return not UNANSWERED.isdisjoint(kind.__name__ for kind in type(exc).__mro__) or status in PASSING
 
@@ -217,7 +216,7 @@ def may_pass(exc: Exception) -> bool:
 
 
 class StoreAddress(Address):
-    """Where an object is asked for: a URL and headers that its store gives, and gives again before they expire."""
+    """The URL and headers by which a store serves an object; they are renewed before they expire."""
 
     def __init__(self, location: Location):
         self.location, self.name = location, location.name
@@ -238,7 +237,7 @@ class StoreAddress(Address):
         return True
 
     def _ask(self) -> None:
-        store, path = find_store(self.location)  # which a forked process makes again
+        store, path = find_store(self.location)  # fsspec makes another store in a forked process
 
         def sign() -> tuple[str, dict[str, str], float] | None:
             try:
@@ -253,15 +252,15 @@ class StoreAddress(Address):
         self._given, self._until = (url, headers), monotonic() + seconds
 
     def sign(self, store: Any, path: str) -> tuple[str, dict[str, str], float]:
-        """Return a URL of the object at *path*, headers for it, and for how many seconds to use them.
+        """Return a URL of the object at *path*, headers for it, and the seconds for which to use them.
 
-        Raises NotImplementedError where *store* has none that a web client can use.
+        Raises NotImplementedError if *store* cannot serve it to a web client.
         """
         raise NotImplementedError
 
 
 class S3Address(StoreAddress):
-    """An object of S3; *operation* says what else than reading its URL allows, in the words of botocore."""
+    """An object of S3; *operation* has botocore's parameters of a URL that allows anything other than reading."""
 
     def __init__(self, location: Location, **operation: Any):
         super().__init__(location)
@@ -272,7 +271,7 @@ class S3Address(StoreAddress):
 
 
 class GsAddress(StoreAddress):
-    """An object of Google Cloud Storage, by its XML API: an ETag there is of the content alone."""
+    """An object of Google Cloud Storage, by its XML API, whose ETags depend on the content alone."""
 
     def sign(self, store: Any, path: str) -> tuple[str, dict[str, str], float]:
         bucket, key, generation = store.split_path(path)
@@ -287,9 +286,9 @@ class GsAddress(StoreAddress):
 
 @cache
 def _is_zonal(store: Any, bucket: str) -> bool:
-    """Return whether a bucket is read by gRPC only; asked once, of Google's servers only: others know no such buckets.
+    """Return whether a bucket can be read by gRPC only; the answer is kept.
 
-    gcsfs waits for a minute where the question has no answer.
+    Only Google's servers have such buckets. gcsfs waits a minute for the answer of any other server.
     """
     if not hasattr(store, "_sync_lookup_bucket_type") or "googleapis.com" not in store.base:
         return False
@@ -327,7 +326,7 @@ ADDRESSES: dict[str, type[StoreAddress]] = {
 
 
 def address_of(location: Location) -> StoreAddress | None:
-    """Return the address of an object; None if its store gives none that a web client can read."""
+    """Return the address of an object; None if its store cannot serve it to a web client."""
     if len(location.links) > 1 or location.scheme not in ADDRESSES:
         return None
     address = ADDRESSES[location.scheme](location)
@@ -342,7 +341,7 @@ def address_of(location: Location) -> StoreAddress | None:
 
 
 class Opened:
-    """A file of a store and its version, which everything that is read of it must be of."""
+    """A file of a store, and the version that all bytes read of it must have."""
 
     def __init__(self, location: Location):
         self.store, self.path = find_store(location)
@@ -353,7 +352,7 @@ class Opened:
         self.size, self.version = info.get("size"), version_of(info)
 
     def open(self) -> Any:
-        """Return fsspec's file; reading it raises if a block comes of another version."""
+        """Return fsspec's file; reading it raises if a block is of another version."""
         file = self.store.open(self.path, "rb")
         cache: Any = getattr(file, "cache", None)
         if hasattr(cache, "fetcher"):
@@ -369,14 +368,14 @@ class Opened:
         return data
 
     def check(self, data: Any = b"") -> Any:
-        """Return *data*, which was read before, if the file is still of this version."""
+        """Return *data*, which was just read, if the file still has this version; else raise OpenError."""
         if version_of(find_info(self.store, self.path)) != self.version:
             raise OpenError(CHANGED)
         return data
 
 
 def version_of(info: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what identifies the version of a file: its size, and the best of VALIDATORS that its store tells.
+    """Return the version of a file: its size, and the best of VALIDATORS in its info.
 
     >>> version_of({"size": 3, "mtime": 1.5, "ETag": "v1"})
     (3, 'ETag', 'v1')
@@ -390,12 +389,12 @@ class StoreInput(InputStream):
 
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
-        self._opened = Opened(location)  # which keeps the store: an archive closes its files when it is collected
+        self._opened = Opened(location)  # keeps the store: an archive that is collected closes its files
         try:
             file = self._opened.open()
         except Exception as exc:
             raise failed(exc, self._location) from self._location.safe(exc)
-        # memory: gives every reader the same object, and so the same position.
+        # memory: returns the same object, with one position, to every reader.
         self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
         self._size = getattr(file, "size", None)
 
@@ -406,7 +405,7 @@ class StoreInput(InputStream):
             if not data and self._size is not None and offset < self._size:
                 raise OpenError(f"ended before its {self._size} bytes")
             if not data and not hasattr(self._file, "cache") and not isinstance(self._file, io.BytesIO):
-                self._opened.check()  # its blocks are not
+                self._opened.check()  # no block of such a file was checked
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)
         return data
@@ -449,7 +448,8 @@ class StoreRanges(Ranges):
             opened = self._opened()
             if opened.version != self._version:
                 raise OpenError(CHANGED)
-            # The first alone, for which a cache of fsspec may fetch the whole file; others would find a part of it.
+            # One thread makes the first read: a cache of fsspec may then fetch the whole file, and others would find
+            # a part of it.
             with nullcontext() if self._is_begun else self._lock():
                 data = opened.fetch(offset, offset + size) if size else b""
                 self._is_begun = True
@@ -472,10 +472,10 @@ def size_of_part(number: int) -> int:
 
 
 class Upload:
-    """What is written of one object; each store has its own kind.
+    """An object that is being written; each store has a subclass.
 
-    A part is sent when there is more after it, so that small objects are one request. Of a kill -9, parts remain that
-    no listing shows until the store expires them.
+    A part is sent as soon as more data follow it, so that small objects take one request. After a kill -9, parts remain
+    until the store expires them; no listing shows them.
     """
 
     def __init__(self, location: Location, store: Any, path: str):
@@ -490,21 +490,21 @@ class Upload:
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:
-        """Return whether *store* has what we use of the package that is best known for it."""
+        """Return whether *store* has the methods that we use of the usual package for its scheme."""
         raise NotImplementedError
 
     def begin(self) -> None:
         raise NotImplementedError
 
     def put(self, number: int, data: bytes) -> Any:
-        """Store a part; return what `complete` needs of it."""
+        """Store a part; return its entry in the list for `complete`."""
         raise NotImplementedError
 
     def complete(self, parts: list[Any]) -> None:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Remove the parts of an upload that is not completed."""
+        """Remove the parts of an upload that will not be completed."""
         raise NotImplementedError
 
     def put_whole(self, data: bytes) -> None:
@@ -525,7 +525,7 @@ class Upload:
         return len(self._sent) + len(self._running) + 1
 
     def _send(self, size: int) -> None:
-        """Let the first bytes of the buffer go up; wait while as many parts are under way as may be."""
+        """Begin to upload the first *size* bytes of the buffer; wait while too many parts are under way."""
         most = min(MOST, self.location.remote.connections)
         if self._executor is None:
             self.begin()
@@ -537,7 +537,7 @@ class Upload:
         self._running.append(self._executor.submit(self.put, number, data))
 
     def _settle(self) -> None:
-        """Wait for the first part under way. One that failed stays there, so that nothing can complete the upload."""
+        """Wait for the first part under way. A part that fails stays there, so that the upload cannot be completed."""
         self._sent.append(self._running[0].result())
         self._running.popleft()
 
@@ -558,26 +558,26 @@ class Upload:
     def discard(self) -> None:
         if self._executor is not None:
             self._is_discarded = True
-            self._executor.shutdown(cancel_futures=True)  # a part that comes after the end would stay
+            self._executor.shutdown(cancel_futures=True)  # a part that arrives after `end` would remain
             with suppress(Exception):
                 self.end()
         self._buffer.clear()
 
 
 def upload(kind: Upload) -> OutputStream:
-    """Return the stream by which an object is written."""
+    """Return an OutputStream into an upload."""
     name = kind.location.name
     return OutputStream(name, kind.write, finish=kind.finish, commit=kind.commit, discard=kind.discard)
 
 
 class S3Upload(Upload):
-    """A multipart upload of S3: bodies go to URLs that s3fs signs, all else through s3fs."""
+    """A multipart upload of S3: bodies go to signed URLs, all other requests through s3fs."""
 
     id = ""
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:
-        # Options such as a storage class are headers, which no signed URL holds; put_file of s3fs sends them.
+        # Options such as a storage class are headers, which signed URLs lack; put_file of s3fs sends them.
         return hasattr(store, "call_s3") and not (store.s3_additional_kwargs or store.req_kw)
 
     def begin(self) -> None:
@@ -610,7 +610,7 @@ class S3Upload(Upload):
                 with address.request(headers, method="PUT", body=io.BytesIO(data)) as response:
                     return response.headers.get("ETag")
             except StatusError as error:
-                if error.code == 400:  # what S3 answers to a body that came incomplete or altered, or too slowly
+                if error.code == 400:  # the body came incomplete, altered, or too slowly
                     raise ConnectionError(str(error)) from error
                 raise
 
@@ -656,7 +656,7 @@ class GsUpload(Upload):
 
 
 def checksum_of(data: bytes) -> str:
-    """Return what the Content-MD5 of a request says."""
+    """Return the Content-MD5 of a body."""
     return b64encode(md5(data, usedforsecurity=False).digest()).decode()
 
 

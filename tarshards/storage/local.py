@@ -21,7 +21,7 @@ from tarshards.storage.streams import OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-# These name files that are open already.
+# Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
@@ -69,7 +69,7 @@ def _open_reader(path: str) -> io.FileIO:
 
 
 def _cure(exc: Exception, path: str, mode: str) -> str:
-    """What to do where a file cannot be opened, if its name tells; with the semicolon before it."""
+    """Return advice for a file that cannot be opened, after a semicolon, if its name suggests any."""
     if isinstance(exc, IsADirectoryError) and mode == "rb" and not path.endswith(INDEX):
         return f"; name the shards in it, as '{path}/*.tar'"
     if not isinstance(exc, FileNotFoundError):
@@ -106,7 +106,7 @@ def defer_signals() -> Iterator[None]:
 def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
     file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
-    # The lock is held until the temporary name is gone, so that no one takes the file for a left-over.
+    # The lock is held until the temporary name is gone, so that no other writer removes the file as a left-over.
 
     def finish() -> None:
         file.close()
@@ -132,10 +132,10 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
 @contextmanager
 def synced_folder(path: str) -> Iterator[None]:
-    """Wait at the end of the block until the names in the folder *path* are on the disk."""
+    """At the end of the block, wait until the names in the folder *path* are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # one that may be written to, but not listed
+    except PermissionError:  # a folder that may be written to, but not listed
         yield
         return
     try:
@@ -150,7 +150,7 @@ def synced_folder(path: str) -> Iterator[None]:
 
 
 def _claim(target: str) -> tuple[str, int]:
-    """Make a temporary file beside *target* and lock it; remove those that killed writers of *target* have left."""
+    """Create and lock a temporary file beside *target*; remove those that killed writers of *target* have left."""
     folder, base = os.path.split(target)
     names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
     path = next(names)

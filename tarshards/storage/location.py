@@ -39,20 +39,20 @@ FAMILIES = {
     "gcs": "fsspec_",
 }
 
-#: The schemes of fsspec that read what the rest of their URL names: caches and archives. They begin a chain, such as
+#: Schemes of fsspec that read from another URL, which follows in a chain: caches and archives, such as
 #: `simplecache::s3://bucket/a.tar` or `zip://a.tar::http://host/all.zip`.
 CHAINED = ("blockcache", "cached", "dir", "filecache", "libarchive", "simplecache", "tar", "zip")
 
-MOST_READ = 1 << 30  # bytes of a file that is read whole: a list, a plan, an index
+MOST_READ = 1 << 30  # bytes of a file that is read whole, such as a plan or an index
 
-LOOKUPS = 32  # at once, where the locations are remote
+LOOKUPS = 32  # threads that look up remote locations
 
 T = TypeVar("T")
 
-#: What stands between specs, and between the links of a chain; the address in http://[::1]:8000/a.tar holds none.
+#: Separates specs, and the links of a chain; not the groups of an address, as in http://[::1]:8000/a.tar.
 SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
 
-# Patterns; what is not needed for local names is compiled at first use.
+# Patterns that local names do not need: compiled at first use.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):"
 _HOST = r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)"
 
@@ -60,14 +60,14 @@ _HOST = r"\w+://(\[[^\]/?#]*\]|[^\[\]/?#:@]*)(:\d*)?([/?#]|$)"
 class Location:
     """An immutable URL or path, parsed on demand and only once; no other code in the package parses URLs.
 
-    Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials. The
-    locations derived from it are read as *remote* and written as *sync* says, too.
+    Locations of equal URLs are equal. A location prints as its `name`, so that no message shows credentials. Locations
+    derived from it have its *remote* and *sync*.
     """
 
     url: str  #: as it was given
-    remote: Remote  #: how it is read, if it is remote
+    remote: Remote  #: how to read it, if it is remote
     allow_pipe: bool = False  #: whether it may run its command, if it is `pipe:command`
-    sync: bool = True  #: whether what is written there waits until it is on the disk, if it is local
+    sync: bool = True  #: whether closing a local file that was written waits until it is on the disk
 
     def __init__(self, url: str, remote: Remote | None = None, *, allow_pipe: bool = False, sync: bool = True):
         self.__dict__.update(url=url, remote=remote or default())
@@ -85,10 +85,10 @@ class Location:
         allow_pipe: bool = False,
         sync: bool = True,
     ) -> Location:
-        """Return the location of a URL or path, to be read as *remote* says; a Location keeps its own without it.
+        """Return the location of a URL or path, or a Location with the options added.
 
-        With *sync* False what is written there does not wait for the disk. A Location that may run its command, or
-        that does not wait, keeps that. Anything else is a TypeError.
+        A *remote* replaces that of the Location; *allow_pipe* and ``sync=False`` hold if either of the two has them.
+        Raises TypeError for anything else.
         """
         if isinstance(url, Location):
             if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe) and (sync or not url.sync):
@@ -161,7 +161,7 @@ class Location:
 
     @cached_property
     def _around(self) -> tuple[str, Location, str]:
-        """What is before the link that names the file, that link, and what is after it: together they are the URL."""
+        """The URL in three parts: before the link that names the file, that link, and after it."""
         number = next((i for i, link in enumerate(self.links) if link not in CHAINED), 0)
         before = "".join(f"{link}::" for link in self.links[:number])
         after = "".join(f"::{link}" for link in self.links[number + 1 :])
@@ -169,7 +169,7 @@ class Location:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether it is a path that needs no parsing; of many thousands of shards this is asked first."""
+        """Whether it is a path without a scheme: a quick test, which comes first for many thousands of shards."""
         return ":" not in self.url and self.url != "-"
 
     @property
@@ -242,13 +242,13 @@ class Location:
         return found | secrets_in(self.remote.storage_options) if self.remote.storage_options else found
 
     def words(self, exc: BaseException) -> str:
-        """Return what *exc* says, without credentials."""
+        """Return the message of *exc* without credentials."""
         return self.redacted(words(exc))
 
     def safe(self, exc: BaseException) -> BaseException:
-        """Return *exc*, or where its text or that of what caused it shows credentials, one that says it without them.
+        """Return *exc*; if its message or that of a cause shows credentials, return an OSError of its redacted message.
 
-        It has the errno of *exc*.
+        The OSError has the errno of *exc*.
         """
         from traceback import TracebackException
 
@@ -281,7 +281,7 @@ class Location:
 
     @property
     def folder(self) -> str:
-        """What comes before the base: `folder + base + query` is the URL."""
+        """The URL up to the base: `folder + base + query` is the URL."""
         return self._parts[0]
 
     @property
@@ -291,9 +291,9 @@ class Location:
 
     @property
     def query(self) -> str:
-        """What follows the base: the query of an http URL, with its question mark, and the rest of a chain.
+        """The URL after the base: the query of an http URL, with its question mark, or the rest of a chain.
 
-        Never to be shown.
+        It may hold credentials: never show it.
         """
         return self._parts[2]
 
@@ -307,10 +307,10 @@ class Location:
 
     @property
     def described(self) -> Location:
-        """The location beside which its index lies, and what else describes it: itself, or one in the `index_dir`.
+        """The location beside which its index and other derived files lie: itself, or one in the `index_dir`.
 
-        There it has the path of its folder, so that shards of one name stay apart; that of a URL begins with its
-        scheme and host, and ends in a digest of its query.
+        In the `index_dir` it has the path of its folder, so that shards of one name stay apart. The path of a URL
+        begins with its scheme and host, and ends with a digest of its query.
 
         >>> remote = Remote(index_dir="/i")
         >>> [Location(url, remote).described.url for url in ("/d/a.tar", "http://host/d/a.tar?token=x", "s3://b/a.tar")]
@@ -323,7 +323,7 @@ class Location:
             inner, base = os.path.realpath(os.path.dirname(self.path)), os.path.basename(self.path)
         else:
             scheme, _, rest = without_userinfo(self.folder).removesuffix("/").partition("://")
-            # No part may lead out of the folder, or be left out where the path is read.
+            # No part may lead out of the folder, nor vanish when the path is resolved.
             parts = [
                 scheme,
                 *(part.replace(".", "%2E") if part in ("", ".", "..") else part for part in rest.split("/")),
@@ -338,19 +338,19 @@ class Location:
 
     @property
     def as_output(self) -> Location:
-        """It as a shard that is written: what describes it lies beside it."""
+        """The same location without an `index_dir`: the index of a shard that is written lies beside it."""
         return self if self.remote.index_dir is None else Location.of(self, replace(self.remote, index_dir=None))
 
     def at(self, url: str) -> Location:
-        """Return the location of another URL, which is read and written as this one is."""
+        """Return the location of another URL, with the *remote* and *sync* of this one."""
         return Location(url, self.remote, sync=self.sync)
 
     def with_base(self, base: str) -> Location:
-        """Return the location in the same folder, and with the same query, whose URL ends in *base*."""
+        """Return the location of *base* in the same folder, with the same query."""
         return self.at(self.folder + base + self.query)
 
     def sibling(self, suffix: str) -> Location:
-        """Return the location whose name is longer by *suffix*; OpenError for a stream.
+        """Return the location whose name has *suffix* added; raise OpenError for a stream.
 
         >>> Location("data/a.tar").sibling(".index").url, Location("https://host/a.tar?token=x").sibling(".index").url
         ('data/a.tar.index', 'https://host/a.tar.index?token=x')
@@ -362,7 +362,7 @@ class Location:
         return self.with_base(self.base + suffix)
 
     def beside(self, name: str) -> Location:
-        """Return the file *name*, maybe in a folder, relative to the folder of this one.
+        """Return the location of *name*, a path relative to the folder of this one.
 
         >>> Location("d/a.json").beside("b 1.tar").url, Location("http://h/d/a.json?key").beside("b 1.tar").url
         ('d/b 1.tar', 'http://h/d/b%201.tar?key')
@@ -370,7 +370,7 @@ class Location:
         return self.at(self.all_beside([name])[0])
 
     def all_beside(self, names: list[str]) -> list[str]:
-        """Return the URLs of the files *names*, as ``beside`` gives each."""
+        """Return the URL of ``beside(name)`` for each of *names*."""
         if not self._is_plain and (FAMILIES.get(self._around[1].scheme) == "http" or self._file_prefix == "file://"):
             from urllib.parse import quote
 
@@ -381,7 +381,7 @@ class Location:
         return [folder + name + query for name in names] if query else [folder + name for name in names]
 
     def relative(self, other: Location) -> str:
-        """Return the name by which `beside` gives *other*; its path or URL where there is none.
+        """Return the name for which `beside` returns *other*, or else the path or URL of *other*.
 
         >>> Location("d/a.json").relative(Location("e/b.tar")), Location("a.json").relative(Location("http://h/b.tar"))
         ('../e/b.tar', 'http://h/b.tar')
@@ -403,7 +403,7 @@ class Location:
         return f"./{name}" if re.match("[^/]*:", name) else name
 
     def absolute(self) -> Location:
-        """Return the location of a local path from the root; others are returned as they are."""
+        """Return a local path as an absolute one, any other location as it is."""
         return self if self.path is None or self.scheme else self.at(os.path.abspath(self.path))
 
     def expanduser(self) -> Location:
@@ -417,10 +417,10 @@ class Location:
             raise UrlError(str(error), url=self.name) from error
 
     def glob(self) -> list[str]:
-        """Return the URLs of what matches a path with `*`, `[..]` or, locally, `?`, sorted; else just its own.
+        """Return the sorted URLs of the files that match a path with `*`, `[..]` or, locally, `?`; else its own URL.
 
-        A name that exists is not a pattern, except on a web server. Raises UrlError for a server that lists no files:
-        only WebDAV does.
+        A name that exists is not a pattern, except on a web server. Raises UrlError for a web server that does not list
+        files by WebDAV.
         """
         if not any(mark in self.url for mark in "*?["):
             return [self.url]
@@ -438,7 +438,7 @@ class Location:
         if path is None or os.path.lexists(path):
             return [self.url]
         matches = sorted(_matches(path))
-        if self.scheme == "":  # the names of files, whatever they look like
+        if self.scheme == "":  # a file may be named like a URL
             return [f"./{name}" if (":" in name or name == "-") and Location(name).scheme else name for name in matches]
         from urllib.parse import quote
 
@@ -448,16 +448,13 @@ class Location:
     # Access to the bytes.
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
-        """Return this location, whose stream for reading comes from *opener*, which has begun to fetch it."""
+        """Return this location; ``open`` then calls *opener*, which returns a stream that is already being fetched."""
         location = Location(self.url, self.remote, allow_pipe=self.allow_pipe, sync=self.sync)
         location.__dict__["_opener"] = opener
         return location
 
     def address(self) -> Any:
-        """Return the ``Address`` where its bytes are asked for by HTTP; None where they are not.
-
-        Raises OpenError or UrlError.
-        """
+        """Return the ``Address`` that serves it by HTTP, None if there is none; raise OpenError or UrlError."""
         return self._transport.address(self)
 
     @property
@@ -467,7 +464,7 @@ class Location:
     def open(self, mode: str = "rb", *, encodings: Container[str] = ()) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
 
-        A server may send bytes with one of *encodings*, as its Content-Encoding says; any other is an OpenError.
+        *encodings* are the Content-Encodings that the caller undoes; any other that a server sends is an OpenError.
         """
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
@@ -481,21 +478,21 @@ class Location:
         return cast(BinaryIO, stream)
 
     def read(self, limit: int = MOST_READ) -> bytes:
-        """Return all its bytes; raise OpenError, before more are read, if there are more than *limit*."""
+        """Return all its bytes; raise OpenError if there are more than *limit*, and stop reading there."""
         data: bytes = self._transport.read(self, limit + 1)
         if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
 
     def hold(self, limit: int) -> Any:
-        """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
+        """Return what ``read`` does, or a ``MappedBlock`` if a cache has it on its disk."""
         data = self._transport.hold(self, limit + 1)
         if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
 
     def sha256(self) -> str:
-        """Return the SHA-256 of its bytes as they are stored, in hexadecimal digits."""
+        """Return the SHA-256 of the bytes that are stored, in hexadecimal digits."""
         from hashlib import sha256
 
         digest = sha256()
@@ -505,10 +502,11 @@ class Location:
         return digest.hexdigest()
 
     def ranges(self, size: int | None = None) -> Ranges:
-        """Open it for reading in any order; where its *size* is known, a server is not asked for it.
+        """Open it for reading in any order; a *size* that is known saves a request to a server.
 
-        A local file is mapped; if it shrinks, reading what is gone is an OpenError. If a remote one changes, reading on
-        is an OpenError where the server tells. Raises OpenError for streams and for servers without ranges.
+        A local file is mapped; if it shrinks, reading beyond its new end is an OpenError. If a remote file changes,
+        reading on is an OpenError, provided that its server sends an ETag or a time. Raises OpenError for streams and
+        for servers without ranges.
         """
         return self._transport.ranges(self, size)
 
@@ -517,7 +515,7 @@ class Location:
         return self._transport.exists(self)
 
     def is_taken(self) -> bool:
-        """Return whether writing would replace a file there; that of a server which shows none is not known of.
+        """Return whether writing would replace a file, as far as a server shows its files.
 
         Raises OpenError if a server cannot be reached.
         """
@@ -533,7 +531,7 @@ class Location:
             raise
 
     def size(self) -> int | None:
-        """Return its size in bytes, None if its scheme does not tell; raise OpenError if it does not exist."""
+        """Return its size in bytes, None if it is unknown; raise OpenError if it does not exist."""
         return self._transport.size(self)
 
     def remove(self) -> None:
@@ -541,7 +539,7 @@ class Location:
         self._transport.remove(self)
 
     def make_folder(self) -> None:
-        """Make the folder of a local file; stores need none."""
+        """Create the folder of a local file; stores need none."""
         folder = os.path.dirname(self.path or "")
         if folder:
             try:
@@ -557,7 +555,7 @@ def _transport_of(family: str) -> Transport:
 
 
 class Transport:
-    """How the bytes of a family of schemes are reached: each module in `FAMILIES` has one, its `TRANSPORT`."""
+    """Reads and writes a family of schemes; each module in `FAMILIES` has one, its `TRANSPORT`."""
 
     def open(self, location: Location, mode: str) -> Any:
         """Return a stream; see `streams`."""
@@ -569,7 +567,7 @@ class Transport:
             return read_at_most(stream, most, 1 << 24)
 
     def hold(self, location: Location, most: int) -> Any:
-        """Return what ``read`` does, or as a ``MappedBlock`` where a cache has it on its disk."""
+        """Return what ``read`` does, or a ``MappedBlock`` if a cache has it on its disk."""
         return self.read(location, most)
 
     def address(self, location: Location) -> Any:
@@ -579,7 +577,7 @@ class Transport:
         raise OpenError("a stream, which has no random access", url=location.name)
 
     def glob(self, location: Location) -> list[str]:
-        """Return the URLs of the files that match a pattern, sorted; that of the location where there are none."""
+        """Return the sorted URLs of the files that match a pattern, or else the URL of *location*."""
         return [location.url]
 
     def exists(self, location: Location) -> bool:
@@ -592,7 +590,7 @@ class Transport:
         return True
 
     def probe(self, location: Location) -> None:
-        """Raise OpenError unless something can be read there."""
+        """Raise OpenError unless it can be read."""
         with location.open() as stream:
             stream.read(1)
 
@@ -604,7 +602,7 @@ class Transport:
 
 
 def _matches(pattern: str) -> list[str]:
-    """Return the paths that match a *pattern* as ``glob`` does, which takes longer where a folder has many."""
+    """Return the paths that match *pattern*, as ``glob`` does, but faster in a folder of many files."""
     from fnmatch import filter as matching
     from glob import glob, has_magic
 
@@ -633,7 +631,7 @@ def names_of(urls: list[str]) -> list[str]:
     >>> names_of(["a.tar", "http://me:secret@host/a.tar"])
     ['a.tar', 'http://host/a.tar']
     """
-    if _have_none(urls, "@", "?"):  # which only come before and after what is hidden
+    if _have_none(urls, "@", "?"):  # every credential stands before an @ or after a ?
         return urls
     return [url if "@" not in url and "?" not in url else Location(url).name for url in urls]
 
@@ -651,7 +649,7 @@ def are_local(urls: list[str]) -> bool:
 
 
 def are_remote(urls: list[str]) -> bool:
-    """Return whether all *urls* name files of servers or stores, as their schemes tell."""
+    """Return whether all *urls* have schemes of servers or stores."""
     return all(Location(url).is_remote for url in {url.partition(":")[0]: url for url in urls}.values())
 
 
@@ -662,11 +660,11 @@ def paths_of(urls: list[str]) -> list[str]:
 
 def _have_none(urls: list[str], *marks: str) -> bool:
     text = "".join(urls)
-    return not any(mark[0] in text and mark in text for mark in marks)  # one character is soon found
+    return not any(mark[0] in text and mark in text for mark in marks)  # a search for one character is fastest
 
 
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:
-    """Yield *function* of the location of every URL in their order, many at once where they are remote."""
+    """Yield ``function(location)`` for every URL, in their order; remote ones are looked up by many threads."""
     locations = [Location.of(url) for url in urls]
     if all(location.is_local for location in locations):
         yield from map(function, locations)

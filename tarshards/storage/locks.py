@@ -1,4 +1,4 @@
-"""Locks on files, which end with the process that holds them; and what a process that was forked makes again.
+"""Locks on files, which end with the process that holds them; and values that a forked process makes again.
 
 A lock belongs to an open file: it is taken, waited for, and swept with its file after a process that died. A child that
 is forked has the open files of its parent and would keep their locks after the parent's death, so it closes them, and
@@ -91,7 +91,7 @@ def release(descriptor: int, *, unlock: bool = True) -> None:
 
 
 def is_locked(path: str) -> bool:
-    """Return whether a process holds the lock of the file at *path*; False where that cannot be told."""
+    """Return whether a process holds the lock of the file at *path*; False if that is unknown."""
     try:
         release(lock(path, os.O_RDONLY, take=lambda descriptor: try_lock(descriptor, fcntl.LOCK_SH)))
     except BlockingIOError:

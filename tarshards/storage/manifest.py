@@ -22,22 +22,22 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 
 SUFFIX = ".shards.json"
-DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # what an entry says of its shard
-MARKS = ("concatenated", "indexed")  # those that are true or false
+DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # the words of an entry
+MARKS = ("concatenated", "indexed")  # the words that are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 150 bytes a shard
-_COUNTS = {"nsamples": "samples", "filesize": "size"}  # what the entries of ``Shard`` are called in a manifest
+_COUNTS = {"nsamples": "samples", "filesize": "size"}  # words with another name in ``Shard``
 _HEX = b"0123456789abcdef"
-_DIGITS = {"sha256": 64, "digest": 32}  # how many hexadecimal digits each has
-MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: plans and sums hold as much
+_DIGITS = {"sha256": 64, "digest": 32}  # the hexadecimal digits of each
+MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: what fits into plans and sums
 
 
 class Shard(NamedTuple):
-    """The URL of a shard, and its samples and bytes where a manifest gives them.
+    """A shard: its URL, its samples and bytes if a manifest has them, and how to read it.
 
-    *concatenated* says that it may consist of several archives, *indexed* that its index lies beside it; *sha256* is
-    the checksum of the file, and *digest* that of its keys and members, as its index has it, in hexadecimal digits.
-    No manifest has the rest: *split* is the rule that its reader wants for the names of members, "first" or "last";
-    None: "first", or that of the index. *allow_pipe* says that it may run its command, if it is ``pipe:command``.
+    A *concatenated* shard may consist of several archives; beside an *indexed* one lies its index. *sha256* is the
+    checksum of the file, and *digest* that of its keys and members, as in its index, in hexadecimal digits. Manifests
+    do not have the last two: *split*, "first" or "last", is the rule for the names of members (None: that of the index,
+    or else "first"); with *allow_pipe*, ``pipe:command`` may run its command.
     """
 
     url: str
@@ -56,12 +56,12 @@ class Shard(NamedTuple):
         return cls(shard) if isinstance(shard, str) else shard
 
     def location(self, remote: Remote | None = None) -> Location:
-        """Return where it lies, to be read as *remote* says."""
+        """Return its location, to be read as *remote* says."""
         return Location(self.url, remote, allow_pipe=self.allow_pipe)
 
 
 class Shards(Sequence[Shard]):
-    """Shards as columns, one list for each entry that some of them have: many take no object each.
+    """Shards as columns: a list for each entry that some of them have, and no object for each shard.
 
     >>> shards = Shards(["a.tar", "b.tar"], samples=[7, None])
     >>> shards[0].samples, shards.column("size"), len(shards)
@@ -80,14 +80,14 @@ class Shards(Sequence[Shard]):
         return cls(list(urls), **{name: list(column) for name, column in zip(Shard._fields[1:], columns)})
 
     def column(self, name: str) -> list[Any]:
-        """Return what *name*, an entry of ``Shard``, is of each."""
+        """Return the entry *name* of every ``Shard``."""
         if name == "url":
             return self.urls
         return self._columns.get(name) or [Shard._field_defaults[name]] * len(self)
 
     @property
     def uncounted(self) -> Sequence[int]:
-        """The numbers of those whose samples or bytes are not known."""
+        """The numbers of the shards without a count of samples or bytes."""
         if not self._columns.keys() >= {"samples", "size"}:
             return range(len(self))
         samples, sizes = self.column("samples"), self.column("size")
@@ -135,9 +135,9 @@ class Shards(Sequence[Shard]):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Let Python's garbage collector wait while many objects are made that are gone, or few, at the end of the block.
+    """Pause Python's garbage collector in a block that makes many objects, few of which remain.
 
-    It would go through all objects of the process, torch's among them, because of their number.
+    It would go through all objects of the process, including torch's, because there are so many new ones.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -149,7 +149,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def manifest_url(pattern: str) -> str:
-    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL instead of each number.
+    r"""Return the URL of the manifest for the shards *pattern*, which has a NUL in place of each number.
 
     >>> [manifest_url(pattern) for pattern in ("d/train-\0.tar", "\0.tar.gz", "http://h/\0/a_\0-x.tar?key", "a.tar")]
     ['d/train.shards.json', 'shards.json', 'http://h/a-x.shards.json?key', 'a.shards.json']
@@ -163,7 +163,7 @@ def manifest_url(pattern: str) -> str:
 
 
 def series_url(url: str) -> str:
-    """Return the URL of the manifest of the series of shards to which *url* belongs.
+    """Return the URL of the manifest of the series that the shard *url* belongs to.
 
     >>> series_url("d/a-003.tar")
     'd/a.shards.json'
@@ -172,7 +172,7 @@ def series_url(url: str) -> str:
 
 
 def _without_number(url: str) -> str:
-    r"""Return *url* with a NUL instead of the last number in its name.
+    r"""Return *url* with a NUL in place of the last number in its name.
 
     >>> _without_number("d7/a1-002.tar")
     'd7/a1-\x00.tar'
@@ -183,7 +183,7 @@ def _without_number(url: str) -> str:
 
 
 def parse_manifest(text: bytes | str, url: str) -> Shards:
-    """Return the shards that the manifest *text* names, their URLs as written; raise UrlError if it is none.
+    """Return the shards in the text of a manifest, with their URLs as written; raise UrlError for any other text.
 
     >>> shards = parse_manifest('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}]}', "x.shards.json")
     >>> shards[0].url, shards[0].samples
@@ -217,7 +217,7 @@ def _parse(text: bytes | str, url: str) -> Shards:
 
 
 def dump_manifest(shards: Iterable[Shard]) -> str:
-    """Return the text of the manifest of *shards*, one a line."""
+    """Return the text of a manifest of *shards*, one on each line."""
     entries = []
     for shard in shards:
         entry: dict[str, Any] = {"url": shard.url}
@@ -236,9 +236,7 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
 
 
 def without_counts(text: bytes, urls: Container[str]) -> str | None:
-    """Return the manifest *text* with nothing but the names of the shards *urls*; None if it has no more of them.
-
-    Everything else is kept.
+    """Return the manifest *text* without the counts of the shards *urls*; None if it has none.
 
     >>> text = b'{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}, {"url": "b.tar", "nsamples": 5}]}'
     >>> print(without_counts(text, ["a.tar"]), end="")
@@ -259,24 +257,24 @@ def without_counts(text: bytes, urls: Container[str]) -> str | None:
 
 
 def _dump(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
-    """Return the text of a manifest, one entry a line after the rest."""
+    """Return the text of a manifest: *head*, and then one entry on each line."""
     import json
 
     return f'{json.dumps(head)[:-1]}, "shardlist": [' + ",".join(f"\n{json.dumps(each)}" for each in entries) + "\n]}\n"
 
 
 def _columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return what the *entries* of a manifest say, by word; words that none has may be left out."""
+    """Return the *entries* of a manifest as columns, by word; words that no entry has may be left out."""
     words = ("url", *DESCRIPTION)
     first = entries[0].keys() if entries else {}.keys()
-    if sum(map(len, entries)) == len(first) * len(entries):  # as where all have the same words
+    if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same words
         with suppress(KeyError):
             return {word: [*map(itemgetter(word), entries)] for word in words if word in first}
     return {word: [entry.get(word, False if word in MARKS else None) for entry in entries] for word in words}
 
 
 def _are_right(names: list[Any], columns: dict[str, list[Any]]) -> bool:
-    """Return whether ``_check_entry`` raises for none of the entries, which takes less time for all of them."""
+    """Return whether ``_check_entry`` accepts all entries, which takes less time by columns."""
     for word in MOST.keys() & columns.keys():
         numbers = _given(columns[word])
         if set(map(type, numbers)) - {int} or (numbers and not 0 <= min(numbers) <= max(numbers) <= MOST[word]):
@@ -300,7 +298,7 @@ def _given(column: list[Any]) -> list[Any]:
 
 
 def _check_entry(entry: Any, at: int, url: str) -> None:
-    """Raise UrlError, which names the manifest *url*, where an entry is wrong."""
+    """Raise UrlError, which names the manifest *url*, if an entry is wrong."""
     if not isinstance(entry, dict) or not isinstance(name := entry.get("url"), str) or not name:
         raise UrlError(f"entry {at} of the manifest has no url", url=url)
     for word, most in MOST.items():

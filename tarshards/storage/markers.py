@@ -1,4 +1,4 @@
-"""Done-markers: small JSON files that record what was made, written once it is in place; so each is made once."""
+"""Done-markers: small JSON files that record that an output is complete, so that it is made once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make_once(
     output: Location | None = None,
     resume: bool = True,
 ) -> tuple[Record, bool]:
-    """Return the record of what was made, and whether an earlier call made it; otherwise *make* does, and returns it.
+    """Return the record of an output, and whether an earlier call made the output; if none did, call *make* for it.
 
     It is written to *url* with its *digest*. The record of an earlier call counts as ``find_made`` says; without
     *resume* it never does.
@@ -98,7 +98,7 @@ def make_once(
 
 
 def remove_marker(url: str | Location) -> None:
-    """Remove the record at *url*, if there is one; where nothing can be removed, write an empty one over it."""
+    """Remove the record at *url*, if there is one; if a server removes nothing, overwrite it with an empty one."""
     try:
         Location.of(url).remove()
     except OpenError:

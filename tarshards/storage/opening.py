@@ -1,4 +1,4 @@
-"""Opens URLs: their bytes as they are, decompressed, or as a plain local file."""
+"""Open a URL as it is, a shard through its compression, or a shard as a plain local file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tarshards.errors import TarshardsError
 from tarshards.storage.beside import forget
 from tarshards.storage.compression import ENCODINGS, HEAD, MAX_RATIO, compressed, decompressed, find_compression
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import failure, temporary
 
@@ -26,13 +27,13 @@ def open_url(
 ) -> BinaryIO:
     """Open *url* for reading ("rb") or writing ("wb") bytes.
 
-    `read(n)` may be short before the end, and is empty only at the end. What is written stands under its name
-    only after `close()`; `abort()`, or leaving a with-block by an exception, discards it. `close()` waits until a local
-    file and its name are on the disk, so that they survive a power loss; with *sync* False it does not.
+    `read(n)` may return fewer than n bytes; it returns none only at the end. A file appears under its name at
+    `close()`; `abort()`, or leaving a with-block by an exception, discards it. `close()` waits until a local
+    file and its name are on the disk, so that they survive a power loss; with *sync* False it does not wait.
 
-    URLs are paths, `file:`, `-` (stdin or stdout), `http:`, `https:`, every scheme of fsspec, and with
-    *allow_pipe* `pipe:command`. *remote* says how servers and stores are read; see `Remote`. An unknown scheme is a
-    UrlError, everything else that fails an OpenError.
+    URLs are paths, `file:`, `-` (stdin or stdout), `http:`, `https:`, every scheme of fsspec, and with *allow_pipe*
+    `pipe:command`. *remote* has the options for servers and stores; see `Remote`. An unknown scheme is a UrlError, any
+    other failure an OpenError.
     """
     return Location.of(url, remote, allow_pipe=allow_pipe, sync=sync).open(mode)
 
@@ -47,12 +48,14 @@ def open_shard(
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 
-    Reading finds gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name, and also where a server
-    sends them with a Content-Encoding, which `open_url` refuses; damage, and more than
-    1 MiB + *max_ratio* x the compressed size, is an OpenError. Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2
-    .xz .txz .lzma .zst .tzst .lz4` and their further forms), the same data to the same bytes; that of another format,
-    such as `.br` or `.zip`, is a UrlError. When it ends, the index of an earlier shard of this name is removed, and all
-    else that is derived from a local one and lies beside it. lz4 needs ``pip install 'tarshards[lz4]'``.
+    Reading detects gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name, and also if a server
+    sends them with a Content-Encoding, which `open_url` refuses. Damage, and more decompressed bytes than
+    1 MiB + *max_ratio* x the compressed size, is an OpenError.
+
+    Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .tzst .lz4` and their further forms), the
+    same data to the same bytes; the suffix of another format, such as `.br` or `.zip`, is a UrlError. `close()` removes
+    the index of an earlier shard of this name, and all other files that are derived from a local one and lie beside it.
+    lz4 needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url, allow_pipe=allow_pipe, sync=sync)
     stream: Any = location.open(mode, encodings=ENCODINGS)
@@ -68,27 +71,20 @@ PIECE = 1 << 20  # bytes copied at once
 
 
 class PlainFile:
-    """The bytes of an uncompressed shard: the shard's own file, or a copy.
+    """The bytes of an uncompressed shard: its own file, or a copy.
 
-    *error* is what ended the copying before the shard's end, if anything did. The shard may consist of several archives
-    if it is *concatenated*.
+    *error* is the error that ended copying before the end of the shard, if any.
     """
 
-    def __init__(
-        self,
-        file: Any,
-        name: str,
-        *,
-        concatenated: bool = False,
-        is_copy: bool = False,
-        error: TarshardsError | None = None,
-    ):
-        self.name, self.concatenated, self.is_copy, self.error = name, concatenated, is_copy, error
+    concatenated = False  #: whether the shard may consist of several archives
+
+    def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
+        self.name, self.is_copy, self.error = name, is_copy, error
         self.descriptor = file.fileno()
         self.size = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the *size* bytes at *offset*, or as many as there are; several threads may call this at once."""
+        """Return the *size* bytes at *offset*, fewer at the end; several threads may call this at once."""
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more
@@ -96,13 +92,20 @@ class PlainFile:
 
 
 @contextmanager
-def open_plain(url: str | Location, *, concatenated: bool = False) -> Iterator[PlainFile]:
-    """Open a shard, which may be *concatenated*: a plain local file as it is, all else as an unnamed temporary copy."""
-    location = Location.of(url)
+def open_plain(shard: Shard | str, location: Location | None = None) -> Iterator[PlainFile]:
+    """Open a shard at its URL, or at *location*: a plain local file itself, any other as an unnamed temporary copy."""
+    shard = Shard.of(shard)
+    with _plain_file(location or shard.location()) as file:
+        file.concatenated = shard.concatenated
+        yield file
+
+
+@contextmanager
+def _plain_file(location: Location) -> Iterator[PlainFile]:
     name = location.name
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
         with location.open() as file:
-            plain = PlainFile(file, name, concatenated=concatenated)
+            plain = PlainFile(file, name)
             if not find_compression(plain.read(0, HEAD)):
                 yield plain
                 return
@@ -122,11 +125,11 @@ def open_plain(url: str | Location, *, concatenated: bool = False) -> Iterator[P
             errors[0].__cause__ = caught
 
     with ExitStack() as stack:
-        with temporary():  # which is no fault of the shard
+        with temporary():  # its errors do not concern the shard
             copy = stack.enter_context(tempfile.TemporaryFile())
             for data in pieces():
                 copy.write(data)
             copy.flush()
         if errors and not copy.tell():
             raise errors[0]
-        yield PlainFile(copy, name, concatenated=concatenated, is_copy=True, error=errors[0] if errors else None)
+        yield PlainFile(copy, name, is_copy=True, error=errors[0] if errors else None)

@@ -1,4 +1,4 @@
-"""Bytes in any order: what every random access goes through, and local files, which are mapped."""
+"""Files that are read in any order, and local ones among them, which are mapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ try:
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
 
-MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a process (vm.max_map_count), two each
+MOST_MAPPED = 24_000  # files of two mappings; the kernel allows a process 65,530 mappings (vm.max_map_count)
 
 
 def are_buffers() -> bool:
@@ -23,10 +23,10 @@ def are_buffers() -> bool:
 
 
 def most_open() -> int:
-    """Return how many shards a process should hold open at most; each may be mapped with its index.
+    """Return the most shards that a process should hold open; each may be mapped with its index.
 
-    Without the kernel shards are descriptors. Others need some, too: libraries, memory, and shards that are being
-    released.
+    Without the kernel each takes a descriptor, and some must be left for other uses. Mappings must be left for
+    libraries, memory, and shards that are being released.
     """
     if are_buffers():
         return MOST_MAPPED
@@ -34,7 +34,7 @@ def most_open() -> int:
 
 
 def most_held() -> int:
-    """Return how many mapped files a process should also hold open at most, only to be quicker."""
+    """Return the most mapped files that a process should also hold open, which only makes it faster."""
     return min(MOST_MAPPED, _most_descriptors() // 4)
 
 
@@ -59,15 +59,15 @@ class MappedPart:
 
     @property
     def buffer(self) -> memoryview:
-        """All of them, for kernels only."""
+        """All the bytes, for kernels only."""
         return memoryview(self.mapping)[self.start : self.start + self._size]  # type: ignore[arg-type]
 
 
 class Ranges:
     """A file that is read in any order; *size* is its length in bytes.
 
-    ``read`` may be called by several threads at once. *remote* says that it waits for a network, so that it is better
-    to ask for many reads at once.
+    ``read`` may be called by several threads at once. A *remote* file waits for a network, so it is better to
+    make many reads at once.
     """
 
     name: str
@@ -75,30 +75,30 @@ class Ranges:
     remote = True
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the *size* bytes at *offset*; raise OpenError where they cannot be read."""
+        """Return the *size* bytes at *offset*; raise OpenError if they cannot be read."""
         raise NotImplementedError
 
     def read_up_to(self, offset: int, size: int) -> bytes:
-        """Return the *size* bytes at *offset*, or as many as there are."""
+        """Return the *size* bytes at *offset*, fewer at the end."""
         return self.read(offset, max(0, min(size, self.size - offset)))
 
     def hold(self, offset: int, size: int) -> Any:
-        """Return the *size* bytes at *offset*, as a ``MappedBlock`` where a cache has them on its disk."""
+        """Return the *size* bytes at *offset*, or a ``MappedBlock`` of them if a cache has them on its disk."""
         return self.read(offset, size)
 
     def drop(self, offset: int, size: int) -> None:
-        """Say that what was held is not needed again soon, so that no cache, nor this process, need keep it."""
+        """Release bytes that are not needed again soon, from a cache and from the memory of this process."""
 
     def verify(self) -> None:
         """Raise OpenError if the file is known to have been written to since it was opened."""
 
     def is_current(self) -> bool:
-        """Return whether opening the URL again would give the same bytes; False where nothing tells."""
+        """Return whether opening the URL again would give the same bytes; False if that is unknown."""
         return False
 
     @property
     def version(self) -> Any:
-        """What identifies the bytes, in any process; None where nothing tells."""
+        """A value that identifies the bytes, in any process; None if there is none."""
         return None
 
     def expect(self, version: Any) -> None:

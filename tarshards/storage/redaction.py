@@ -20,7 +20,7 @@ _SIGNATURE = (
 )
 #: Those that only do so beside one named signature or sig: CloudFront's policy, and what Azure signs.
 _BESIDE_SIGNATURE = r"policy|s[vrpte]|ss|srt|si|sip|spr|sdd|ses|scid|s[aku]oid|sktid|sk[tesv]"
-_SHORTEST = 6  # characters of a secret that is hidden wherever it stands: shorter ones are parts of words
+_SHORTEST = 6  # characters of a secret that is hidden in any text; a shorter one could be part of a word
 
 
 def without_userinfo(url: str) -> str:

@@ -1,4 +1,4 @@
-"""How files are read, remote ones above all: connections, memory, retries, and folders for what is kept elsewhere."""
+"""Options for reading files, above all remote ones: connections, memory, retries, folders for caches and indexes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from tarshards.errors import whole_number
 
-PIECE = 1 << 21  # bytes of one request where a file is read forwards
-LEAST_AHEAD = 1 << 24  # bytes, where the memory that is available is unknown or short
-LEAST_CACHE = 1 << 24  # bytes: less holds too few blocks to be of use
-PART = 4  # the memory that is available, divided by this, may hold what is fetched ahead
+PIECE = 1 << 21  # bytes of one request if a file is read forwards
+LEAST_AHEAD = 1 << 24  # bytes to fetch ahead even if the available memory is short or unknown
+LEAST_CACHE = 1 << 24  # bytes: a smaller cache would hold too few blocks to be useful
+PART = 4  # this fraction of the available memory may hold bytes that are fetched ahead
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Remote:
     ahead: int | None = None
     timeout: float = 30.0
     retries: int = 5
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # which may hold credentials
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # they may hold credentials
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     index_dir: str | os.PathLike[str] | None = None
@@ -71,12 +71,12 @@ class Remote:
         return max(LEAST_AHEAD, available_memory() // PART // processes)
 
     def held(self) -> int:
-        """Return the bytes of indexes that may be held: by default less, the more of the memory is in use by then."""
+        """Return the bytes of indexes that may be held; the default depends on the memory that is available now."""
         return max(LEAST_AHEAD, self.budget())
 
 
 def with_index_dir(remote: Remote | None, index_dir: str | os.PathLike[str] | None) -> Remote | None:
-    """Return *remote*, or what is read by default, with this *index_dir* unless it is None."""
+    """Return *remote*, or else the default options, with this *index_dir* unless it is None."""
     return remote if index_dir is None else replace(remote or default(), index_dir=index_dir)
 
 
@@ -84,18 +84,18 @@ _default = Remote()
 
 
 def default() -> Remote:
-    """Return how remote files are read where nothing else is said."""
+    """Return the options for files that are read without any."""
     return _default
 
 
 def set_default(remote: Remote) -> None:
-    """Let remote files be read as *remote* says where nothing else is said, in this process: for programs."""
+    """Set the options for files that are read without any, in this process: for programs."""
     global _default
     _default = remote
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that this process may still use: the host's, or its control group's if less."""
+    """Return the bytes of memory that this process may still use: those of the host, or of its control group."""
     found = []
     for path, word in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
         try:

@@ -1,4 +1,4 @@
-"""Bytes in memory that a process and those that are forked from it hold once."""
+"""Bytes in memory that a process shares with the processes forked from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import MappedPart, Mapping
 from tarshards.storage.remote import Remote
 
-ROW = Struct("<QQ")  # where a piece begins, and its length, 0 while it is not there; the first: where the last one ends
+ROW = Struct("<QQ")  # offset and length of a piece, length 0 while it is missing; in the first row: the end of the last
 
 
 class SharedBytes:
-    """Up to *count* pieces of bytes, which a process and those forked from it later share; each is fetched once.
+    """Up to *count* pieces of bytes, shared by a process and those forked from it later; each is fetched once.
 
-    They lie in a file without a name, which is gone when no process has it open, however they end, and take as much
-    memory as *remote* may hold; other pieces are the own ones of who fetches them. A piece stays until it is dropped.
+    They lie in a file without a name, which vanishes when the last process that has it open ends. They take as much
+    memory as *remote* may hold; beyond that, each process holds the pieces that it fetches. A piece stays until it is
+    dropped.
 
-    Locks are of ranges of the file and of processes, so threads of one process must not ask for one piece at once.
+    The locks belong to ranges of the file and to processes: threads of one process must not ask for a piece at once.
     """
 
     def __init__(self, count: int, remote: Remote):
@@ -37,7 +38,7 @@ class SharedBytes:
 
     @classmethod
     def of(cls, count: int, remote: Remote) -> SharedBytes | None:
-        """Return one, or None on systems that have no such files."""
+        """Return a new one, or None on systems that have no such files."""
         try:
             return cls(count, remote)
         except (AttributeError, OSError, ValueError):
@@ -45,11 +46,11 @@ class SharedBytes:
 
     @property
     def taken(self) -> int:
-        """The bytes that they take in all."""
+        """The bytes of all pieces."""
         return max(0, self._row(0)[0] - self._first)
 
     def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | MappedPart:
-        """Return a piece, which one of those who ask for it gets by *fetch* while the others wait."""
+        """Return a piece; one of the processes that ask for it calls *fetch*, while the others wait."""
         if not self._acquire(number + 1):
             return self._found(number + 1) or fetch()
         try:

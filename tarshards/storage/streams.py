@@ -1,4 +1,4 @@
-"""What opening a location returns: streams, and parts of files that the system copies; the wording of failures."""
+"""Streams, which opening a location returns; extents of files, which the system copies; and errors of both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from warnings import warn
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
-LONG = 1 << 23  # bytes after which a run is copied: its calls are long enough, and a reader of a pipe need not wait
+LONG = 1 << 23  # bytes of a run before it is copied: longer ones save nothing, and a reader of a pipe waits for them
 
 
 class InputStream(io.RawIOBase):
-    """A stream that is read forwards; subclasses say how by `read_some`, which gives b"" only at the end."""
+    """A stream that is read forwards; subclasses define `read_some`, which returns b"" only at the end."""
 
     name: str
-    encoding = ""  # of the bytes, where a server says that it has encoded them
+    encoding = ""  # the Content-Encoding of a server
 
     def read_some(self, size: int) -> bytes:
         raise NotImplementedError
@@ -45,10 +45,11 @@ class InputStream(io.RawIOBase):
 class OutputStream(io.RawIOBase):
     """A stream that is written: `close` commits it, `abort` discards it.
 
-    Committing has two steps. *finish* does what may still fail, such as writing what is buffered; *commit* gives the
-    file its name. Between them `before_commit` is called. *file* is what *write* writes to, where the system knows it.
+    Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
+    its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
+    descriptor.
 
-    Leaving a with-block by an exception aborts, and so does forgetting to close, which is a RuntimeWarning, too.
+    Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """
 
     before_commit: Callable[[], object] | None = None
@@ -88,13 +89,13 @@ class OutputStream(io.RawIOBase):
         return len(data)
 
     def copy(self, extent: Extent) -> None:
-        """Write the bytes of *extent*, which the system copies where it can, with those that follow in its file."""
+        """Write the bytes of *extent*; the system copies them if it can, with extents that follow in its file."""
         if self._run is not None:
             if len(self._run) < LONG and self._run.grow(extent):
                 return
             self._end_run()
         if self._file is not None and not self.closed:
-            with suppress(OSError):  # a full disk, or too many open files: writing on says what
+            with suppress(OSError):  # a full disk, or too many open files: the next write raises it
                 self._file.flush()
                 self._run = Run(extent)
                 return
@@ -102,7 +103,7 @@ class OutputStream(io.RawIOBase):
             self.write(piece)
 
     def _end_run(self) -> None:
-        """Write what the run stands for, and what came after it."""
+        """Write the bytes of the run, and those that were written after it."""
         run, self._run = self._run, None
         if run is None:
             return
@@ -129,7 +130,7 @@ class OutputStream(io.RawIOBase):
         super().close()
 
     def abort(self) -> None:
-        """Close and discard what was written, as far as the transport can."""
+        """Close the stream and discard what was written, as far as the transport can."""
         if not self.closed:
             super().close()
             if self._run is not None:
@@ -147,13 +148,13 @@ class OutputStream(io.RawIOBase):
         # A forked copy must not discard what its parent still writes. At the interpreter's exit, modules may be gone.
         if getattr(self, "_process", None) == getpid() and not self.closed:
             self.abort()
-            # Not a ResourceWarning, which Python does not show unless it is asked to.
-            lost = "not closed, so what was written is lost; write in a with-block, or call close()"
-            warn(f"{self.name}: {lost}", RuntimeWarning, stacklevel=2, source=self)
+            # Not a ResourceWarning, which Python does not show by default.
+            reason = "not closed, so what was written is lost; write in a with-block, or call close()"
+            warn(f"{self.name}: {reason}", RuntimeWarning, stacklevel=2, source=self)
 
 
 def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
-    """Return an OutputStream into a temporary file, which *put* stores whole when it is committed."""
+    """Return an OutputStream into a temporary file, which is passed to *put* when the stream is committed."""
     import tempfile
 
     with temporary():
@@ -176,7 +177,7 @@ def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
 
 @contextmanager
 def temporary(folder: str | None = None) -> Iterator[None]:
-    """Let an OSError of a temporary file in *folder*, by default that of the system, be an OpenError that names it."""
+    """Turn an OSError of a temporary file into an OpenError that names its *folder*, by default that of the system."""
     try:
         yield
     except OSError as error:
@@ -187,7 +188,7 @@ def temporary(folder: str | None = None) -> Iterator[None]:
             from tempfile import gettempdir
 
             reason += "; set TMPDIR to another folder"
-            with suppress(OSError):  # there is none that can be written to
+            with suppress(OSError):  # no folder can be written to
                 folder = gettempdir()
         raise OpenError(reason, url=folder, errno=error.errno) from error
 
@@ -212,7 +213,7 @@ def passed_on(file: Any) -> OutputStream:
 
 
 def read_at_most(source: Any, most: int, piece: int) -> bytes:
-    """Return what *source* reads up to its end, but no more than *most* bytes, at most *piece* at a time."""
+    """Read *source* up to its end, but no more than *most* bytes, at most *piece* at a time."""
     pieces = []
     while most and (data := source.read(min(most, piece))):
         pieces.append(data)
@@ -221,7 +222,7 @@ def read_at_most(source: Any, most: int, piece: int) -> bytes:
 
 
 def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenError:
-    """Return the OpenError that says what *exc* means for *url*.
+    """Return the OpenError for *exc* at *url*.
 
     >>> failure(FileNotFoundError("x"), "memory://x")
     OpenError('memory://x: No such file or directory')
@@ -230,30 +231,30 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
 
 
 def encoded(encoding: str, url: str, cure: str = "") -> OpenError:
-    """Return the OpenError for bytes whose *encoding* by a server nobody undoes; *cure* follows what helps always."""
+    """Return the OpenError for a Content-Encoding that is not undone; *cure* is added to the advice."""
     reason = f"the server sent Content-Encoding {encoding}, which was not asked for"
     return OpenError(f"{reason}; store the file without it{cure}", url=url)
 
 
 def is_missing(error: OpenError) -> bool:
-    """Say whether *error* means that there is nothing at its URL, rather than that it cannot be reached."""
+    """Return whether *error* means that nothing exists at its URL, rather than that it cannot be reached."""
     return error.errno == errno.ENOENT
 
 
 def is_answer(error: OpenError) -> bool:
-    """Say whether a server was reached and shows nothing: what it answers to a right to write, or to a signed URL."""
+    """Return whether a server answered with a refusal: it may allow writing, or another signed URL, all the same."""
     cause: Any = error.__cause__
     return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
 
 
 def is_refused(error: OpenError) -> bool:
-    """Say whether a server or store refuses to show what is at the URL, or whether there is something."""
+    """Return whether a server or store denied access to the URL."""
     cause: Any = error.__cause__
     return isinstance(cause, PermissionError) or getattr(cause, "code", 0) in (401, 403)
 
 
 def errno_of(exc: BaseException) -> int | None:
-    """Return the errno of *exc*, None if it has none; that of a web server's answer that nothing is there is ENOENT."""
+    """Return the errno of *exc*, if any; for the answers 404 and 410 of a web server, ENOENT."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):
         return errno_of(reason)
     if isinstance(exc, FileNotFoundError) or getattr(exc, "code", None) in (404, 410):
@@ -263,7 +264,7 @@ def errno_of(exc: BaseException) -> int | None:
 
 
 def words(exc: BaseException) -> str:
-    """Return what *exc* says, without the credentials of URLs in it."""
+    """Return the message of *exc*, without the credentials of URLs in it."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):
         return words(reason)
     if isinstance(exc, FileNotFoundError):
@@ -271,16 +272,16 @@ def words(exc: BaseException) -> str:
     return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__
 
 
-PIECE = 1 << 19  # bytes read at once where the system cannot copy
+PIECE = 1 << 19  # bytes of a read if the system cannot copy
 MOST_AFTER = 1 << 20  # bytes between two extents of a run
-AT_ONCE = 1 << 24  # bytes that the system copies between two looks at signals
+AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
 
 
 def _copy_range(output: int, file: int, offset: int, size: int) -> int:
     return os.copy_file_range(file, output, size, offset)
 
 
-#: How the system copies: from file to file, maybe without moving any data; to a pipe, a socket or another device.
+#: System calls that copy: from file to file, perhaps without moving any data; to a pipe, a socket or another device.
 _COPIES: list[Callable[[int, int, int, int], int]] = []
 if hasattr(os, "copy_file_range"):
     _COPIES.append(_copy_range)
@@ -289,9 +290,10 @@ if hasattr(os, "sendfile"):
 
 
 class Extent:
-    """*size* bytes at *offset* of the open file *descriptor*, which *url* names in errors.
+    """A range of an open file: *size* bytes at *offset* of *descriptor*; errors name *url*.
 
-    It stands for bytes in a sample that is only written again: it has their length, and gives them by ``pieces``.
+    A sample that is only written again has extents instead of bytes: an extent has their length, and ``pieces`` reads
+    them.
     """
 
     def __init__(self, descriptor: int, url: str, offset: int, size: int):
@@ -301,7 +303,7 @@ class Extent:
         return self.size
 
     def pieces(self, position: int = 0) -> Iterator[bytes]:
-        """Read the bytes from *position* on, some at a time; raise OpenError where the file has shrunk meanwhile."""
+        """Yield the bytes from *position* on in pieces; raise OpenError if the file has shrunk."""
         while position < self.size:
             offset = self.offset + position
             try:
@@ -314,10 +316,10 @@ class Extent:
             position += len(data)
 
     def copy_to(self, output: int) -> int:
-        """Let the system copy the bytes to the descriptor *output*; return how many it did, from the first on.
+        """Let the system copy the bytes to the descriptor *output*; return how many of them it has copied.
 
-        It does less where it cannot copy between such files, or where anything fails: who then reads and writes the
-        rest learns what.
+        It copies fewer if it cannot copy between such files, or if anything fails; reading and writing the rest then
+        raises the error.
         """
         done = 0
         for copy in _COPIES:
@@ -331,26 +333,26 @@ class Extent:
 
 
 class Run(Extent):
-    """An extent that grows by what is written after it, as long as the same bytes follow it in its file.
+    """An extent that grows with the bytes that are written after it, as long as they follow it in its file too.
 
-    A few calls then copy many members; each call costs the system more than most headers, and parts of pages.
+    So a few system calls copy many members; a call for each would cost more than copying most headers does.
     """
 
     def __init__(self, extent: Extent):
         super().__init__(os.dup(extent.descriptor), extent.url, extent.offset, extent.size)
         self._inode = _inode(extent)
-        self.after: list[bytes] = []  # what was written after it
+        self.after: list[bytes] = []  # the bytes written after it
         self._left = MOST_AFTER
 
     def take(self, data: bytes) -> bool:
-        """Take up *data*, which are written next; return False where they are too many."""
+        """Add *data*, which are written next; return False if they are too many."""
         self._left -= len(data)
         if self._left >= 0:
             self.after.append(data)
         return self._left >= 0
 
     def grow(self, extent: Extent) -> bool:
-        """Take up *extent*, which is written next, if it and what was written before it follow in the file."""
+        """Add *extent*, which is written next, if it follows in the file after the bytes written before it."""
         between = b"".join(self.after)
         end = self.offset + self.size
         if extent.offset != end + len(between) or _inode(extent) != self._inode:

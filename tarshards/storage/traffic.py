@@ -1,4 +1,4 @@
-"""What this process asks of web servers and stores, counted over all its threads."""
+"""Counts of the requests of this process to web servers and stores, over all its threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tarshards.storage.locks import PerProcess
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests that were sent, and those of them that repeat a failed one; *bytes* of bodies that came; blocks that
-    were found in a cache; and the seconds for which readers waited for what had not come yet.
+    """Requests sent, and those of them that repeat a failed one; *bytes* of bodies received; blocks found in a cache;
+    and the seconds for which readers waited for data to arrive.
 
     >>> Traffic(requests=3, bytes=10) - Traffic(requests=1)
     Traffic(requests=2, retries=0, bytes=10, cache_hits=0, waited=0.0)
@@ -50,13 +50,13 @@ _latest = _NONE = Traffic()
 
 
 def count(name: str, number: float = 1) -> None:
-    """Count something that ``Traffic`` has a name for."""
+    """Add *number* to the field *name* of ``Traffic``."""
     with _lock():
         _counts[name] += number
 
 
 def so_far() -> Traffic:
-    """Return the counts since the process began; the same object until there are others."""
+    """Return the counts since the process began; the same object until one changes."""
     global _latest
     with _lock():
         if _counts != vars(_latest):
@@ -65,13 +65,13 @@ def so_far() -> Traffic:
 
 
 def received() -> float:
-    """Return the bytes of bodies that have come since the process began."""
+    """Return the bytes of bodies received since the process began."""
     return _counts["bytes"]
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Count the time that this thread waits for what another fetches."""
+    """Count the time that this thread waits for another one to fetch data."""
     begun = perf_counter()
     try:
         yield

@@ -14,7 +14,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
-from tarshards.storage.transfer import PASSING, Address, Patience, StatusError, check_body, status_of
+from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
 
 QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
@@ -27,10 +27,10 @@ CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a m
 
 
 def matching(location: Location) -> Iterator[str]:
-    """Yield the URLs of what matches *location*, an http URL with a `*` in its path, in the order of their names.
+    """Yield the URLs that match *location*, an http URL with a `*` in its path, in the order of their names.
 
-    Each part of the path that has a `*` is a pattern; `[..]` is one there, too. Raises UrlError for a server that lists
-    nothing, OpenError for one that cannot be reached, or whose list is no list of that folder.
+    Each part of the path that has a `*` is a pattern, which may have `[..]` too. Raises UrlError for a server that
+    lists nothing, OpenError for one that cannot be reached or that lists another folder.
     """
     Address(location)  # raises UrlError for one that is malformed
     scheme, _, path = (location.folder + location.base).partition("://")
@@ -40,7 +40,7 @@ def matching(location: Location) -> Iterator[str]:
 
 
 def _expanded(head: str, parts: list[str], location: Location) -> Iterator[str]:
-    """Yield the URLs, without their query, that *head* and the patterns in *parts* after it lead to."""
+    """Yield the URLs, without their query, that match *head* and the *parts* after it."""
     number = next((i for i, part in enumerate(parts) if "*" in part), None)
     if number is None:
         yield "/".join([head, *parts])
@@ -56,7 +56,7 @@ def _expanded(head: str, parts: list[str], location: Location) -> Iterator[str]:
 
 
 def _list(folder: Location, pattern: Location) -> set[tuple[str, bool]]:
-    """Return the names in *folder*, and which are folders."""
+    """Return the names in *folder*, and whether each is a folder."""
     address = Address(folder)
 
     def ask() -> set[tuple[str, bool]] | str:
@@ -80,7 +80,7 @@ def _list(folder: Location, pattern: Location) -> set[tuple[str, bool]]:
 
 
 def _names(entries: Iterator[tuple[str, bool]], folder: Location) -> Iterator[tuple[str, bool]]:
-    """Yield the names of the *entries* of a list, which may be URLs or paths; OpenError for those of other folders."""
+    """Yield the names of the *entries* of a list, which may be URLs or paths; refuse those of other folders."""
     url = without_userinfo(folder.folder)
     here = [unquote(part) for part in urlsplit(url).path.split("/")[:-1]]
     for href, is_folder in entries:

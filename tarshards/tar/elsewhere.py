@@ -63,9 +63,8 @@ class Step(NamedTuple):
 class SpecialMembers:
     """Finds and reads the contents of the links and sparse members of an archive, through *read*.
 
-    Its headers are read once, when the first link is followed; members after damage are not found, unless *names*
-    returns the name of each member and the offset of its first header. With *concatenated*, archives may follow the
-    first.
+    Its headers, and those of archives that follow it, are read once, when the first link is followed; members after
+    damage are not found, unless *names* returns the name of each member and the offset of its first header.
     """
 
     def __init__(
@@ -73,23 +72,20 @@ class SpecialMembers:
         read: Read,
         *,
         limit: int = MEMBER_LIMIT,
-        concatenated: bool = False,
         names: Callable[[], Iterable[tuple[str, int]]] | None = None,
     ):
         self._read, self._limit = read, limit
-        self._names = names or partial(_names, read, limit, concatenated)
+        self._names = names or partial(_names, read, limit)
 
     @classmethod
-    def of(
-        cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, concatenated: bool
-    ) -> SpecialMembers:
+    def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int) -> SpecialMembers:
         """Return the special members of the archive in *stream*, which was read up to the offset *reached*.
 
         Without *read* the stream itself is used if it can seek; links in other streams are unresolved.
         """
         if read is None and stream.seekable():
             read = partial(_read_at, stream, stream.tell() - reached)
-        return cls(read or _refuse, limit=limit, concatenated=concatenated)
+        return cls(read or _refuse, limit=limit)
 
     def deliver(
         self,
@@ -238,7 +234,7 @@ def member_at(read: Read, header: int, limit: int = MEMBER_LIMIT) -> ScannedMemb
         length = position + need
 
 
-def _names(read: Read, limit: int, concatenated: bool) -> Iterator[tuple[str, int]]:
+def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
     """Yield the name of each member, and the offset of its first header."""
     position = zeros = 0
     ahead = LEAST
@@ -246,7 +242,7 @@ def _names(read: Read, limit: int, concatenated: bool) -> Iterator[tuple[str, in
         found, length, need, zeros, problem = scan(window, 0, zeros, limit)
         yield from ((name, position + header) for name, header, *_ in found)
         position += length
-        if problem == AFTER_END and concatenated:
+        if problem == AFTER_END:
             zeros, ahead = 0, LEAST
         elif problem or (length < len(window) and len(window) < ahead):
             return

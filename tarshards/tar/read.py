@@ -242,7 +242,7 @@ def read_archive(
                         from tarshards.tar.elsewhere import SpecialMembers
 
                         reached = base + (stop if stop > available else available)
-                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit, concatenated=concatenated)
+                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit)
                     yield from contents.deliver(
                         taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
                     )
@@ -290,7 +290,9 @@ def read_archive(
         buffer = rest + chunk if rest else chunk
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
-    _check_end(rest, base, position, zeros, url, end, concatenated)
+    _check_end(rest, base, position, zeros, url, end)
+    if not concatenated:
+        _check_padding(rest, base, zeros, url)
 
 
 def _name_of(stream: Any) -> str | None:
@@ -352,7 +354,7 @@ def _after_end(url: str | None, offset: int, zeros: int) -> TarError:
     return TarError(reason, url=url, offset=offset)
 
 
-def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None, end: str, concatenated: bool) -> None:
+def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None, end: str) -> None:
     """Raise TarError unless the archive may end after *zeros* blocks and *rest*, which starts at offset *base*."""
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)
@@ -369,7 +371,12 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
         raise TarError(
             f"only zeros, {padding} bytes: overwritten, or an empty archive of another program", url=url, offset=0
         )
-    if padding > MAX_END and not concatenated:
+
+
+def _check_padding(rest: bytes, base: int, zeros: int, url: str | None) -> None:
+    """Raise TarError for more zeros at the end of an archive than writers leave: *zeros* blocks and *rest*."""
+    padding = zeros * BLOCK + len(rest)
+    if padding > MAX_END:
         reason = f"{padding} bytes of zeros at the end, more than the {MAX_END} that writers leave"
         reason += ": members were overwritten, or the file is padded; pass concatenated=True (-i) if it is"
         raise TarError(reason, url=url, offset=base - zeros * BLOCK)

@@ -18,7 +18,7 @@ from tool_lines import WRITING, command_of, make_inputs
 from tarshards import ShardWriter, Stream, TarWriter, map_shards, read_samples, write_dataset
 from tarshards.errors import OpenError
 from tarshards.parallel import ProcessPool
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 from tarshards.write.reshard import reshard
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(params=["http", pytest.param("s3", marks=pytest.mark.interop)])
 def place(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     monkeypatch.chdir(tmp_path)
     if request.param == "s3":
         store = request.getfixturevalue("s3")

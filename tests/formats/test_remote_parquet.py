@@ -12,7 +12,7 @@ from range_server import serving
 
 from tarshards import Ledger, import_dataset, read_samples
 from tarshards.errors import OpenError, TarshardsError
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 
 try:
     import pyarrow as pa
@@ -62,8 +62,8 @@ WHOLE = Answer(end="keep")
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0)
-    monkeypatch.setattr(transfer, "LONGEST_PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE", 0)
+    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
 from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
-from tarshards.storage import traffic, transfer
+from tarshards.storage import traffic, tuning
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.ranges import MappedPart
@@ -43,7 +43,7 @@ BLOCKS = 28  # of 130,000 bytes
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +353,8 @@ def blocks_of(shards: IndexedShards) -> list[Path]:
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_blocks_of_a_cache_stay_mapped(cached, site, monkeypatch):
     shards, samples = cached
-    monkeypatch.setattr(BlockCache, "_take", None)
+    monkeypatch.setattr(BlockCache, "take", None)
+    monkeypatch.setattr(BlockCache, "hold", None)
     before = traffic.so_far().cache_hits
     assert epoch(shards, 1) == samples
     assert traffic.so_far().cache_hits - before == len(blocks_of(shards)) == BLOCKS

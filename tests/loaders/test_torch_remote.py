@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from unreliable_site import UnreliableSite
 
 from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, readers
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
 
 SHARDS, SAMPLES = 4, 30
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def site(folder, monkeypatch) -> Iterator[UnreliableSite]:
     """A site some of whose answers break off, come slowly, or redirect."""
-    monkeypatch.setattr(transfer, "PAUSE", 0)  # in this process and those forked from it
+    monkeypatch.setattr(tuning, "PAUSE", 0)  # in this process and those forked from it
     files = {f"/{path.name}": (path.read_bytes(),) * 3 for path in folder.iterdir()}
     site = UnreliableSite(files=files, seed=1, rate=0.05, kinds=("reset", "close", "drop", "short", "slow", "redirect"))
     with serving(site):
@@ -66,7 +66,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_monitor_counts_the_traffic(folder, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     files = {f"/{path.name}": (path.read_bytes(),) * 3 for path in folder.iterdir()}
     remote = Remote(connections=4, cache_dir=str(tmp_path / "cache"), retries=40)
     with serving(UnreliableSite(files=files, seed=1, rate=0.5, kinds=("reset",))) as site:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from faulty_server import serving
 
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 
 
 @pytest.fixture
@@ -16,5 +16,5 @@ def server():
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
-    monkeypatch.setattr(transfer, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0.002)

@@ -14,7 +14,7 @@ from leftovers import wait_until
 from range_server import Site, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import ahead, transfer
+from tarshards.storage import ahead, tuning
 from tarshards.storage.ahead import ReadAhead, opened_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
@@ -24,7 +24,7 @@ from tarshards.storage.remote import Remote
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Pieces of some hundred bytes, and no pauses."""
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     for name, size in (("FIRST", 500), ("LEAST", 100), ("PIECE", 2000)):
         monkeypatch.setattr(ahead, name, size)
 

@@ -313,7 +313,7 @@ def test_threads_that_ask_for_a_block_at_once_share_one_fetch(tmp_path, fetches,
 
     with ThreadPoolExecutor(8) as executor:
         futures = [executor.submit(cache.take, block, fetch) for _ in range(8)]
-        wait_until(lambda: calls and len(cache._flights[name_of(block.key)].done._cond._waiters) == 7)
+        wait_until(lambda: calls and len(cache._flights[block].done._cond._waiters) == 7)
         asked.set()
         assert all(future.result() == data_of(block) for future in futures)
     assert len(calls) == 1

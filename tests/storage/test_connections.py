@@ -25,10 +25,11 @@ from leftovers import wait_until
 from programs import need
 
 from tarshards.errors import OpenError
-from tarshards.storage import connections, traffic, transfer
+from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
-from tarshards.storage.transfer import MOVES, Address, Version, read_range
+from tarshards.storage.requests import Address, Version
+from tarshards.storage.transfer import read_range
 
 
 @contextmanager
@@ -178,7 +179,7 @@ def certificate(request, tmp_path, monkeypatch):
 @pytest.fixture
 def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
-    monkeypatch.setattr(connections, "STALL", 0.2)
+    monkeypatch.setattr(tuning, "STALL", 0.2)
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
@@ -204,7 +205,7 @@ def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
             thread.join()
 
 
-@pytest.mark.parametrize("stalls", [1, MOVES])
+@pytest.mark.parametrize("stalls", [1, tuning.MOVES])
 def test_what_has_stalled_comes_over_another_connection(stalling, stalls):
     """Without a retry, and from the byte where it has stalled."""
     stalling.stalls = stalls
@@ -216,7 +217,7 @@ def test_what_has_stalled_comes_over_another_connection(stalling, stalls):
     assert (traffic.so_far() - before).retries == stalls
 
 
-@pytest.mark.parametrize(("stalls", "beside"), [(1, False), (MOVES + 1, True)])
+@pytest.mark.parametrize(("stalls", "beside"), [(1, False), (tuning.MOVES + 1, True)])
 def test_a_server_that_is_silent_has_its_time_out(stalling, stalls, beside):
     stalling.stalls = stalls
     with pytest.raises(OpenError, match="timed out"):
@@ -254,7 +255,7 @@ def test_the_rest_of_a_late_request_comes_over_idle_connections(slow):
 @pytest.mark.parametrize(("connections", "late"), [(2, 0.25), (32, 60)])
 def test_a_request_stays_whole(slow, monkeypatch, connections, late):
     """Where no connection is idle, and where it is not late."""
-    monkeypatch.setattr(transfer, "LATE", late)
+    monkeypatch.setattr(tuning, "LATE", late)
     assert read_after_others(slow, connections, SLOW) == slow.body
     assert len(slow.requests) == 1
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from programs import need
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage import transfer
+from tarshards.storage import requests, tuning
 from tarshards.storage.ahead import FIRST
 from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
@@ -34,7 +34,7 @@ def server():
 @pytest.fixture(autouse=True, scope="module")
 def _no_pauses():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "PAUSE", 0.001)
+        patch.setattr(tuning, "PAUSE", 0.001)
         yield
 
 
@@ -190,25 +190,25 @@ def test_passing_statuses_are_tried_again(server, status):
 
 def test_retry_after_is_heeded(server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(transfer, "sleep", pauses.append)
+    monkeypatch.setattr(requests, "sleep", pauses.append)
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
     waits = [("Retry-After", "7")], [("Retry-After", date)], [("Retry-After", "86400")], [("Retry-After", "soon")]
     busy = [Answer(status="503 Busy", headers=tuple(headers)) for headers in waits]
     assert fetch(server.play(*busy, body=BODY)) == BODY
     assert pauses[0] == 7
     assert 15 < pauses[1] <= 20
-    assert pauses[2] == transfer.LONGEST_PAUSE
+    assert pauses[2] == tuning.LONGEST_PAUSE
     assert pauses[3] < 1
 
 
 def test_pauses_grow(server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(transfer, "sleep", pauses.append)
-    monkeypatch.setattr(transfer, "PAUSE", 1.0)
+    monkeypatch.setattr(requests, "sleep", pauses.append)
+    monkeypatch.setattr(tuning, "PAUSE", 1.0)
     with pytest.raises(OpenError):
         fetch(server.play(body=BODY, default=Answer(cut=0)), retries=9)
     assert all(0.5 * 2**n <= pause <= 2**n for n, pause in enumerate(pauses[:6]))
-    assert pauses[-1] == transfer.LONGEST_PAUSE
+    assert pauses[-1] == tuning.LONGEST_PAUSE
 
 
 def test_nobody_listens():
@@ -286,7 +286,7 @@ def test_encodings_that_change_no_byte(server):
 @pytest.mark.parametrize("is_remembered", [True, False])
 def test_redirects_are_followed_also_when_resuming(server, monkeypatch, is_remembered):
     """What breaks off is asked for where the file was; after a minute, the redirect is asked for again."""
-    monkeypatch.setattr(transfer, "REMEMBERED", 60 if is_remembered else 0)
+    monkeypatch.setattr(tuning, "REMEMBERED", 60 if is_remembered else 0)
     moved = Answer(status="302 Found", headers=(("Location", "/elsewhere.tar"),))
     url = server.play(moved, Answer(cut=50_000), *[moved] * (not is_remembered), body=BODY)
     assert fetch(url) == BODY
@@ -331,15 +331,13 @@ def test_a_redirect_leads_to_http_and_https_only(server, target, random_access):
 
 
 def test_redirects_are_bounded(server):
-    hops = [redirect(f"/{number}.tar?signature=s3cret") for number in range(transfer.REDIRECTS)]
+    hops = [redirect(f"/{number}.tar?signature=s3cret") for number in range(tuning.REDIRECTS)]
     assert fetch(server.play(*hops, body=BODY)) == BODY
     url = server.play(*hops, redirect("/last.tar?signature=s3cret"), body=BODY)
-    with pytest.raises(
-        OpenError, match=rf"302 Found: more than {transfer.REDIRECTS} redirects, the last to "
-    ) as caught:
+    with pytest.raises(OpenError, match=rf"302 Found: more than {tuning.REDIRECTS} redirects, the last to ") as caught:
         fetch(url)
     assert str(caught.value).endswith("/last.tar?signature=...")
-    assert len(server.requests) == transfer.REDIRECTS + 1
+    assert len(server.requests) == tuning.REDIRECTS + 1
 
 
 def test_the_body_of_a_redirect_is_not_read(server):

@@ -10,7 +10,7 @@ import pytest
 from range_server import serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import LocalRanges
 
@@ -68,7 +68,7 @@ def test_streams_have_no_ranges(url):
 
 
 def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0.01)
+    monkeypatch.setattr(tuning, "PAUSE", 0.01)
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
         ranges = Location.of(f"{site.url}/a.tar").ranges()

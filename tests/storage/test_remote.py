@@ -14,7 +14,7 @@ from range_server import serving
 from tarshards import ShardWriter, Stream, TarWriter
 from tarshards.errors import OpenError, UrlError
 from tarshards.index.build import build_index
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
@@ -225,7 +225,7 @@ class BucketFile(AbstractBufferedFile):
 @pytest.fixture
 def bucket(monkeypatch):
     fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     monkeypatch.setattr(Bucket, "objects", {})
     monkeypatch.setattr(Bucket, "versions", defaultdict(dict))
     return Bucket

@@ -24,7 +24,7 @@ from unreliable_site import BUCKET, PASSING, WRONG, UnreliableSite
 from tarshards import ArrayLoader, IndexedShards, Ledger, ShardWriter, Stream, readers
 from tarshards.errors import TarshardsError
 from tarshards.parallel import DaemonThreads
-from tarshards.storage import transfer
+from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
 
 SHARDS, SAMPLES = 3, 40
@@ -68,8 +68,8 @@ def files(tmp_path_factory) -> dict[str, tuple[bytes, bytes, bytes]]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0)
-    monkeypatch.setattr(transfer, "LONGEST_PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE", 0)
+    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0)
 
 
 def shard_of(key: str) -> str:

@@ -15,7 +15,7 @@ from with_torch import ShardDataset, ShardLoader
 
 from tarshards import Remote, Stream
 from tarshards.errors import OpenError
-from tarshards.storage import fsspec_, transfer
+from tarshards.storage import fsspec_, requests, tuning
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.write.shards import ShardWriter
@@ -279,7 +279,7 @@ def test_the_hub_is_asked_once_for_a_file_and_a_minute(hub, monkeypatch):
         for begin in range(0, len(DATA), 10_000):
             ranges.read(begin, 1000)
         assert len(hub.asked("/resolve/")) == 1
-        monkeypatch.setattr(transfer, "monotonic", lambda: 1e12)
+        monkeypatch.setattr(requests, "monotonic", lambda: 1e12)
         ranges.read(3000, 1000)
         assert len(hub.asked("/resolve/")) == 2
 
@@ -297,7 +297,7 @@ def test_the_hub_is_asked_again_where_its_file_server_refuses(hub):
 
 
 def test_a_hub_that_is_busy_is_asked_again(hub, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
     hub.files.objects["a.tar"] = DATA
     hub.busy = 2
     with open_url("hf://datasets/me/data/a.tar") as stream:

@@ -105,6 +105,18 @@ def test_why_a_link_has_no_content_is_said(members, reason):
     assert error.reason == f"'b': {reason}"
 
 
+def test_links_lead_to_members_of_later_archives_too():
+    """Without *concatenated* the later archive is an error, after the members before it."""
+    archives = archive_of([("b", tarfile.SYMTYPE, "a")]) + archive_of(
+        [("", tarfile.DIRTYPE, ""), ("a", tarfile.REGTYPE, "")]
+    )
+    expected = [("b", b"1"), ("a", b"1")]
+    assert [(member.name, member.data) for member in read(archives, concatenated=True).members] == expected
+    reading = read(archives)
+    assert [(member.name, member.data) for member in reading.members] == expected[:1]
+    assert "members after the end of the archive" in reading.error.reason
+
+
 def test_links_of_streams_that_cannot_go_back_name_the_cure():
     archive = archive_of([("a", tarfile.REGTYPE, ""), ("b", tarfile.LNKTYPE, "a")])
     reading = read(Drip(archive))

@@ -80,10 +80,12 @@ def plain(tmp_path):
     """Return a function that makes an open shard of bytes, each time instead of the last."""
     with open(tmp_path / "a.tar", "w+b") as file:
 
-        def fill(data: bytes, **options: bool) -> PlainFile:
+        def fill(data: bytes, *, concatenated: bool = False) -> PlainFile:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), data, 0)
-            return PlainFile(file, "a.tar", **options)
+            shard = PlainFile(file, "a.tar")
+            shard.concatenated = concatenated
+            return shard
 
         yield fill
 

@@ -111,7 +111,7 @@ def read_resyncing(
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open_plain(location, concatenated=shard.concatenated))
+            file = stack.enter_context(open_plain(shard, location))
         except TarshardsError as error:
             ledger(error)
             ledger.report()

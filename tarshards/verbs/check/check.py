@@ -73,7 +73,7 @@ class _Check:
         survey = None
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(open_plain(location, concatenated=shard.concatenated))
+                file = stack.enter_context(open_plain(shard, location))
                 self.report.bytes += file.size
                 if self.on_survey is None:
                     self._count_shard(file, name)

@@ -1,0 +1,327 @@
+"""Requests to web servers: where they go, redirects, retries, and the version of the file that an answer is of."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import random
+import re
+import socket
+import ssl
+import string
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from functools import cache, cached_property
+from hashlib import blake2b, pbkdf2_hmac
+from time import monotonic, sleep, time
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
+
+from tarshards.errors import OpenError, UrlError
+from tarshards.parallel import TICK
+from tarshards.storage import connections, traffic, tuning
+from tarshards.storage.connections import Origin, Response
+from tarshards.storage.location import Location
+from tarshards.storage.redaction import without_signature, without_userinfo
+from tarshards.storage.streams import encoded, errno_of
+
+_ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
+_REDIRECTS = {301, 302, 303} | _ANY_METHOD
+
+#: Statuses that a later attempt may not meet again.
+PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+# Raised for a malformed host, number or chunk.
+_MALFORMED = (ValueError, OverflowError)
+
+_NUMBER = r"(\d{1,18})"  # bytes: a number that fits into 64 bits
+_RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
+
+CHANGED = "changed while it was read"
+NO_RANGES = "the server serves no ranges, which random access requires"
+
+#: Content-Encodings that leave the bytes as they are; "aws-chunked" is how S3 is sent objects, and some stores keep it.
+_AS_THEY_ARE = ("", "identity", "aws-chunked", "utf-8")
+
+_T = TypeVar("_T")
+
+
+class StatusError(OSError):
+    """An answer whose status is not 2xx; *code* is that status."""
+
+    def __init__(self, response: Response):
+        super().__init__(f"{response.status} {response.reason}")
+        self.code, self.reason, self.headers = response.status, response.reason, response.headers
+
+
+class Version(NamedTuple):
+    """The version of a file: its size, a strong ETag or else a weak one, and the time of its last change.
+
+    *encoding* is its Content-Encoding; size and ranges are then those of the encoded bytes.
+    """
+
+    size: int
+    etag: str
+    modified: str
+    encoding: str = ""
+
+    @classmethod
+    def of(cls, response: Response, size: int) -> Version:
+        etag, modified = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+        return cls(size, etag, "" if etag and not etag.startswith("W/") else modified, encoding_of(response))
+
+    @property
+    def validator(self) -> str | None:
+        """The value of If-Range for equal bytes; None if there is only a weak ETag, or nothing."""
+        strong = self.etag if not self.etag.startswith("W/") else ""
+        return strong or self.modified or None
+
+
+NOT_ENCODED = Version(-1, "", "")
+
+
+class Address:
+    """The URL that requests for a location go to, and the credentials to send."""
+
+    _login: str | None = None
+    _moved: tuple[str, str, float] | None = None  # a URL, its redirect, and the time until which that is used
+
+    def __init__(self, location: Location):
+        self.location, self.name = location, location.name
+        try:
+            parts = urlsplit(location.url)
+            known = bool(parts.hostname) and (parts.port or 0) >= 0
+            self._url = quote(without_userinfo(location.url), safe=string.punctuation)
+            user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+        except ValueError:
+            known = False
+        if not known:
+            # A URL with a password is kept out of the message: the password may be the malformed part.
+            name = None if "@" in location.url else location.name
+            raise UrlError("an http URL is http://host:port/path, special characters of a password as %XX", url=name)
+        self._login = None if parts.username is None else "Basic " + base64.b64encode(user).decode()
+
+    @property
+    def target(self) -> tuple[str, dict[str, str]]:
+        """The URL to request, and the headers that only its origin may get."""
+        return self._url, {} if self._login is None else {"Authorization": self._login}
+
+    def renew(self) -> bool:
+        """Renew credentials that were refused; return whether there may be new ones."""
+        return False
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest that distinguishes the object from others: of its URL without a signature, and of the login.
+
+        A server may answer each login differently. The URL includes the endpoint of a store.
+        """
+        path, _, query = self.target[0].partition("?")
+        login = "" if self._login is None else _digest_of_login(self._login, Origin.of(path))
+        named = f"{path}?{without_signature(query)} {login}"
+        return blake2b(named.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+    @property
+    def read_url(self) -> str:
+        """The URL that a GET requests: that of ``target``, or the one that it has redirected to."""
+        url = self.target[0]
+        moved = self._moved
+        return url if moved is None or moved[0] != url or monotonic() >= moved[2] else moved[1]
+
+    def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
+        """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
+
+        Only 307 and 308 redirect methods other than GET; *body*, a file, is then sent again. Credentials are sent to
+        their origin only. An error at the target of a redirect has a note that names the target. Raises OpenError for a
+        redirect to another scheme, and for too many. For a minute, further GETs go to the target of the last redirect,
+        unless that fails: hubs redirect every range, and limit the requests to themselves.
+        """
+        url, secret = self.target
+        if method == "GET" and (read_url := self.read_url) != url:
+            try:
+                return self._ask_once(method, read_url, headers, None)
+            except (OSError, http.client.HTTPException, *_MALFORMED):
+                self._moved = None
+        visited = [url]
+        while True:
+            try:
+                response = self._ask_once(method, url, {**headers, **secret}, body)
+                if len(visited) > 1 and method == "GET" and not secret:
+                    self._moved = visited[0], url, monotonic() + tuning.REMEMBERED
+                return response
+            except (OSError, http.client.HTTPException, *_MALFORMED) as error:
+                failure = error
+            target = self._redirected(url, method, failure)
+            if target is None:
+                if len(visited) > 1:
+                    failure.add_note(f"redirected to {Location(url).name}")
+                raise failure
+            if target in visited or len(visited) > tuning.REDIRECTS:
+                reason = "a loop of redirects" if target in visited else f"more than {tuning.REDIRECTS} redirects"
+                status = status_of(failure, self.location)
+                raise OpenError(f"{status}: {reason}, the last to {Location(target).name[:200]}", url=self.name)
+            visited.append(target)
+            if Origin.of(target) != Origin.of(url):
+                secret = {}
+            url = target
+
+    def _ask_once(self, method: str, url: str, headers: dict[str, str], body: Any) -> Response:
+        sent = {"User-Agent": "tarshards", **headers}
+        response = connections.request(method, url, sent, body=body, timeout=self.location.remote.timeout)
+        if 200 <= response.status < 300:
+            return response
+        response.close()
+        raise StatusError(response)
+
+    def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
+        """Return the URL that an answer redirects to, if any; raise OpenError unless it is http or https."""
+        code = failure.code if isinstance(failure, StatusError) else None
+        written = failure.headers.get("Location") if code in _REDIRECTS else None  # type: ignore[attr-defined]
+        if not written:
+            return None
+        if method != "GET" and code not in _ANY_METHOD:
+            failure.add_note(f"which redirects no {method}; only 307 and 308 do")
+            return None
+        try:
+            target = urldefrag(urljoin(url, without_userinfo(written))).url
+            Origin.of(target)
+        except ValueError:
+            shown = self.location.redacted(written)[:200] if urlsplit_or_none(written) else "a malformed URL"
+            raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name) from None
+        # http.client decodes headers as Latin-1, whatever their bytes are.
+        return quote(target, encoding="iso-8859-1", safe=string.punctuation)
+
+
+@cache
+def _digest_of_login(login: str, origin: Origin) -> str:
+    """Return a digest that takes 20 ms to compute, so that trying passwords with it is slow."""
+    return pbkdf2_hmac("sha256", login.encode(), repr(origin).encode(), 1 << 16).hex()
+
+
+def urlsplit_or_none(url: str) -> Any:
+    """Return the parts of *url*, None if it is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def status_of(error: Any, location: Location) -> str:
+    """Return the status and the reason of a StatusError, without credentials."""
+    return location.redacted(" ".join(f"{error.code} {error.reason}".split()))
+
+
+class Renewable(Protocol):
+    """A location with credentials that can be renewed: an Address, or a store of fsspec."""
+
+    location: Location
+
+    def renew(self) -> bool: ...
+
+
+class Patience:
+    """Retries with pauses; raises after too many failures in a row without progress, or after one once *is_over*."""
+
+    def __init__(self, address: Renewable, is_over: Callable[[], bool] | None = None):
+        self.address, self.location, self.failures = address, address.location, 0
+        self._renewed, self._is_over = False, is_over
+
+    def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
+        """Call *action* until it succeeds, and return its result; *offset* returns the offset for an error."""
+        while True:
+            try:
+                result = action()
+            except OpenError:  # waiting does not help
+                raise
+            except (OSError, http.client.HTTPException, *_MALFORMED) as error:
+                if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renew():
+                    self._renewed = True
+                    continue
+                self.failures += 1
+                if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
+                    raise self._failure(error, offset()) from self.location.safe(error)
+                traffic.count("retries")
+                pause = tuning.PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
+                self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_PAUSE))
+            else:
+                self.failures = 0
+                return result
+
+    def _ends(self) -> bool:
+        return self._is_over is not None and self._is_over()
+
+    def _wait(self, seconds: float) -> None:
+        while self._is_over is not None and seconds > TICK:
+            if self._is_over():
+                return
+            sleep(TICK)
+            seconds -= TICK
+        sleep(seconds)
+
+    def _failure(self, error: Exception, offset: int | None) -> OpenError:
+        reason = " ".join(self.location.words(error).split())
+        if isinstance(error, StatusError):
+            reason = status_of(error, self.location)
+            if region := error.headers.get("x-amz-bucket-region"):
+                reason += f" (the bucket is in {region}: set AWS_DEFAULT_REGION)" if error.code in (301, 400) else ""
+        reason = ", ".join([reason, *getattr(error, "__notes__", [])])
+        tried = f" (attempt {self.failures})" if self.failures > 1 else ""
+        return OpenError(reason + tried, url=self.location.name, offset=offset, errno=errno_of(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, StatusError):
+        return error.code in PASSING
+    if isinstance(error, (ssl.SSLCertVerificationError, http.client.InvalidURL, *_MALFORMED)):
+        return False
+    return not (isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME)
+
+
+def _retry_after(error: BaseException) -> float:
+    """Return the seconds to wait, as a server asks by Retry-After."""
+    value = error.headers.get("Retry-After", "") if isinstance(error, StatusError) else ""
+    try:
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def ask_for(address: Address, begin: int, end: int) -> Response:
+    """Return the answer to a request for the bytes from *begin* to *end*."""
+    return address.request({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
+
+
+def range_of(response: Response, begin: int) -> Version | None:
+    """Return the version of the file of a range that begins at *begin*; None if *response* is no such range."""
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
+    if match is None or int(match[1]) != begin or not begin <= int(match[2]) < int(match[3]):
+        return None
+    if encoding_of(response) and response.length != int(match[2]) + 1 - begin:
+        return None  # the range was encoded, not the file
+    return Version.of(response, int(match[3]))
+
+
+def no_range(response: Response) -> str:
+    """Return the reason why *response* is not the range that was requested."""
+    if response.status == 206:
+        return f"the server sent a wrong Content-Range {response.headers.get('Content-Range', '')[:80]!r}"
+    return NO_RANGES
+
+
+def encoding_of(response: Response) -> str:
+    """Return the Content-Encoding of *response*; "" if it leaves the bytes as they are."""
+    values = ",".join(response.headers.get_all("Content-Encoding", [])).split(",")
+    return ", ".join(value.strip() for value in values if value.strip().lower() not in _AS_THEY_ARE)
+
+
+def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> None:
+    """Raise OpenError for a body with another encoding than *version*, ConnectionError for one that broke off."""
+    # http.client accepts truncated headers, but then no body follows.
+    if response.length != 0 and not response.peek():
+        raise ConnectionError("the answer broke off before its first byte")
+    encoding = encoding_of(response)
+    if encoding and version is not None and encoding != version.encoding:
+        raise encoded(encoding, name)
+    for value in response.headers.get_all("Transfer-Encoding", []):
+        if value.strip().lower() not in ("", "identity", "chunked"):
+            raise OpenError(f"the server sent Transfer-Encoding {value}, which was not asked for", url=name)
