@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.storage.ahead import ReadAhead
+from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
@@ -33,7 +33,7 @@ class Http(Transport):
 
     def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if mode == "rb":
-            return ReadAhead([location]).open(0)
+            return ForwardReader([location]).open(0)
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
 
