@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +10,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, is_reserved
 from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
 from tarshards.storage.opening import open_shard
-from tarshards.storage.ranges import Ranges
+from tarshards.storage.ranges import RangedFile, Ranges
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -46,7 +44,7 @@ class Piece(NamedTuple):
         return self.begin + len(self.data)
 
 
-class MemberFile(io.BufferedIOBase):
+class MemberFile(RangedFile):
     """The bytes of one member as a file that is read and seeks: what ``av.open``, ``zipfile`` and others take.
 
     They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
@@ -61,13 +59,13 @@ class MemberFile(io.BufferedIOBase):
     def __init__(
         self, location: Location | None, ranges: Ranges, offset: int, size: int, *, name: str, head: Head | None = None
     ):
-        self.name, self.size = name, size  #: the member's name in the archive, and its bytes
+        super().__init__(ranges, size)
+        self.name = name  #: the member's name in the archive; *size* is its bytes
         self.url = ranges.name  #: the shard, without credentials
         self._location, self._offset = location, offset
-        self._ranges: Ranges | None = ranges
         self._shard_size, self._version = ranges.size, None
         self._head = head
-        self._position = self._taken = 0
+        self._taken = 0
         self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
         self._prefetched: list[Piece] = []
 
@@ -75,35 +73,6 @@ class MemberFile(io.BufferedIOBase):
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
         """Return the file of a member whose bytes are at hand."""
         return cls(None, HeldBytes(data, url), 0, len(data), name=name)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        self._check_open()
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to *offset* from the beginning, the position or the end; a position after the end has no bytes."""
-        self._check_open()
-        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
-            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
-        position = (0, self._position, self.size)[whence] + offset
-        if position < 0:
-            raise ValueError(f"negative seek position {position}")
-        self._position = position
-        return position
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
-        self._check_open()
-        left = max(0, self.size - self._position)
-        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
-        self._position += len(data)
-        return data
 
     def read1(self, size: int = -1, /) -> bytes:
         """Return the next *size* bytes, 64 KiB for -1, fewer only at the end."""
@@ -146,16 +115,12 @@ class MemberFile(io.BufferedIOBase):
         self._prefetched = held
 
     def close(self) -> None:
-        """Let go of the shard and of what is held of it."""
+        """Release the shard, which others may read, and the bytes that are held."""
         self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
         super().close()
 
     def __repr__(self) -> str:
         return f"<MemberFile {self.name} of {self.url}, {self.size} bytes>"
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on a closed file")
 
     def _open(self) -> Ranges:
         """Return what reads the shard; a copy that was pickled opens it, and raises OpenError if it has changed."""
@@ -166,7 +131,6 @@ class MemberFile(io.BufferedIOBase):
         return self._ranges
 
     def _read(self, position: int, size: int) -> bytes:
-        """Return *size* bytes of the member, which has them."""
         if not size:
             return b""
         ranges = self._open()
