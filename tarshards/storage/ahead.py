@@ -1,4 +1,8 @@
-"""Bytes fetched before they are needed: the queue of all who read remote files, and files that are read forwards."""
+"""Read-ahead of remote files: bytes are fetched before they are needed.
+
+``FetchQueue`` decides when a request begins. Its users say which request comes next: ``ForwardReader``, below, reads
+files from beginning to end, and ``index.fetch`` reads the blocks of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +31,35 @@ from tarshards.storage.transfer import (
     through_cache,
 )
 
-FIRST = 1 << 18  # bytes of the first piece of a file: soon there, and few in vain if no more is read
-NEAR, DISTANT = 16, 4  # pieces that the first window is cut into, for a near server and one that is `FAR` away
-LEAST = 1 << 16  # bytes of a piece where little memory may be used
+FIRST = 1 << 18  # bytes of the first piece of a file; all that is wasted if only its beginning is read
+NEAR, DISTANT = 16, 4  # pieces in a window that has not grown yet, for a near server and for one that is `FAR`
+LEAST = 1 << 16  # bytes of a piece, even if the budget is small
 
 
 class Fetch:
-    """Bytes that a thread gets by one request, or will get: about *size*, which are held until they are released."""
+    """One request for about *size* bytes, which count against the budget of a queue until they are released."""
 
     size = 0
-    future: Future[Any] | None = None  # since its request began
-    counted = 0  # bytes of the budget that it takes
+    future: Future[Any] | None = None  # the result, from when the request begins
+    counted = 0  # bytes of the budget that it uses now
     is_over = False  # released or dropped
 
     def settle(self) -> None:
-        """Decide what is fetched; the queue calls this just before the request, under its lock."""
+        """Decide what to request. The queue calls this just before the request begins, with its lock held."""
 
     def abort(self) -> None:
-        """Let the request, which is under way, end soon."""
+        """Make the request fail soon; another thread is waiting for its bytes."""
 
 
 F = TypeVar("F", bound=Fetch)
 
 
 class FetchQueue(Generic[F]):
-    """Fetches bytes before they are needed, in the order in which they are needed; threads may share it.
+    """Makes requests in threads, in the order in which *upcoming* returns them; several threads may read from it.
 
-    *upcoming* returns the next ``Fetch``, or None if there is none now; it is called under the *lock*. *run* makes the
-    request, in a thread. At most *budget* bytes are under way or held, more only where a reader waits for one fetch
-    that does not fit. At most twice as many requests are under way as there are *connections*: one is ready for each
-    connection that becomes idle.
+    *upcoming* returns None if no request is known yet; it is called with *lock* held. *run* makes one request and
+    returns its result. At most *budget* bytes are held or under way, more only if a reader waits for a request that
+    does not fit. At most two requests for each of *connections* are under way, so that none of these becomes idle.
     """
 
     def __init__(
@@ -64,18 +67,18 @@ class FetchQueue(Generic[F]):
     ) -> None:
         self.budget, self.held, self.lock = budget, 0, RLock()
         self._upcoming, self._run = upcoming, run
-        self._next: F | None = None  # what did not fit
+        self._next: F | None = None  # the one that did not fit
         self._begun: set[F] = set()  # and not released
         self._under_way, self._most = 0, 2 * connections
         self._threads = fetching_threads(connections)
         self._is_closed = False
 
     def fits(self, fetch: F) -> bool:
-        """Return whether the budget allows *fetch* now."""
+        """Return whether *fetch* is within the budget now; a large one is if nothing else is held."""
         return not self.held or self.held + fetch.size <= self.budget
 
     def extend(self) -> None:
-        """Begin what is needed next, as far as the budget allows."""
+        """Begin the next requests, as far as the budget allows; call this when *upcoming* has new ones."""
         with self.lock:
             while self._under_way < self._most and not self._is_closed:
                 fetch = self._next = self._next or self._upcoming()
@@ -88,7 +91,7 @@ class FetchQueue(Generic[F]):
                 self._next = None
 
     def take(self, fetch: F) -> Any:
-        """Wait for what *run* returns for *fetch*, or raises. Its request begins now if it has not begun."""
+        """Return the result of *fetch*, or raise its error; the request begins now unless it has begun."""
         with self.lock:
             future = fetch.future or self._begin(fetch)
         with nullcontext() if future.done() else traffic.waiting():
@@ -100,7 +103,7 @@ class FetchQueue(Generic[F]):
         self.held += fetch.size
         self._begun.add(fetch)
         self._under_way += 1
-        # The thread itself counts the end: a callback of a request that has ended already would run here.
+        # The thread counts the end itself: a callback of a future that is already done would run here.
         fetch.future = self._threads.submit(self._make, fetch)
         return fetch.future
 
@@ -113,13 +116,13 @@ class FetchQueue(Generic[F]):
                 self.extend()
 
     def release(self, fetch: F) -> None:
-        """Count the bytes of *fetch* no longer, and begin what is needed next; if it has not begun, it never does."""
+        """Return the bytes of *fetch* to the budget and begin the next requests. If it has not begun, it never does."""
         with self.lock:
             self._forget(fetch)
             self.extend()
 
     def drop(self, fetch: F) -> None:
-        """Release *fetch*, and end its request if that is under way."""
+        """Release *fetch*, and cancel or abort its request."""
         with self.lock:
             self._forget(fetch)
             if fetch.future is None:
@@ -135,7 +138,7 @@ class FetchQueue(Generic[F]):
         self._begun.discard(fetch)
 
     def close(self) -> None:
-        """Drop all that has begun, and begin nothing more."""
+        """Drop all requests, and begin no more."""
         with self.lock:
             self._is_closed = True
             for fetch in list(self._begun):
@@ -143,19 +146,19 @@ class FetchQueue(Generic[F]):
 
 
 class _NoRangesError(Exception):
-    """The server of a file sends it as a whole only."""
+    """The server sends the file only as a whole."""
 
 
 class _File:
-    """A file that is read forwards, and the *pieces* of its first *asked* bytes that have not been read."""
+    """A file, and the *pieces* of it that were requested and not read yet; *asked* is where the last one ends."""
 
     def __init__(self, location: Location):
         self.location = location
-        self.version: Version | None = None  # known when its first piece has begun to come
+        self.version: Version | None = None  # known when its first piece begins to arrive
         self.asked = 0
         self.pieces: deque[_Piece] = deque()
-        self.is_piecewise = True
-        self.is_cached = location.remote.cache_dir is not None  # then its pieces are of one size
+        self.is_piecewise = True  # whether pieces of it may be requested
+        self.is_cached = location.remote.cache_dir is not None  # then all its pieces have one size
 
     @cached_property
     def address(self) -> Address | None:
@@ -163,7 +166,7 @@ class _File:
 
     @property
     def has_address(self) -> bool:
-        """Whether it is read by HTTP, as far as is known without opening it."""
+        """Whether it is read over HTTP, as far as its location tells."""
         try:
             return self.address is not None
         except TarshardsError:  # raised again when it is opened
@@ -171,13 +174,13 @@ class _File:
 
     @property
     def is_asked(self) -> bool:
-        """Whether no other piece can be asked for now: that takes the version, which the first piece brings."""
+        """Whether no other piece can be requested now: after the first, that requires the version."""
         if not self.is_piecewise:
             return True
         return bool(self.pieces) if self.version is None else self.asked >= self.version.size
 
     def add_piece(self, size: int) -> _Piece:
-        """Return the next piece, of at most *size* bytes."""
+        """Add the next piece, of at most *size* bytes."""
         end = self.asked + size
         piece = _Piece(self, self.asked, end if self.version is None else min(end, self.version.size))
         self.asked = piece.end
@@ -235,10 +238,10 @@ class _Piece(Fetch):
 
 
 class ForwardReader:
-    """Reads files one after the other, in pieces that are fetched ahead, over the borders of files too.
+    """Reads files one after the other, in pieces that are fetched ahead, also those of the files that follow.
 
-    *processes* share the memory for what is fetched. The budget begins with a small window, which doubles with each
-    piece that has been read: whoever reads only a beginning fetches little.
+    The budget begins as a small window and doubles with each piece that was read, so that reading only a beginning
+    fetches little. It ends at the memory that *remote* allows one of *processes*.
     """
 
     def __init__(self, locations: Sequence[Location], processes: int = 1):
@@ -246,16 +249,16 @@ class ForwardReader:
         self._files = [_File(location) for location in locations]
         self._most = min(remote.budget(processes), 2 * remote.connections * PIECE)
         window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
-        self._current = 0  # the file that is read, or will be
+        self._current = 0  # number of the file that is being read
         self._is_paused = False  # while a server sends a whole file
         self._queue = FetchQueue(remote.connections, window, upcoming=self._next_piece, run=_Piece.fetch)
 
     def opens(self, number: int) -> bool:
-        """Return whether a file is one that ``open`` can open."""
+        """Return whether ``open`` can open a file."""
         return self._files[number].has_address
 
     def open(self, number: int) -> InputStream:
-        """Return the stream of a file; those before it can be read no longer."""
+        """Return the stream of a file; the files before it can no longer be read."""
         for earlier in self._files[self._current : number]:
             self.drop(earlier)
         file = self._files[number]
@@ -264,13 +267,14 @@ class ForwardReader:
             if file.is_cached and not file.is_asked:
                 self._add_piece(file)
             first = file.pieces[0] if file.pieces else None
+            file.is_piecewise = first is not None  # until ``_begin`` has found its version
         transfer = self._begin(file) if first is None else self._find_ranges(file, first)
         self._is_paused = isinstance(transfer, WholeTransfer)
         self._queue.extend()
         return _AheadInput(self, file, transfer)
 
     def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
-        """Ask for the first bytes of a file, which are read as they come."""
+        """Request the first bytes of a file, to be read as they arrive."""
         assert file.address is not None
         found = begin_transfer(file.address, min(FIRST, self._most))
         if isinstance(found, RangeTransfer):
@@ -293,19 +297,19 @@ class ForwardReader:
         return transfer
 
     def take(self, file: _File) -> tuple[Any, _Piece] | None:
-        """Return the bytes of the next piece of *file*, and the piece, to be released; None at the end."""
+        """Return the bytes of the next piece of *file*, and the piece, to be released later; None at the end."""
         with self._queue.lock:
             if not file.pieces:
                 if file.is_asked:
                     return None
-                self._add_piece(file)  # even where pieces of the files after it use the whole budget
+                self._add_piece(file)  # even if pieces of the files after it use the whole budget
             piece = file.pieces[0]
         data = self._queue.take(piece)
         file.pieces.popleft()
         return data, piece
 
     def release(self, piece: _Piece) -> None:
-        """Fetch other bytes instead of those of *piece*, which have been read."""
+        """Release a piece that was read, and let more be fetched ahead than before."""
         self._queue.budget = min(2 * self._queue.budget, self._most)
         self._queue.release(piece)
 
@@ -318,7 +322,7 @@ class ForwardReader:
             file.pieces.clear()
 
     def _next_piece(self) -> _Piece | None:
-        """Return the next piece to ask for, in the order of the files."""
+        """Return the next piece to request, in the order of the files."""
         if self._is_paused:
             return None
         for number in range(self._current, len(self._files)):
@@ -342,7 +346,7 @@ class ForwardReader:
 
 
 class _AheadInput(InputStream):
-    """A file that is read through *reader*; *transfer* brings its first bytes, or all, as they come."""
+    """A file that is read through *reader*; its first bytes, or all, come from *transfer* as they arrive."""
 
     def __init__(self, reader: ForwardReader, file: _File, transfer: WholeTransfer | RangeTransfer | None):
         self.name = file.location.name
@@ -385,7 +389,7 @@ class _AheadInput(InputStream):
 
 
 def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[Location]:
-    """Yield the locations in their order; while one is read, what follows of it and of those after it is fetched.
+    """Yield the locations in their order, to be read forwards; what follows is fetched ahead, of the next ones too.
 
     *processes* on this host share the memory for that.
     """

@@ -119,7 +119,7 @@ class Ranges:
 
 
 class RangedFile(io.BufferedIOBase):
-    """The first *size* bytes of *ranges*, or all, as a file that is read and seeks; threads may not share one.
+    """The first *size* bytes of *ranges*, or all, as a seekable file; threads must not share one.
 
     Closing it closes *ranges*.
     """

@@ -262,6 +262,19 @@ def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
     assert reader._queue._under_way == 0
 
 
+def test_a_file_is_whole_though_others_come_while_it_is_opened(site, tmp_path, monkeypatch):
+    (data,), begin = write(tmp_path, [20_000]), ahead.begin_transfer
+    reader = ForwardReader(locations(site, 1))
+
+    def begun_late(*arguments):
+        reader._queue.extend()  # as a thread does when its request ends
+        return begin(*arguments)
+
+    monkeypatch.setattr(ahead, "begin_transfer", begun_late)
+    with reader.open(0) as stream:
+        assert stream.read() == data
+
+
 def test_a_file_that_is_opened_again_is_whole_again(site, tmp_path):
     datas = write(tmp_path, [20_000] * 2)
     for location, data in zip(opened_ahead(locations(site, 2)), datas):
