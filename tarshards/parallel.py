@@ -103,29 +103,17 @@ class DaemonThreads(Executor):
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._lock = Lock()
         self._started = self._idle = 0
-        self.busy = 0  # calls that are under way or wait for a thread
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self._put([(future, function, args, options)])
-        return future
-
-    def submit_all(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Future[Any]]:
-        """Call *function* with each item; all calls are counted before the first one begins."""
-        calls: list[Any] = [(Future(), function, (item,), {}) for item in items]
-        self._put(calls)
-        return [call[0] for call in calls]
-
-    def _put(self, calls: list[Any]) -> None:
         with self._lock:
-            self.busy += len(calls)
-            for call in calls:
-                if self._idle:
-                    self._idle -= 1
-                elif self._started < self._workers:
-                    self._started += 1
-                    Thread(target=self._serve, name=self._name, daemon=True).start()
-                self._calls.put(call)
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._workers:
+                self._started += 1
+                Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._calls.put((future, function, args, options))
+        return future
 
     def _serve(self) -> None:
         while True:
@@ -137,7 +125,6 @@ class DaemonThreads(Executor):
                     future.set_exception(error)
             del future, function, args, options  # else they are held while there is nothing to do
             with self._lock:
-                self.busy -= 1
                 self._idle += self._calls.empty()  # fewer than wait, at times: then a thread more is started
 
 

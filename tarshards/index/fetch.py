@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SINGLES, PART = 64, 64  # the first samples of a shuffled epoch, at most and a 64th of all, are fetched one by one
-SLOW = 1 << 18  # bytes of a block that takes longer than a sample
+SOON = 64  # samples at the beginning whose indexes are loaded before all else
+SINGLES, EACH = 256, 1 << 20  # samples at the beginning that come one by one, at most, and one for each MiB of all
+SLOW = 10 * 1460  # bytes of a block: more take more than one round trip over a new connection (RFC 6928)
 MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
 
 TOO_LITTLE = (
@@ -290,7 +291,7 @@ class BlockFetcher:
                 else:
                     self._drops = is_alone
         is_slow = is_shuffled and cache is None and float((units * means).max(initial=0)) > SLOW
-        singles = min(SINGLES, int(shards.counts.sum()) // PART) if is_slow else 0
+        singles = min(SINGLES, int(shards.sizes.sum()) // EACH) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         #: Then ``read_kept`` is quicker than ``read``.
@@ -366,11 +367,12 @@ class BlockFetcher:
     def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
         """Load the indexes of the first samples, and open the connections that their blocks need."""
         self._is_begun = True
-        first = [shard for shard in dict.fromkeys(shards[:SINGLES].tolist()) if self._shards.loaded(shard) is None]
+        first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
         if first:
             blocks = len(np.unique(self._blocks.keys(shards, samples)))
             connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
-        self._threads.submit_all(self._load, first)
+        for shard in first:
+            self._threads.submit(self._load, shard)
 
     def _load(self, shard: int) -> None:
         with suppress(TarshardsError):  # raised again when it is read

@@ -540,11 +540,13 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     assert max(held) <= 100_000
 
 
-def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch):
+def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch):
     monkeypatch.setattr(fetch, "SLOW", 10_000)
+    monkeypatch.setattr(fetch, "EACH", 1 << 17)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
-    found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.PART)]
+    found = [next(samples) for _ in range(sum(path.stat().st_size for path in folder.glob("*.tar")) // fetch.EACH)]
+    assert found
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
     assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
@@ -559,6 +561,25 @@ def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatc
     samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True))
     assert len([next(samples) for _ in range(8)]) == 8
     assert site.rounds == 3
+
+
+def test_the_indexes_of_the_first_samples_are_asked_for_before_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "SOON", 4)
+    for shard in range(70):
+        path = str(tmp_path / f"{shard:02d}.tar")
+        with TarWriter(path) as writer:
+            for i in range(16):
+                writer.write({"__key__": f"{shard}-{i}", "txt": b"x"})
+        build_index(path).save(path)
+    shards = [Shard(path.name, 16, path.stat().st_size, indexed=True) for path in sorted(tmp_path.glob("*.tar"))]
+    (tmp_path / "s.shards.json").write_text(dump_manifest(shards))
+    with serving(tmp_path) as site:
+        remote = Remote(connections=1)
+        samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True, remote=remote))
+        found = keys([next(samples) for _ in range(4)])
+        first = [path for path, _ in site.requests][1:5]
+        assert first == [f"/{int(key.split('-')[0]):02d}.tar.index" for key in found]
+        assert len({*found, *keys(samples)}) == 70 * 16
 
 
 def span(request: tuple[str, str | None]) -> int:
