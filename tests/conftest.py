@@ -1,4 +1,4 @@
-"""What all tests share: small shards made by our writer, tools run by this Python, what is said of skipped tests."""
+"""Fixtures for all tests: small shards, tools run by this Python, and the report on skipped tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards with bad keys, and what tarfile and the sample convention say of them."""
+"""Shards with bad keys, and their samples according to tarfile and the sample convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1 that misbehaves exactly as it is told to."""
+"""An HTTP server on 127.0.0.1 that misbehaves exactly as scripted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""moto's S3 on 127.0.0.1; a test may look at each request, delay it, answer it or reset it first."""
+"""moto's S3 on 127.0.0.1; a test may inspect, delay, answer or reset each request first."""
 
 from __future__ import annotations
 

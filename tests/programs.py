@@ -1,4 +1,4 @@
-"""The programs that tests use, the Debian packages that hold them, and what to do about those that are missing.
+"""The programs that tests use, their Debian packages, and the handling of missing ones.
 
 A test calls :func:`need`, which skips it where a program is missing; ``make programs`` runs this file, which installs
 the missing ones by apt, as root or with sudo.

@@ -1,4 +1,4 @@
-"""The truth table tells the truth: three faults on three readers, with the outcomes that are known."""
+"""The fault table is correct: three faults on three readers, with known outcomes."""
 
 from __future__ import annotations
 

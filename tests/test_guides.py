@@ -1,4 +1,4 @@
-"""What the guides show does run: the blocks of a page, in their order, in an empty folder, as a reader would."""
+"""The guides run: the blocks of each page, in order, in an empty folder, as a reader would run them."""
 
 from __future__ import annotations
 

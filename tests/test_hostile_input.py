@@ -1,4 +1,4 @@
-"""Whatever comes from outside, what is wrong with it is an error of the tree: of files, servers, indexes and states."""
+"""All faults of external input (files, servers, indexes, states) raise errors of our error tree."""
 
 from __future__ import annotations
 

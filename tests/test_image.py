@@ -1,4 +1,4 @@
-"""The Dockerfile builds an image in which the command of a Job runs; here without Docker."""
+"""The Dockerfile builds an image in which the command of a Job runs; tested without Docker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and were saved with what that gives."""
+"""The notebooks run from top to bottom, and were saved with the resulting outputs."""
 
 import json
 import os

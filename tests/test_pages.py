@@ -1,4 +1,4 @@
-"""What pages of the documentation show does run, as it is printed."""
+"""The examples on the documentation pages run as printed."""
 
 from __future__ import annotations
 

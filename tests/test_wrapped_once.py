@@ -1,4 +1,4 @@
-"""Our errors are OSErrors and ValueErrors too; what handles those of Python neither wraps ours nor swallows them."""
+"""Our errors are also OSErrors and ValueErrors; handlers of Python's errors neither wrap nor swallow ours."""
 
 from __future__ import annotations
 

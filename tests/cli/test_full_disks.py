@@ -1,4 +1,4 @@
-"""Full disks, and standard streams that are full or closed: one line, exit code 1, and nothing left behind."""
+"""Full disks, and full or closed standard streams: one line, exit code 1, and nothing left behind."""
 
 from __future__ import annotations
 

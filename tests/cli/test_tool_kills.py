@@ -1,4 +1,4 @@
-"""Killed at any moment, a tool leaves whole shards or none; run again, it gives what it would have given."""
+"""Killed at any moment, a tool leaves whole shards or none; run again, it gives the same output as without the kill."""
 
 from __future__ import annotations
 

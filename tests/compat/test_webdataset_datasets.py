@@ -1,4 +1,4 @@
-"""``WebDataset`` and its like over shards: URLs, handlers at damage, ranks and workers, ledgers, states, writers."""
+"""``WebDataset`` and similar classes over shards: URLs, error handlers, ranks and workers, ledgers, states, writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch is a sequence: every sample once, in an order that no number of ranks, workers or restarts changes."""
+"""The epoch is a sequence: every sample once, in an order independent of ranks, workers and restarts."""
 
 from __future__ import annotations
 

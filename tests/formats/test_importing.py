@@ -1,4 +1,4 @@
-"""What is imported comes back when it is exported: lines of JSON, folders, and datasets of Python."""
+"""Imports survive an export: JSON lines, folders, and Python datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet behind a web server is read by ranges, and gives the shards that the local file gives."""
+"""Parquet on a web server is read by ranges, and gives the same shards as the local file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch by itself: batch g made alone is the g-th batch of the loop, whatever makes the loop's batches."""
+"""A single batch: batch g made alone equals the g-th batch of any loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full batches under filters and faults: equal on all ranks, the same by any workers, closed in the ledger."""
+"""Full batches despite filters and faults: equal on all ranks, the same for any workers, with a closing ledger."""
 
 from __future__ import annotations
 

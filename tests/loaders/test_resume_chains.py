@@ -1,4 +1,4 @@
-"""Chains of processes that resume one epoch, over filters and faults: every ledger's sum closes, and so does theirs."""
+"""Chains of processes that resume one epoch, with filters and faults: each ledger's sum and the total close."""
 
 from __future__ import annotations
 

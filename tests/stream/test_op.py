@@ -1,4 +1,4 @@
-"""Traits: every op says what it is, Stream and the loaders go by that, and what is said is true."""
+"""Traits: every op declares them correctly, and Stream and the loaders follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every op does what its one sentence says."""
+"""Every op does what its docstring says."""
 
 from __future__ import annotations
 

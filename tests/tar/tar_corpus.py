@@ -1,4 +1,4 @@
-"""What the tests of the tar package share: archives, streams, and the programs that serve as oracles."""
+"""Helpers for the tests of the tar package: archives, streams, and the programs that serve as oracles."""
 
 import io
 import os

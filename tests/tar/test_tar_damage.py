@@ -1,4 +1,4 @@
-"""Damage never makes an archive shorter or different in silence: it raises and says where."""
+"""Damage never silently changes or shortens an archive: it raises an error with the offset."""
 
 import gzip
 import tarfile

@@ -1,4 +1,4 @@
-"""Links and sparse members: where links lead, and what is wrong with maps."""
+"""Links and sparse members: targets of links, and faults of maps."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""What a check finds in shards, and what it counts."""
+"""The findings and counts of a check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans, folders and lines become samples, and every mistake is told with its place."""
+"""Plans, folders and lines become samples, and every mistake is reported with its location."""
 
 from __future__ import annotations
 

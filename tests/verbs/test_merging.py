@@ -1,4 +1,4 @@
-"""A merge is a join by key in the order of the first input, however it is read and whatever the memory."""
+"""A merge is a join by key in the order of the first input, for any input and any memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage in a shard: what is whole is read, what is not is told, and no byte is left out of the counts."""
+"""Damage in a shard: whole samples are read, others are reported, and the counts include every byte."""
 
 from __future__ import annotations
 

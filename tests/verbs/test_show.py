@@ -1,4 +1,4 @@
-"""Listings, previews, summaries and contact sheets, friendly to terminals and browsers whatever the data."""
+"""Listings, previews, summaries and contact sheets, safe for terminals and browsers with any data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard that is replaced leaves nothing that describes the old one: no index, no count in a manifest."""
+"""Replacing a shard removes everything that describes the old one: its index, and its counts in manifests."""
 
 from __future__ import annotations
 

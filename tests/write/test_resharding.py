@@ -1,4 +1,4 @@
-"""reshard: every sample once, in an order as good as a true permutation, the same however it is made."""
+"""reshard: every sample once, in an order as good as a true permutation, the same for any executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that are whole or not there, and the same for the same samples."""
+"""Shards are complete or absent, and the same for the same samples."""
 
 from __future__ import annotations
 
