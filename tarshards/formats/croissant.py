@@ -105,7 +105,7 @@ def write_card(
 ) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
-    URLs of shards that lie beside the card or below it are relative to it.
+    URLs of shards beside the card or below it are relative to it.
     """
     import json
 
