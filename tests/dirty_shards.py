@@ -35,7 +35,7 @@ def thousand(fault: str) -> list[tuple[str, bytes]]:
 
 
 class Read(NamedTuple):
-    """What reading a shard gives: the samples, and key, field, offset and reason of each that is refused."""
+    """The result of reading a shard: the samples, and key, field, offset and reason of each refused one."""
 
     samples: list[dict[str, Any]]
     refused: list[tuple[str, str | None, int, str]]

@@ -82,7 +82,7 @@ def load_kernel(module: str) -> ModuleType:
 
 
 def warnings_of(stderr: str) -> str:
-    """Return what a program wrote to stderr, less the notice that there are no compiled kernels."""
+    """Return a program's stderr without the notice about missing kernels."""
     return "".join(line for line in stderr.splitlines(True) if "native kernels are not compiled" not in line)
 
 

@@ -32,7 +32,7 @@ def output_kinds(cells):
 
 
 def execute(notebook, folder, home):
-    """Run all cells in a fresh kernel of this interpreter, whatever kernels are installed; briefly, where they can."""
+    """Run all cells in a fresh kernel of this interpreter, regardless of installed kernels; briefly, if they can."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient

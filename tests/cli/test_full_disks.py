@@ -42,7 +42,7 @@ TOOLS = sorted(WRITING.keys() | OTHERS)
 
 
 class Outcome(NamedTuple):
-    """How a line ended: its exit code, the files that it left, and what it said on stderr."""
+    """The result of a command line: its exit code, the files that it left, and its stderr."""
 
     code: int
     left: list[str]

@@ -68,7 +68,7 @@ def _no_pauses(monkeypatch):
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports from a server which gives so many *whole* answers, one *fault*, and then *default*."""
+    """A function that imports from a server with *whole* complete responses, then one *fault*, then *default*."""
     body = write(tmp_path / "a.parquet")
     with serving_faults() as server:
 

@@ -53,7 +53,7 @@ LOADERS = [shard_loader, array_loader, mixed_loader]
 
 
 def frozen(batch) -> object:
-    """What a batch consists of, to compare."""
+    """The contents of a batch, for comparison."""
     return batch and {
         name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in batch.items()
     }

@@ -65,7 +65,7 @@ def keys(batches) -> list[list[str]]:
 
 
 def close(ledger: Ledger) -> None:
-    """Check that the sum closes: what was planned has one class each, and what was repeated is apart."""
+    """Check that the sum closes: each planned sample is in one class, and repeats count separately."""
     ledger.check()
     tally = ledger._total()
     classes = tally.delivered + tally.filtered.total() + tally.failed + tally.lost + tally.dropped

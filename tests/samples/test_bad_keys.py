@@ -31,7 +31,7 @@ def twin(request, monkeypatch):
 
 
 def entries(ledger: Ledger) -> list[tuple]:
-    """Key, field, offset and reason of what is quarantined."""
+    """Key, field, offset and reason of quarantined samples."""
     return [entry[1:] for entry in ledger.quarantined]
 
 

@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def plain(samples):
-    """The samples without their places."""
+    """The samples without their locations."""
     return [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
 
 

@@ -73,7 +73,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def honest() -> dict[str, int]:
-    """Check what stands beside the shards in the current folder, and return the highest class in each."""
+    """Check the files beside the shards in the current folder, and return the highest class in each."""
     classes = {}
     for path in sorted(Path().glob("*.tar")):
         url = str(path)
