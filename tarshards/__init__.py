@@ -47,9 +47,9 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders.arrays import augment as augment
     from tarshards.loaders.arrays import readers as readers
     from tarshards.loaders.arrays.loader import ArrayLoader as ArrayLoader
-    from tarshards.loaders.torch.dataset import ShardDataset as ShardDataset
-    from tarshards.loaders.torch.dataset import torch_iterable as torch_iterable
-    from tarshards.loaders.torch.loader import ShardLoader as ShardLoader
+    from tarshards.loaders.torch.shard_dataset import ShardDataset as ShardDataset
+    from tarshards.loaders.torch.shard_dataset import torch_iterable as torch_iterable
+    from tarshards.loaders.torch.shard_loader import ShardLoader as ShardLoader
     from tarshards.samples.codecs.registry import decoder as decoder
     from tarshards.samples.codecs.registry import encoder as encoder
     from tarshards.samples.ledger import Ledger as Ledger
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.storage.remote import Remote as Remote
     from tarshards.stream import ops as ops
     from tarshards.stream.collate import collate as collate
-    from tarshards.stream.mix import mix as mix
+    from tarshards.stream.mixed import mix as mix
     from tarshards.stream.stream import Stream as Stream
     from tarshards.tar.read import Member as Member
     from tarshards.tar.read import read_members as read_members
@@ -102,8 +102,8 @@ _MODULES = {
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
     "loaders.arrays.loader": "ArrayLoader",
-    "loaders.torch.dataset": "ShardDataset torch_iterable",
-    "loaders.torch.loader": "ShardLoader",
+    "loaders.torch.shard_dataset": "ShardDataset torch_iterable",
+    "loaders.torch.shard_loader": "ShardLoader",
     "samples.codecs.registry": "decoder encoder",
     "samples.ledger": "Ledger",
     "samples.member_file": "MemberFile",
@@ -112,7 +112,7 @@ _MODULES = {
     "storage.opening": "open_shard open_url",
     "storage.remote": "Remote",
     "stream.collate": "collate",
-    "stream.mix": "mix",
+    "stream.mixed": "mix",
     "stream.stream": "Stream",
     "tar.read": "Member read_members",
     "write.dataset": "write_dataset",

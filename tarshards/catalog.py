@@ -59,7 +59,7 @@ class Split(NamedTuple):
     digest: str | None = None
 
 
-class Version(NamedTuple):
+class DatasetVersion(NamedTuple):
     """One version of a dataset; *format* is "tar", or for a source of Squirrel the format of its driver."""
 
     dataset: str
@@ -93,14 +93,14 @@ class Catalog:
     value; without ``/split`` it is the only one. Iterating gives the versions, oldest first.
 
     >>> catalog = Catalog("sets/catalog.yaml")
-    >>> catalog.versions["digits"] = {"1": Version("digits", "1", {"train": Split(("a-{0..1}.tar",))})}
+    >>> catalog.versions["digits"] = {"1": DatasetVersion("digits", "1", {"train": Split(("a-{0..1}.tar",))})}
     >>> [shard.url for shard in catalog.shards("digits")]
     ['sets/a-0.tar', 'sets/a-1.tar']
     """
 
     def __init__(self, url: str | os.PathLike[str] | Location, remote: Remote | None = None):
         self.location = Location.of(url, remote)
-        self.versions: dict[str, dict[str, Version]] = {}
+        self.versions: dict[str, dict[str, DatasetVersion]] = {}
         self.is_foreign = False
 
     @classmethod
@@ -127,16 +127,16 @@ class Catalog:
         with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
             yield cls(location, remote) if create and not location.exists() else cls.load(location, remote)
 
-    def __iter__(self) -> Iterator[Version]:
+    def __iter__(self) -> Iterator[DatasetVersion]:
         for dataset in sorted(self.versions, key=natural_order):
             for version in sorted(self.versions[dataset], key=natural_order):
                 yield self.versions[dataset][version]
 
-    def __getitem__(self, entry: str) -> Version:
+    def __getitem__(self, entry: str) -> DatasetVersion:
         """Return the version that *entry* names; raise UrlError, with the names that exist, if there is none."""
         return self._find(entry)[0]
 
-    def _find(self, entry: str) -> tuple[Version, str | None]:
+    def _find(self, entry: str) -> tuple[DatasetVersion, str | None]:
         """Return the version, and the name of the split if *entry* has one."""
         parsed = _ENTRY.fullmatch(entry)
         if parsed is None:
@@ -163,7 +163,7 @@ class Catalog:
         versions = [version] if "@" in entry or split is not None else list(self.versions[version.dataset].values())
         return [f"{each.name}/{name}" for each in versions for name in ([split] if split else sorted(each.splits))]
 
-    def _split(self, entry: str) -> tuple[Version, str, Split]:
+    def _split(self, entry: str) -> tuple[DatasetVersion, str, Split]:
         version, name = self._find(entry)
         if name is None:
             if len(version.splits) != 1:
@@ -191,7 +191,7 @@ class Catalog:
             )
         return shards
 
-    def _expand(self, version: Version, split: Split) -> Shards:
+    def _expand(self, version: DatasetVersion, split: Split) -> Shards:
         if version.format != "tar":
             if version.format not in DRIVERS.values():
                 raise self._error(f"{version.name} needs Squirrel's driver {version.format}, which is not supported")
@@ -215,7 +215,7 @@ class Catalog:
         shards = self.shards(entry)
         return self._apply(Stream.from_shards(shards, **{"remote": self.location.remote, **options}), version)
 
-    def _apply(self, stream: Stream, version: Version) -> Stream:
+    def _apply(self, stream: Stream, version: DatasetVersion) -> Stream:
         for each in version.ops:
             ((name, given),) = each.items()
             args = given if isinstance(given, list) else [] if given is None or isinstance(given, dict) else [given]
@@ -235,7 +235,7 @@ class Catalog:
         *,
         card: str | None = None,
         ops: Iterable[Mapping[str, Any]] = (),
-    ) -> Version:
+    ) -> DatasetVersion:
         """Add the version *entry*, ``dataset@version``, and pin its splits; names are relative to the current folder.
 
         Raises UrlError if it exists, since versions are never edited, or if a manifest lacks the numbers of samples and
@@ -320,13 +320,13 @@ class Catalog:
             samples, size = sum(shard.samples or 0 for shard in shards), sum(shard.size or 0 for shard in shards)
             yield Check(name, len(shards), samples, size, split.digest is not None, faults)
 
-    def card(self, version: Version) -> Location | None:
+    def card(self, version: DatasetVersion) -> Location | None:
         """Return the location of the card of *version*, None if it has none; raise UrlError for a forbidden one."""
         if version.card is None:
             return None
         return Location.of(resolve(self.location, version.card), self.location.remote)
 
-    def _sums(self, version: Version) -> dict[str, str]:
+    def _sums(self, version: DatasetVersion) -> dict[str, str]:
         """Return the SHA-256 of the shards that the card of *version* lists, by their URLs; none without a card."""
         import json
 
@@ -358,11 +358,11 @@ class Catalog:
         )
         return dumped
 
-    def save(self, *, sync: bool = True) -> None:
+    def save(self) -> None:
         """Write the file atomically; comments and everything besides entries are dropped."""
         self._check_ours()
         text = self.dump().encode()
-        with Location.of(self.location, sync=sync).open("wb") as stream:
+        with self.location.open("wb") as stream:
             stream.write(text)
 
     def _check_ours(self) -> None:
@@ -406,7 +406,7 @@ class Catalog:
                 read = self._version(dataset, version, fields)
                 self.versions.setdefault(dataset, {})[version] = read
 
-    def _version(self, dataset: str, version: str, fields: Any) -> Version:
+    def _version(self, dataset: str, version: str, fields: Any) -> DatasetVersion:
         name = f"{dataset}@{version}"
         self._check_keys(self._mapping(fields, name), {"splits", "card", "ops", "metadata"}, name)
         card, ops, metadata = fields.get("card"), fields.get("ops") or [], fields.get("metadata") or {}
@@ -427,7 +427,7 @@ class Catalog:
                 )
             if isinstance(each[op], dict) and each[op].keys() & {"allow_unsafe", "on_error"}:
                 raise self._error(f"{name}: a catalog may not set allow_unsafe or on_error of {op}")
-        return Version(
+        return DatasetVersion(
             dataset, version, splits, card, tuple(ops), metadata=self._mapping(metadata, f"{name}: metadata")
         )
 
@@ -470,7 +470,7 @@ class Catalog:
             format = DRIVERS.get(driver, driver) if isinstance(url, str) else driver
             splits = {"data": Split((url if isinstance(url, str) else "",))}
             metadata = self._mapping(fields.get("metadata") or {}, f"{dataset}@{version}: metadata")
-            added = Version(dataset, version, splits, format=format, metadata=metadata)
+            added = DatasetVersion(dataset, version, splits, format=format, metadata=metadata)
             self.versions.setdefault(dataset, {})[version] = added
 
 
@@ -566,8 +566,8 @@ def _loader(yaml: Any) -> Any:
 def _plain_dumper(yaml: Any) -> Any:
     """Return a safe dumper that writes no aliases, which the loader refuses."""
 
-    class Dumper(yaml.SafeDumper):
+    class PlainDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    return Dumper
+    return PlainDumper

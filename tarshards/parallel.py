@@ -102,29 +102,17 @@ class DaemonThreads(Executor):
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._lock = Lock()
         self._started = self._idle = 0
-        self.busy = 0  # calls that are running or waiting for a thread
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self._put([(future, function, args, options)])
-        return future
-
-    def submit_all(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Future[Any]]:
-        """Call *function* with each item; all calls are counted before the first one begins."""
-        calls: list[Any] = [(Future(), function, (item,), {}) for item in items]
-        self._put(calls)
-        return [call[0] for call in calls]
-
-    def _put(self, calls: list[Any]) -> None:
         with self._lock:
-            self.busy += len(calls)
-            for call in calls:
-                if self._idle:
-                    self._idle -= 1
-                elif self._started < self._workers:
-                    self._started += 1
-                    Thread(target=self._serve, name=self._name, daemon=True).start()
-                self._calls.put(call)
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._workers:
+                self._started += 1
+                Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._calls.put((future, function, args, options))
+        return future
 
     def _serve(self) -> None:
         while True:
@@ -136,7 +124,6 @@ class DaemonThreads(Executor):
                     future.set_exception(error)
             del future, function, args, options  # else they would be held while the thread is idle
             with self._lock:
-                self.busy -= 1
                 self._idle += self._calls.empty()  # may be fewer than are idle: then one more thread is started
 
 
@@ -246,7 +233,7 @@ class ProcessPool(Executor):
             thread.join()
 
     def _start(self) -> None:
-        # Before any thread, since a forked process has only one.
+        # Processes before threads: a forked one has none of our threads, but may inherit a lock that one of them holds.
         processes: list[_Process] = []
         threads: list[Thread] = []
         try:
@@ -284,8 +271,9 @@ _FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 class _Process:
     """A process and the pipe to it."""
 
-    # A forked process has copies of the pipes of earlier ones, so end them one after the other, the last first.
-    # Starting a process also asks how every other ended, and only the first to ask learns it: no start during a join.
+    # A forked process holds copies of our ends of the pipes to those before it. If we die, the last one finds its pipe
+    # closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
+    # process reaps others that have ended, whose exit status a join at that moment would miss.
     _one_at_a_time = Lock()
 
     def __init__(self, shared: Any) -> None:
@@ -297,7 +285,7 @@ class _Process:
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-                # In a fork, our signal handlers could run in the hooks of the fork, which discard exceptions.
+                # A signal during the hooks of a fork would call our handlers there, and what they raise would be lost.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
                 try:
                     self._process.start()

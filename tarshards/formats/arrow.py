@@ -30,7 +30,7 @@ from tarshards.formats.naming import (
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import origin_of
-from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved
 from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Batches:
     ):
         self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
         self.features = features_of(schema)
-        self.columns = [name for name in schema.names if name not in ("__key__", "__url__")]
+        self.columns = [name for name in schema.names if name not in NO_FIELDS]
         self.has_keys = "__key__" in schema.names
         if len(set(schema.names)) < len(schema.names):
             raise SampleError(f"two columns have the same name: {', '.join(schema.names)}")

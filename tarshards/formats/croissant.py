@@ -100,16 +100,14 @@ _KIND_OF |= dict.fromkeys(("tif", "tiff"), ("sc:ImageObject", "image/tiff"))
 _BYTES = ("sc:Text", "application/octet-stream")
 
 
-def write_card(
-    target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], *, sync: bool = True, **about: Any
-) -> None:
+def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], **about: Any) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
     URLs of shards beside the card or below it are relative to it.
     """
     import json
 
-    location = Location.of(target, sync=sync)
+    location = Location.of(target)
     beside = Location("card.json") if location.is_stream else location
     plain = location.url == "-" and sys.stdout.isatty()  # a terminal might interpret names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"

@@ -42,7 +42,7 @@ Reject = Callable[[Sample, TarshardsError], object]
 
 def export_dataset(
     shards: Any,
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | Location,
     *,
     format: str | None = None,
     executor: Executor | None = None,
@@ -64,7 +64,8 @@ def export_dataset(
     """
     sources = expand_shards(shards, concatenated=concatenated)
     ledger = Ledger.of(on_error)
-    output = os.fspath(output)
+    target = Location.of(output, sync=sync)
+    output = target.url
     kind = format or _format_of(output)
     if kind not in FORMATS:
         raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
@@ -80,7 +81,7 @@ def export_dataset(
     if kind in ("jsonl", "msgpack"):
         named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
-    targets = [Location.of(name, sync=sync) for name in names]
+    targets = [target.at(name) for name in names]
     units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
     check_free(units, overwrite=overwrite)
     if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):

@@ -51,7 +51,7 @@ _SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", 
 
 def import_dataset(
     source: Any,
-    pattern: str | os.PathLike[str],
+    pattern: str | os.PathLike[str] | Location,
     *,
     format: str | None = None,
     split: str | None = None,
@@ -88,7 +88,8 @@ def import_dataset(
 
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
-    named_compression(Location.of(pattern))  # raises UrlError for a name of another format
+    target = Location.of(pattern, sync=sync)
+    named_compression(target)  # raises UrlError for a name of another format
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else shortened(source)
     plan = _plan(source, format, split, key, types or {}, max_bytes)
     template = key or plan.key
@@ -97,8 +98,8 @@ def import_dataset(
         raise ValueError("types= applies to csv only; other formats define the types of their values")
     if not plan.pieces:
         raise SampleError("no samples: there are no rows", url=name)
-    names = output_names(os.fspath(pattern), len(plan.pieces))
-    units = [_ImportedShard(piece, Location.of(name, sync=sync), template) for piece, name in zip(plan.pieces, names)]
+    names = output_names(target.url, len(plan.pieces))
+    units = [_ImportedShard(piece, target.at(name), template) for piece, name in zip(plan.pieces, names)]
     check_free(units, overwrite=overwrite)
     made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
@@ -107,12 +108,12 @@ def import_dataset(
         discard(units)
         raise SampleError("no samples: no row became one", url=name)
     columns = _columns(plan, [each["fields"] for each in made], name)
-    columns.save(Location.of(record_url(names), sync=sync))
+    columns.save(target.at(record_url(names)))
     shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
-    list(update_manifests(with_digests(shards), sync=sync))
+    list(update_manifests(with_digests(shards), sync=target.sync))
     finish(units)
-    if is_pattern(pattern):
-        name_leftovers(os.fspath(pattern), len(names))
+    if is_pattern(target.url):
+        name_leftovers(target.url, len(names))
     return [each["shard"] for each in made]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import EncodeError, SampleError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
-from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
 from tarshards.storage.streams import is_missing
@@ -205,7 +205,7 @@ def sample_of(naming: Naming, row: Mapping[str, Any], key: str, origin: str) -> 
     """
     sample: Sample = {"__key__": key_of(row["__key__"]) if "__key__" in row else key, "__url__": origin}
     for column, value in row.items():
-        if column not in ("__key__", "__url__"):
+        if column not in NO_FIELDS:
             field, data = encode_value(naming, column, value)
             sample[field] = data
     return sample
@@ -223,7 +223,7 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
         return None
     found: list[tuple[str, str, list[bytes]]] = []
     for column in columns:
-        if column in ("__key__", "__url__"):
+        if column in NO_FIELDS:
             continue
         values: list[Any] = [row[column] for row in rows]
         types = set(map(type, values))

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON = 64  # the samples at the beginning whose shards' indexes are asked for before any others
-ALONE, PART = 256, 64  # the samples at the beginning that are asked for by themselves, at most, and a 64th of all
-SLOW = 1 << 18  # bytes of a block that takes longer than a sample
+SOON = 64  # the samples at the beginning whose shards' indexes are asked for before all else
+ALONE, EACH = 256, 1 << 20  # the first samples that are asked for by themselves, at most, and one for each MiB of all
+SLOW = 10 * 1460  # bytes of a block: more take more than one round trip over a new connection (RFC 6928)
 MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
 
 TOO_LITTLE = (
@@ -64,7 +64,6 @@ class _Block:
         self.samples: list[np.ndarray] = []
         self.left = 0
         self.size = 0  # bytes, about
-        self.is_first = False  # one of those that the first batch waits for
         self.wanted: set[int] | range = set()
         self.future: Future[list[Window]] | None = None
         self.found: tuple[OpenShard, list[Window]] | None = None  # when it is here
@@ -84,10 +83,9 @@ class BlockFetcher:
     without one, or where it is too small, each sample is asked for by itself, which a warning says. If the reader
     *is_alone* on this host, the cache drops what was kept for it after its use.
 
-    The indexes of the first samples are asked for while it is computed what else will be read, and no others before the
-    blocks of these are here. Of a shuffled epoch, the first samples are asked for by themselves, so that a batch comes
-    soon. Up to 16,384 blocks that a cache keeps stay mapped for the epochs that follow, which then take samples from
-    them as from local shards; their files are held open, too, as far as ``most_held`` allows.
+    Of a shuffled epoch, the first samples are asked for by themselves, so that a batch comes soon. Up to 16,384 blocks
+    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards;
+    their files are held open, too, as far as ``most_held`` allows.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class BlockFetcher:
                     self._drops = is_alone
         self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
         is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
-        self._left_alone = min(ALONE, int(shards.counts.sum()) // PART) if is_slow else 0  # that are still to come
+        self._left_alone = min(ALONE, int(shards.sizes.sum()) // EACH) if is_slow else 0  # that are still to come
         self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
         self._mean, self._unit, self._units = mean, units, units.tolist()
         kept = sum(len(shard.kept) for shard in shards.in_use.values())
@@ -136,7 +134,6 @@ class BlockFetcher:
         self._queue: deque[_Block] = deque()
         self._scanned = self._taken = self._bytes = self._under_way = 0
         self._is_begun = False
-        self._more, self._first = SOON, 0  # the first blocks: those that are to be asked for, and those under way
         self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
@@ -185,14 +182,14 @@ class BlockFetcher:
                 self._leave(block)
 
     def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        """Load the indexes of the first samples; more connections are opened meanwhile than these need."""
+        """Fetch the indexes of the first samples, while connections are opened for their blocks."""
         self._is_begun = True
         first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
-        remote = self._shards.remote
-        if 0 < len(first) < remote.connections:
+        if first:
             blocks = len(np.unique(shards << 32 | samples // self._unit[shards]))
-            connect(self._shards.location(first[0]), min(blocks, remote.connections))
-        self._threads.submit_all(self._load, first)
+            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
+        for shard in first:
+            self._threads.submit(self._load, shard)
 
     def _load(self, shard: int) -> None:
         with suppress(TarshardsError):  # raised again when it is read
@@ -309,8 +306,6 @@ class BlockFetcher:
         """Ask for the next blocks, as far as the budget allows."""
         while self._queue and self._under_way < self._most and not self._is_closed:
             block = self._queue[0]
-            if self._first and not self._more and self._shards.loaded(block.shard) is None:
-                return
             if block.future is None and block.left:  # another thread may have needed it sooner, and read all of it
                 size = self._size(block)
                 if self._bytes and self._bytes + size > self._budget:
@@ -333,9 +328,6 @@ class BlockFetcher:
         else:
             block.wanted = set(samples.tolist())
         block.samples.clear()
-        if self._more:
-            block.is_first = True
-            self._more, self._first = self._more - 1, self._first + 1
         self._bytes += block.size
         self._under_way += 1
         # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
@@ -358,7 +350,6 @@ class BlockFetcher:
         finally:
             with self._lock:
                 self._under_way -= 1
-                self._first -= block.is_first
                 block.found = found
                 if windows and all(window.is_mapped for window in windows):
                     self._bytes -= block.size

@@ -12,7 +12,7 @@ from tarshards.storage.traffic import Traffic
 BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
 
 
-class Work(NamedTuple):
+class BatchWork(NamedTuple):
     """The time to make a batch, with the traffic meanwhile."""
 
     seconds: float
@@ -30,10 +30,10 @@ class Stopwatch:
         """Begin to work on a batch."""
         self._begun = perf_counter()
 
-    def take(self) -> Work:
+    def take(self) -> BatchWork:
         """Return the time since the beginning, and the traffic since the last call."""
         before, self._before = self._before, traffic.so_far()
-        return Work(perf_counter() - self._begun, self._before - before)
+        return BatchWork(perf_counter() - self._begun, self._before - before)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Monitor:
     bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def add(self, work: Work) -> None:
+    def add(self, work: BatchWork) -> None:
         """Count the work of a thread or worker that reads and decodes in turn: it reads while it waits."""
         self.reading += work.traffic.waited
         self.decoding += max(0.0, work.seconds - work.traffic.waited)

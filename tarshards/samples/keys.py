@@ -10,6 +10,9 @@ from tarshards.errors import SampleError, shortened
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
 
+#: The entries of a sample besides its fields; a member with such a field is a fault of its sample.
+NO_FIELDS = frozenset(("__key__", "__url__"))
+
 #: Splits a member's name into key and field; returns None for a name without a key.
 KeyRule = Callable[[str], tuple[str, str] | None]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
 from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.streams import temporary
 
 #: Handles an error: returns to continue, or raises.
@@ -113,6 +114,14 @@ class Tally:
                 setattr(self, name, getattr(self, name) + value)
 
 
+@dataclass
+class _Counts:
+    """What a ledger has counted in one process, and how many errors it was called with there."""
+
+    tally: Tally = field(default_factory=Tally)
+    errors: int = 0
+
+
 class Ledger:
     """Counts the outcome of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
 
@@ -141,9 +150,7 @@ class Ledger:
             raise ValueError(f'max_errors must be a number from 0 to float("inf"), not {max_errors!r}')
         self.max_errors = max_errors
         self.on_error = error_handler(on_error)
-        self._errors = 0
-        self._tally = Tally()
-        self._pid = os.getpid()
+        self._counts = PerProcess(_Counts)
         self._mailbox: _Mailbox | None = None
         self._datasets: dict[str, tuple[Sequence[str], Iterable[int]]] = {}
 
@@ -168,10 +175,11 @@ class Ledger:
         if cost := getattr(error, "cost", ""):
             reason += f"; {cost}"
         entries.append(Quarantined._make([*origin, reason]))
-        self._errors += 1
+        counts = self._counts()
+        counts.errors += 1
         if self.on_error is not None:
             self.on_error(error)
-        if self._errors > self.max_errors:
+        if counts.errors > self.max_errors:
             raise error
 
     def count(self, **counts: int) -> None:
@@ -204,7 +212,7 @@ class Ledger:
     def clear(self) -> None:
         """Set all counts to zero."""
         self._total()
-        self._tally, self._errors = Tally(), 0
+        self._counts.renew()
 
     @property
     def shards(self) -> int:
@@ -370,15 +378,12 @@ class Ledger:
 
     def report(self) -> None:
         """In a copy of a shared ledger, send the counts to the original and reset them; elsewhere, do nothing."""
-        tally = self._mine()
-        if self._mailbox is not None and self._mailbox.post(tally):
-            self._tally = Tally()
+        if self._mailbox is not None and self._mailbox.post(self._mine()):
+            self._counts().tally = Tally()
 
     def _mine(self) -> Tally:
         """Return the tally of this process; a forked copy starts a new one."""
-        if self._pid != os.getpid():
-            self._pid, self._tally, self._errors = os.getpid(), Tally(), 0
-        return self._tally
+        return self._counts().tally
 
     def _total(self) -> Tally:
         tally = self._mine()
@@ -388,15 +393,14 @@ class Ledger:
         return tally
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tally": self._total()}
+        return {**self.__dict__, "_counts": _Counts(self._total(), self._counts().errors)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
-        if self._mailbox is not None:
-            if self._mailbox.owner == self._pid:
-                self._mailbox = None  # a copy returned to the owner's process, which has already received its counts
-            else:
-                self._tally, self._errors = Tally(), 0  # a copy in another process
+        self.__dict__.update(state, _counts=PerProcess(_Counts))
+        if self._mailbox is not None and self._mailbox.owner != os.getpid():
+            return  # a copy in another process, which begins at zero and reports to the original
+        self._mailbox = None  # of a copy that is back in the owner's process, which has received its counts
+        vars(self._counts()).update(vars(state["_counts"]))
 
 
 def warn_of_nothing(tally: Tally) -> None:

@@ -24,7 +24,7 @@ GAP = 1 << 15  # bytes that may be skipped between two consecutive reads
 PIECE = 1 << 20  # bytes copied at once
 
 
-class Head:
+class MemberHeaders:
     """The headers of a remote member, to be compared with the index before its first byte is delivered.
 
     They begin at most *size* bytes before its data; *check* gets these bytes and raises an error if they differ.
@@ -34,7 +34,7 @@ class Head:
         self.size, self.check = size, check
 
 
-class Piece(NamedTuple):
+class HeldPiece(NamedTuple):
     """Held bytes of a remote member, and how many are fetched if reading continues after them."""
 
     begin: int
@@ -59,7 +59,14 @@ class MemberFile(io.BufferedIOBase):
     """
 
     def __init__(
-        self, location: Location | None, ranges: Ranges, offset: int, size: int, *, name: str, head: Head | None = None
+        self,
+        location: Location | None,
+        ranges: Ranges,
+        offset: int,
+        size: int,
+        *,
+        name: str,
+        head: MemberHeaders | None = None,
     ):
         self.name, self.size = name, size  #: the member's name in the archive, and its bytes
         self.url = ranges.name  #: the shard, without credentials
@@ -68,8 +75,8 @@ class MemberFile(io.BufferedIOBase):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._position = self._taken = 0
-        self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
-        self._prefetched: list[Piece] = []
+        self._pieces: list[HeldPiece] = []  # of a remote member, the one used last at the end
+        self._prefetched: list[HeldPiece] = []
 
     @classmethod
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
@@ -186,7 +193,7 @@ class MemberFile(io.BufferedIOBase):
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _find(self, position: int) -> Piece | None:
+    def _find(self, position: int) -> HeldPiece | None:
         """Return the held piece with the bytes at *position*, or None."""
         for pieces in self._prefetched, self._pieces:
             for number, piece in enumerate(pieces):
@@ -195,7 +202,7 @@ class MemberFile(io.BufferedIOBase):
                     return piece
         return None
 
-    def _fetch(self, position: int, size: int) -> Piece:
+    def _fetch(self, position: int, size: int) -> HeldPiece:
         """Fetch the *size* requested bytes at *position*, and bytes that may be requested next."""
         pieces = self._pieces + self._prefetched
         before = max((each for each in pieces if each.end <= position), key=lambda each: each.end, default=None)
@@ -212,12 +219,12 @@ class MemberFile(io.BufferedIOBase):
             self._pieces.pop(0)
         return piece
 
-    def _ask(self, begin: int, end: int, ahead: int) -> Piece:
+    def _ask(self, begin: int, end: int, ahead: int) -> HeldPiece:
         """Fetch the bytes from *begin* to *end*."""
         if self._head is not None and begin <= FIRST:  # the same request also fetches the headers
-            return Piece(0, self._checked(end), ahead)
+            return HeldPiece(0, self._checked(end), ahead)
         self._checked()
-        return Piece(begin, self._take(self._offset + begin, end - begin), ahead)
+        return HeldPiece(begin, self._take(self._offset + begin, end - begin), ahead)
 
     def _checked(self, size: int = 0) -> bytes:
         """Fetch the headers, if not yet compared with the index, and *size* bytes of the member."""

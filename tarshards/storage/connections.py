@@ -25,7 +25,6 @@ from tarshards.storage.locks import PerProcess
 
 IDLE = 50.0  # seconds after which an idle connection is not used again; servers close them after about a minute
 SWEEP = 1.0  # seconds between two searches for idle connections that servers have closed
-LENT = 1.0  # seconds that a request waits for a connection that is reserved
 DRAINED = 1 << 16  # bytes of an answer that are read, so that its connection can be used again
 #: What names proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
@@ -343,25 +342,6 @@ def spare(url: str) -> int:
         return 0
 
 
-class Reserved(NamedTuple):
-    """An idle connection that no request uses before the request that is made within it."""
-
-    key: Any
-    connection: http.client.HTTPConnection
-
-    def __enter__(self) -> None:
-        _pool().put(self.key, self.connection)
-
-    def __exit__(self, *_: object) -> None:
-        _pool().end_use(self.key)
-
-
-def reserve(url: str, most: int) -> list[Reserved]:
-    """Reserve idle connections to the server of *url*, at most so many."""
-    key = _key_of(url)
-    return [Reserved(key, connection) for connection in _pool().reserve(key, most)]
-
-
 def soonest(url: str) -> float:
     """Return how soon an answer of the server of *url* has begun, in seconds; 0.0 before this process had one."""
     try:
@@ -465,10 +445,9 @@ class _Pool:
     """The idle connections of a process, by origin and proxy; the one that was used last is used first."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._opening: Counter[Any] = Counter()
-        self._lent: Counter[Any] = Counter()  # those that are reserved, or used by who has reserved them
         self.soonest: dict[Any, float] = {}  # seconds in which an answer began
         self._swept = 0.0
 
@@ -479,38 +458,18 @@ class _Pool:
 
     def open_soon(self, key: Any, count: int) -> None:
         """Note that so many connections more will be opened, and be idle."""
-        with self._changed:
+        with self._lock:
             self._opening[key] += count
 
     def spare(self, key: Any) -> int:
         """Return how many connections are idle, or will be soon."""
-        with self._changed:
+        with self._lock:
             return len(self._idle.get(key, ())) + self._opening[key]
 
-    def reserve(self, key: Any, most: int) -> list[http.client.HTTPConnection]:
-        """Take idle connections whose use ``end_use`` will report, at most so many."""
-        taken: list[http.client.HTTPConnection] = []
-        while len(taken) < most and (connection := self.take(key, waits=False)):
-            taken.append(connection)
-        with self._changed:
-            self._lent[key] += len(taken)
-        return taken
-
-    def end_use(self, key: Any) -> None:
-        """Note that a reserved connection is used no more."""
-        with self._changed:
-            self._lent[key] -= 1
-            self._changed.notify_all()
-
-    def take(self, key: Any, *, waits: bool = True) -> http.client.HTTPConnection | None:
-        """Return an idle connection on which nothing has come, None if there is none.
-
-        It *waits* a while for one that is reserved, because a new one would take as long.
-        """
+    def take(self, key: Any) -> http.client.HTTPConnection | None:
+        """Return an idle connection on which nothing has come, None if there is none."""
         while True:
-            with self._changed:
-                if waits and self._lent[key]:
-                    self._changed.wait_for(lambda: self._idle.get(key) or not self._lent[key], LENT)
+            with self._lock:
                 idle = self._idle.get(key)
                 if not idle:
                     return None
@@ -522,7 +481,7 @@ class _Pool:
     def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
         """Keep a connection, and from time to time close those of all origins that cannot be used again."""
         now, dead = monotonic(), []
-        with self._changed:
+        with self._lock:
             if now - self._swept > SWEEP:
                 self._swept = now
                 for other, idle in list(self._idle.items()):
@@ -532,7 +491,6 @@ class _Pool:
                     if not alive:
                         del self._idle[other]
             self._idle.setdefault(key, []).append((now, connection))
-            self._changed.notify()
         for _, stale in dead:
             stale.close()
 
@@ -543,7 +501,7 @@ class _Pool:
 
     def close(self) -> None:
         """Close what is idle."""
-        with self._changed:
+        with self._lock:
             idle = [pair for pairs in self._idle.values() for pair in pairs]
             self._idle.clear()
         for _, connection in idle:

@@ -10,9 +10,9 @@ import socket
 import ssl
 import string
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache, cached_property
 from hashlib import blake2b, pbkdf2_hmac
@@ -25,7 +25,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.parallel import TICK, DaemonThreads
 from tarshards.storage import connections, traffic
 from tarshards.storage.cache import Block, BlockCache
-from tarshards.storage.connections import Origin, Reserved, Response, StalledError
+from tarshards.storage.connections import Origin, Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.redaction import without_signature, without_userinfo
@@ -41,8 +41,8 @@ MOVES = 3  # times that the rest of a range is asked for over another connection
 LARGE = 1 << 19  # bytes of a request that takes longer than the wait for its answer
 JUDGED, LATE = 0.1, 0.25  # seconds after which a large request is judged by its pace, and that its rest may then take
 LEAST = 1 << 16  # bytes that are worth a request of their own where connections are idle
-HEAD = 1024  # bytes of the beginning that come with the other metadata of a file
 BEGINNING = 5 << 13  # bytes that come over a new connection in two round trips
+HEAD = 1024  # bytes of the beginning that come with the other metadata of a file
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
@@ -501,10 +501,7 @@ class RangeTransfer(Transfer):
 
 
 class _Parts:
-    """The bytes of a file from *begin* on, which fill *view*, over several connections at once.
-
-    *threads* fetch *size* bytes each, and first use the connections *reserved*.
-    """
+    """The bytes of a file from *begin* on, which fill *view*: *threads* fetch *size* bytes each."""
 
     def __init__(
         self,
@@ -514,24 +511,11 @@ class _Parts:
         version: Version,
         size: int,
         threads: DaemonThreads,
-        reserved: Iterable[Reserved] = (),
     ):
-        self._reserved: deque[AbstractContextManager[Any]] = deque(reserved)
         cuts = [*range(0, len(view), size), len(view)]
         self._transfers = [RangeTransfer(address, begin + a, begin + b, version) for a, b in pairwise(cuts)]
         views = [view[a:b] for a, b in pairwise(cuts)]
-        self._futures = [threads.submit(self._fill, transfer, part) for transfer, part in zip(self._transfers, views)]
-
-    def _fill(self, transfer: RangeTransfer, view: memoryview) -> None:
-        with self._connection():
-            transfer.fill(view)
-
-    def _connection(self) -> AbstractContextManager[Any]:
-        """Return a reserved connection, or none where others have taken them all."""
-        try:
-            return self._reserved.pop()
-        except IndexError:
-            return nullcontext()
+        self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
 
     def wait(self) -> None:
         """Wait until all have come; raise the error of one that cannot be read."""
@@ -547,9 +531,6 @@ class _Parts:
         for transfer, future in zip(self._transfers, self._futures):
             if not future.cancel():
                 transfer.drop()
-        while self._reserved:
-            with self._connection():
-                pass
 
 
 def begin_transfer(
@@ -588,24 +569,55 @@ def begin_transfer(
 def read_whole(address: Address, most: int) -> bytes:
     """Return the bytes of a file, no more than *most*.
 
-    A long one comes over several connections, if more are idle than others need: each is slow at its beginning.
+    The readers of whole files share the idle connections: a long file comes over several, each slow at its beginning.
     """
-    if _spare(address) > 1:
+    with _sharing_idle(address) as idle:
+        if idle() > 1:
+            try:
+                return _read_spread(address, most, idle)
+            except OpenError as error:
+                if error.reason != CHANGED:
+                    raise
+        with closing(WholeTransfer(address)) as transfer:
+            transfer.open()
+            refuse_encoded(transfer)
+            return read_at_most(transfer, most, AT_ONCE)
+
+
+@contextmanager
+def _sharing_idle(address: Address) -> Iterator[Callable[[], int]]:
+    """Count a reader of a whole file; give a function that returns its share of the idle connections."""
+    key = Origin.of(address.place)
+    lock, readers = _whole_readers()
+    with lock:
+        readers[key] += 1
+    try:
+        yield lambda: connections.spare(address.place) // readers[key]
+    finally:
+        with lock:
+            readers[key] -= 1
+
+
+_whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(lambda: (threading.Lock(), Counter()))
+
+
+def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
+    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
+    with _beginning(address, BEGINNING, most) as (beginning, version):
+        if isinstance(beginning, bytes):
+            return beginning
+        buffer = bytearray(min(version.size, most))
+        begin = min(beginning.end, len(buffer))
+        view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
+        size = max(BEGINNING, -(-len(rest) // max(1, idle())))
+        threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
+        parts = _Parts(address, begin, rest, version, size, threads)
         try:
-            return _read_spread(address, most)
-        except OpenError as error:
-            if error.reason != CHANGED:
-                raise
-    with closing(WholeTransfer(address)) as transfer:
-        transfer.open()
-        refuse_encoded(transfer)
-        return read_at_most(transfer, most, AT_ONCE)
-
-
-def _spare(address: Address) -> int:
-    """Return how many idle connections there are for each request that threads make or wait for."""
-    busy = connections.fetching_threads(address.location.remote.connections).busy
-    return connections.spare(address.place) // max(1, busy)
+            beginning.fill(view)
+            parts.wait()
+        finally:
+            parts.drop()
+    return bytes(buffer)
 
 
 @contextmanager
@@ -619,30 +631,6 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
         version = beginning.version
         assert version is not None
         yield read_at_most(beginning, most, AT_ONCE) if isinstance(beginning, WholeTransfer) else beginning, version
-
-
-def _read_spread(address: Address, most: int) -> bytes:
-    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile."""
-    with _beginning(address, BEGINNING, most) as (beginning, version):
-        if isinstance(beginning, bytes):
-            return beginning
-        buffer = bytearray(min(version.size, most))
-        begin = min(beginning.end, len(buffer))
-        view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        reserved = connections.reserve(address.place, min(-(-len(rest) // BEGINNING), max(1, _spare(address))))
-        if not reserved:
-            beginning.fill(view)
-            RangeTransfer(address, begin, len(buffer), version).fill(rest)
-            return bytes(buffer)
-        size = -(-len(rest) // len(reserved))
-        threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
-        parts = _Parts(address, begin, rest, version, size, threads, reserved)
-        try:
-            beginning.fill(view)
-            parts.wait()
-        finally:
-            parts.drop()
-    return bytes(buffer)
 
 
 def hold_whole(address: Address, most: int) -> Any:

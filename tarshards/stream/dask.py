@@ -71,14 +71,14 @@ def _local_map(samples: Iterable[Any], function: Callable[[Any], Any]) -> Iterat
     window = AHEAD * (dask.config.get("num_workers", None) or CPU_COUNT)
     iterator = iter(samples)
     while part := list(islice(iterator, window)):
-        calls = [dask.delayed(_Call(function, sample), pure=False, traverse=False)() for sample in part]
+        calls = [dask.delayed(_SettledCall(function, sample), pure=False, traverse=False)() for sample in part]
         for result, error in dask.compute(*calls, traverse=False):
             if error is not None:
                 raise error
             yield result
 
 
-class _Call:
+class _SettledCall:
     """A call that returns its result and None, or None and its error, so that earlier results are delivered.
 
     It also prevents Dask from searching the sample for its own collections.

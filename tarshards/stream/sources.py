@@ -62,7 +62,7 @@ class Progress:
         return Progress(epoch, self.world, version=self.version)
 
 
-class Source(Protocol):
+class OrderedSource(Protocol):
     """The settings compared with a state; *ordered_by* names the entries of *order*."""
 
     ordered_by: ClassVar[Sequence[str]]
@@ -439,7 +439,7 @@ def version_of(state: Mapping[str, Any] | None) -> int:
     return VERSION if state is None else state.get("version", VERSION)
 
 
-def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
+def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> None:
     """Raise StateError unless *state* has a known version, is of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"not a state from state_dict(): {shortened(state)}")
@@ -464,7 +464,7 @@ def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
             raise StateError(f"the state has {name} {shortened(state[name])}")
 
 
-def check_order(state: Mapping[str, Any], source: Source) -> None:
+def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names the differences, unless *state* has the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
-from tarshards.index.options import Opening
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
-from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.keys import KeyRule, Split, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.samples.read import OnDamage, closed_at_exit
+from tarshards.samples.read import closed_at_exit
 from tarshards.storage.redaction import redacted
-from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_each, follow_part, is_followed
 from tarshards.stream.op import BoundOp, traits_of
+from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -34,7 +30,6 @@ from tarshards.stream.sources import (
     open_shards,
     version_of,
 )
-from tarshards.tar.read import ArchiveEnd
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -110,49 +105,21 @@ class Stream:
         self._resumed: dict[str, Any] | None = None
         self._progress: Progress | None = None
 
-    @staticmethod
-    def from_shards(
-        urls: Any,
-        *,
-        index: bool | Literal["auto"] = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        tail: Tail | None = None,
-        pool: int | None = None,
-        block: int | None = None,
-        resample: bool | Sequence[float] = False,
-        fields: str | Iterable[str] | None = None,
-        lazy: str | Iterable[str] | None = None,
-        on_error: ErrorPolicy = None,
-        on_damage: OnDamage = "end",
-        split: KeyRule | Split = split_name,
-        end: ArchiveEnd = "required",
-        concatenated: bool = False,
-        allow_pipe: bool = False,
-        remote: Remote | None = None,
-        world: World | None = None,
-    ) -> Stream:
-        """Stream the samples of a shard expression, or of a list of them.
+    @classmethod
+    @takes(ShardOptions)
+    def from_shards(cls, given: ShardOptions) -> Stream:
+        """Stream the samples of *urls*, a shard expression or a list of them.
 
-        ``Opening`` documents how shards are opened: *index*, *index_dir*, *fields*, *lazy*, *on_error*, which also
-        applies to the ops that take it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. With
-        indexes the epoch is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*,
-        *block* and *resample*. Without indexes, shards are read one after the other. *world* selects the part of one
-        rank and worker. Without it the stream is whole on every rank, and a loader over it, such as ``ArrayLoader``,
-        delivers the part of its rank.
+        With indexes the epoch is planned: see ``EpochPlan``. Without indexes, shards are read one after the other.
+        *world* selects the part of one rank and worker. Without it the stream is whole on every rank, and a loader over
+        it, such as ``ArrayLoader``, delivers the part of its rank. *on_error* also applies to the ops that take it.
 
         Raises UrlError for an expression that matches nothing, and ShardIndexError if an index that is needed, or that
         other shards have, is missing.
         """
         stream = Stream(())
-        names = FieldNames.of(fields)
-        files = lazy_fields(lazy, names)
-        opening = Opening(
-            index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files, index_dir
-        )
-        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
-        stream._world = World.of(world)
+        stream.source = open_shards(given.urls, given.opening, given.epoch)
+        stream._world = World.of(given.world)
         return stream
 
     map = _op(ops.map)

@@ -37,20 +37,19 @@ def join_shards(
     memory: int = GIB,
     tmpdir: str | None = None,
     on_error: ErrorPolicy = None,
-    concatenated: bool = False,
-    split: str | None = None,
-    allow_pipe: bool = False,
+    names: Sequence[str] | None = None,
     reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
+    Errors name the inputs by *names*, or by their expressions.
+
     Once their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs are
-    indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Errors of shards, *concatenated*,
-    and *split*, "first" or "last", are as in ``read_samples``.
+    indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Errors of shards are as in
+    ``read_samples``.
     """
-    find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
-    shards = [[shard._replace(split=split) for shard in find(spec)] for spec in inputs]
+    shards = list(map(expand_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
     read = partial(read_shard, ledger=Ledger.of(on_error))
@@ -72,7 +71,7 @@ def join_shards(
 
     return join_samples(
         [_read(each, read) for each in shards],
-        names=list(map(spec_name, inputs)),
+        names=names or list(map(spec_name, inputs)),
         missing=missing,
         conflict=conflict,
         memory=memory,

@@ -24,11 +24,10 @@ class Repair(NamedTuple):
 
 def repair_shards(
     shards: Iterable[Shard | str],
-    target: str,
+    target: str | Location,
     *,
     decode: bool = False,
     jobs: int = 1,
-    sync: bool = True,
     allow_empty: bool = False,
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
@@ -49,7 +48,7 @@ def repair_shards(
                     if not error.reason.startswith(DUPLICATE_KEY):
                         raise
 
-    with TarWriter(target, sync=sync) as writer:
+    with TarWriter(target) as writer:
         report = check_shards(
             _there(shards, target), decode=decode, jobs=jobs, allow_empty=allow_empty, on_survey=write
         )
@@ -58,7 +57,7 @@ def repair_shards(
     return Repair(report, writer.samples)
 
 
-def _there(shards: Iterable[Shard | str], target: str) -> Iterator[Shard]:
+def _there(shards: Iterable[Shard | str], target: str | Location) -> Iterator[Shard]:
     """Yield *shards*; raise OpenError for a missing one, which may be a misspelt name rather than damage."""
     for shard in map(Shard.of, shards):
         location = Location.of(shard.url)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.world import World
 from tarshards.index.sidecar import has_index
-from tarshards.loaders.torch.dataset import SharedEpochCounter
+from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
@@ -70,7 +70,7 @@ def _words(stage: Any) -> str:
     return f"{getattr(stage, '__name__', type(stage).__name__)}({getattr(stage, 'seed', '')})"
 
 
-class _Run(Stream):
+class _PipelineStream(Stream):
     """The stages of a pipeline as a stream: the first ones are its source, the others its ops."""
 
     def __init__(self, pipeline: DataPipeline):
@@ -117,7 +117,7 @@ class DataPipeline(IterableDataset, PipelineStage):
         self.ledger = Ledger(max_errors=float("inf"))
         self.ledger.share()
         self.epochs = SharedEpochCounter()
-        self._run: _Run | None = None
+        self._run: _PipelineStream | None = None
         self._ranks: World | None = None
         self._state: Mapping[str, Any] | None = None
 
@@ -131,7 +131,7 @@ class DataPipeline(IterableDataset, PipelineStage):
             os.environ |= {"RANK": str(self._ranks.rank), "WORLD_SIZE": str(self._ranks.world_size)}
 
     def __iter__(self) -> Iterator[Any]:
-        self._run = run = _Run(self)
+        self._run = run = _PipelineStream(self)
         if self._state is not None:
             run.load_state_dict(self._state)
             self._state = None
@@ -285,14 +285,14 @@ class WebDataset(DataPipeline, FluidInterface):
         if self._state is not None:
             return dict(self._state)
         self._check_resumable()
-        return (self._run or _Run(self)).state_dict()
+        return (self._run or _PipelineStream(self)).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration continue at *state*; raise StateError for the state of another pipeline."""
         self._check_resumable()
         if isinstance(state, Mapping) and isinstance(order := state.get("order"), list):
             state = {**state, "order": [str(words).replace(" local()", "") for words in order]}  # a cache was a stage
-        _Run(self).load_state_dict(state)
+        _PipelineStream(self).load_state_dict(state)
         self._state = dict(state)
 
     def _check_resumable(self) -> None:

@@ -93,7 +93,7 @@ class _Resharding:
 
 def reshard(
     inputs: Any,
-    output_pattern: str | os.PathLike[str],
+    output_pattern: str | os.PathLike[str] | Location,
     *,
     shuffle: bool = True,
     seed: int = 0,

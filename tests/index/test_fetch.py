@@ -43,7 +43,6 @@ BLOCKS = 28  # of 130,000 bytes
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(transfer, "PAUSE", 0.001)
 
 
@@ -453,14 +452,13 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     assert max(held) <= 100_000
 
 
-@pytest.mark.parametrize("soon", [fetch.SOON, 3])
-def test_the_first_samples_are_asked_for_by_themselves(site, monkeypatch, soon):
-    """Also more of them than those whose indexes are asked for at once."""
+def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch):
     monkeypatch.setattr(fetch, "SLOW", 10_000)
-    monkeypatch.setattr(fetch, "SOON", soon)
+    monkeypatch.setattr(fetch, "EACH", 1 << 17)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
-    found = [next(samples) for _ in range(SHARDS * SAMPLES // fetch.PART)]
+    found = [next(samples) for _ in range(sum(path.stat().st_size for path in folder.glob("*.tar")) // fetch.EACH)]
+    assert found
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
     assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
@@ -477,7 +475,7 @@ def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatc
     assert site.rounds == 3
 
 
-def test_the_first_batch_waits_for_no_indexes_but_its_own(tmp_path, monkeypatch):
+def test_the_indexes_of_the_first_samples_are_asked_for_before_others(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "SOON", 4)
     for shard in range(70):
         path = str(tmp_path / f"{shard:02d}.tar")
@@ -488,11 +486,11 @@ def test_the_first_batch_waits_for_no_indexes_but_its_own(tmp_path, monkeypatch)
     shards = [Shard(path.name, 16, path.stat().st_size, indexed=True) for path in sorted(tmp_path.glob("*.tar"))]
     (tmp_path / "s.shards.json").write_text(dump_manifest(shards))
     with serving(tmp_path) as site:
-        site.hold = 0.3
-        samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True))
-        found = keys([next(samples)])
-        assert (site.rounds, site.asked(".index")) == (3, 4), site.requests
-        site.hold = 0
+        remote = Remote(connections=1)
+        samples = iter(Stream.from_shards(f"{site.url}/s.shards.json", index=True, shuffle=True, remote=remote))
+        found = keys([next(samples) for _ in range(4)])
+        first = [path for path, _ in site.requests][1:5]
+        assert first == [f"/{int(key.split('-')[0]):02d}.tar.index" for key in found]
         assert len({*found, *keys(samples)}) == 70 * 16
 
 

@@ -31,7 +31,7 @@ from tarshards.storage.opening import open_plain
 from tarshards.tar.read import END, pack_header, padding
 from tarshards.verbs.check import SHOWN, Report, check, check_shards, duplicates, inspection
 from tarshards.verbs.check.duplicates import KeyOrigins
-from tarshards.verbs.check.headers import scan_headers
+from tarshards.verbs.check.header_scan import scan_headers
 from tarshards.verbs.repair import repair_shards
 
 
@@ -436,7 +436,7 @@ def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatc
     for name in (
         "storage.location.Location.open",
         "samples.resync.walking._pieces",
-        "verbs.check.headers.walk",
+        "verbs.check.header_scan.walk",
         "samples.resync.judging._judge_segments",
     ):
         function = pydoc.locate(f"tarshards.{name}")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tarshards.loaders.base import Pass, Passes
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.passes import Pass, Passes
 from tarshards.parallel import bounded_map
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops

@@ -1,7 +1,7 @@
 """Shards for torch.
 
-- ``dataset``: the IterableDatasets
-- ``loader``: the batches of a plan, made by worker processes
+- ``shard_dataset``: the IterableDatasets
+- ``shard_loader``: the batches of a plan, made by worker processes
 - ``handover``: passing these batches from the workers through shared memory
 """
 

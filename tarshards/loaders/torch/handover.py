@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
-from tarshards.loaders.monitor import Work
+from tarshards.loaders.monitor import BatchWork
 
 APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
@@ -37,7 +37,7 @@ class Made(NamedTuple):
 
     batch: Any
     outcome: Outcome
-    work: Work
+    work: BatchWork
 
 
 class Message(NamedTuple):

@@ -2,11 +2,11 @@
 
 Read in this order:
 
-- ``job_plan``: items and a command to tasks; ``options``: the options of a job for a scheduler
+- ``job_plan``: items and a command to tasks; ``job_options``: the options of a job for a scheduler
 - ``attempt``: the record that an attempt at an item writes before it starts, for the next attempt to clean up
 - ``worker``: runs one task and writes its markers; ``__main__``: the worker as a program, for Slurm;
   ``init_process``: the worker as process 1 of a container
-- ``local``: tasks on this machine; ``scheduler``: the parts common to Slurm and Kubernetes
+- ``local_run``: tasks on this machine; ``scheduler``: the parts common to Slurm and Kubernetes
 - ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``: the Jobs that are submitted
 - ``status``: the progress of a job; ``job_folder``: the files that the submitting machine keeps about a job
 """

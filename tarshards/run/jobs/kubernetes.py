@@ -9,9 +9,9 @@ from typing import Any
 
 from tarshards.errors import OpenError, StateError
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.run.jobs.kubernetes_objects import DIGEST, LABEL, RUN_LABEL, Object, make_objects
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.scheduler import Poll, tasks_of
 
 WATCH = 5  # seconds that one watch request lasts
@@ -260,12 +260,12 @@ def _numbers(part: dict[str, Any], indexes: str | None) -> set[int]:
 def _block_dumper(yaml: Any) -> Any:
     """Return a YAML dumper that writes multi-line strings as blocks and uses no aliases."""
 
-    class Dumper(yaml.SafeDumper):
+    class BlockDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    Dumper.add_representer(str, text)
-    return Dumper
+    BlockDumper.add_representer(str, text)
+    return BlockDumper

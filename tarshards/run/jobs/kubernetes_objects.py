@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tarshards.run.jobs.job_options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.run.jobs.options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.worker import PERMANENT
 
 Object = dict[str, Any]

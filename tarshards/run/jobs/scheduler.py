@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from tarshards.errors import StateError
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import Item, JobPlan
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.status import Show, Status, survey
 
 SCHEDULERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}

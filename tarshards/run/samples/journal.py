@@ -33,7 +33,7 @@ def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-class _File:
+class _RecordFile:
     """A file to which whole records are appended; its errors name it."""
 
     def __init__(self, path: str, flags: int):
@@ -68,7 +68,7 @@ class Journal:
     """
 
     def __init__(self, path: str, *, retry_failed: bool = False):
-        self._file = _File(path, 0)
+        self._file = _RecordFile(path, 0)
         self._places: dict[str, tuple[int, int]] = {}  # offset and length of each sample's line
         try:
             if not try_lock(self._file.descriptor):
@@ -162,7 +162,7 @@ class Joblog:
     """A table in GNU parallel's columns, plus shard and key; each sample adds its line as it finishes."""
 
     def __init__(self, path: str, *, append: bool = False):
-        self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename
+        self._file, self._host = _RecordFile(path, 0 if append else os.O_TRUNC), os.uname().nodename
         try:
             if not os.fstat(self._file.descriptor).st_size:
                 self._write(COLUMNS)

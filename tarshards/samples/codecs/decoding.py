@@ -23,7 +23,7 @@ Function = Callable[[bytes], Any]
 Handler = Callable[[str, bytes], Any]
 
 
-class Choice(NamedTuple):
+class FieldChoice(NamedTuple):
     """The treatment of fields with a name: nothing unless *is_wanted*; then *function* decodes them, if there is one.
 
     With *is_packed* the function gets the data decompressed by gzip.
@@ -34,8 +34,24 @@ class Choice(NamedTuple):
     is_packed: bool
 
 
+class ByExtension(NamedTuple):
+    """How fields are decoded by their extension: the options of ``decode_field``."""
+
+    images: str | None
+    audio: str | None
+    video: str | None
+    exif_transpose: bool
+    rotate: bool
+    allow_unsafe: bool
+
+    @property
+    def decoder(self) -> Handler:
+        """What decodes a field so."""
+        return partial(decode_field, **self._asdict())
+
+
 class Decoding:
-    """Decodes fields by *functions*, then by *handlers*, then by extension; with *only*, others stay unchanged.
+    """Decodes fields by *functions*, then by *handlers*, then *by_extension*; with *only*, others stay unchanged.
 
     *functions* and *only* have alternatives of names as keys. A name matches fields with that name or ending in it
     after a dot; the longest of several applies.
@@ -46,28 +62,15 @@ class Decoding:
         functions: Iterable[tuple[tuple[str, ...], Function]],
         handlers: tuple[Handler, ...],
         only: tuple[tuple[str, ...], ...] | None,
-        images: str | None,
-        audio: str | None,
-        video: str | None,
-        exif_transpose: bool,
-        rotate: bool,
-        allow_unsafe: bool,
+        by_extension: ByExtension,
     ):
         self.functions = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = partial(
-            decode_field,
-            images=images,
-            audio=audio,
-            video=video,
-            exif_transpose=exif_transpose,
-            rotate=rotate,
-            allow_unsafe=allow_unsafe,
-        )
+        self.by_extension = by_extension.decoder
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, FieldChoice] = {}
 
     def __call__(self, field: str, data: bytes) -> Any:
         """Return the value of a *field*; raise DecodeError with the field."""
@@ -84,7 +87,7 @@ class Decoding:
             raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
         return self.by_extension(field, data)
 
-    def _choose(self, field: str) -> Choice:
+    def _choose(self, field: str) -> FieldChoice:
         """Return the treatment of fields with a name."""
         whole = _endings(field)
         inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
@@ -94,7 +97,8 @@ class Decoding:
         is_wanted = self.only is None or not self.only.isdisjoint(names)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
-        choice = Choice(is_wanted, None if name is None else self.functions[name], name in inner and name not in whole)
+        function = None if name is None else self.functions[name]
+        choice = FieldChoice(is_wanted, function, name in inner and name not in whole)
         self._choices[field] = choice
         return choice
 
@@ -168,10 +172,10 @@ def decoding_of(
             images = check_imagespec(decoder)
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
-    rest = images, audio, video, exif_transpose, rotate, allow_unsafe
+    by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe)
     if not functions and not handlers and only is None:
-        return Decoding((), (), None, *rest).by_extension
-    arguments = functions, tuple(handlers), None if only is None else _names(only), *rest
+        return by_extension.decoder
+    arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
     try:
         hash(arguments)
     except TypeError:  # a function may be an unhashable object

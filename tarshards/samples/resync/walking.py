@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name, why_skipped
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, KeyRule, split_name, why_skipped
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
 from tarshards.tar.read import (
@@ -411,7 +411,7 @@ def group_found(
                     if sample.unsure and len(sample.members) == 1:  # its only member may belong to the new sample
                         before = before or sample.before
                     yield sample
-                taken = {"__key__", "__url__"}
+                taken = set(NO_FIELDS)
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
             known = parts[1] in taken

@@ -1,7 +1,8 @@
 """Shards -> their faults and contents.
 
 - ``check``: one shard after another, and the dataset that they form; ``report``: the findings and counts
-- ``headers``: the fast path, one scan of the headers of a plain shard; ``inspection``: sample by sample, for any shard
+- ``header_scan``: the fast path, one scan of the headers of a plain shard; ``inspection``: sample by sample, for any
+  shard
 - ``duplicates``: duplicate keys, among more keys than fit into memory
 """
 

@@ -13,7 +13,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.verbs.check.duplicates import KeyOrigins
-from tarshards.verbs.check.headers import ScannedShard, scan_headers
+from tarshards.verbs.check.header_scan import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, Finding, Report
 from tarshards.verbs.contents import FieldSizes
 

@@ -16,12 +16,12 @@ from tarshards.epoch.loop import Outcome, Part
 from tarshards.epoch.packing import Packing
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
-from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
-from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.loaders.torch.handover import Arenas, Made, PlanTables
+from tarshards.loaders.torch.shard_dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged

@@ -13,11 +13,11 @@ from nvidia.dali import Pipeline, backend, fn
 
 from tarshards.epoch.permutations import hash_of
 from tarshards.errors import DecodeError
-from tarshards.loaders.base import Pass, ResumableLoader
 from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
-from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.loaders.passes import Pass, ResumableLoader
 from tarshards.samples.ledger import Ledger
 
 Device = Literal["gpu", "cpu"]

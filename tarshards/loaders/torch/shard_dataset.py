@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from mmap import mmap
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
-from tarshards.index.options import Opening
-from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.keys import KeyRule, Split, split_name
-from tarshards.samples.ledger import ErrorPolicy
-from tarshards.samples.read import OnDamage
-from tarshards.storage.remote import Remote
 from tarshards.stream.op import BoundOp
+from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import open_shards
 from tarshards.stream.stream import EpochCounter, Stream, check_dataset
-from tarshards.tar.read import ArchiveEnd
 
 
 class TorchStream(Stream, IterableDataset):
@@ -92,9 +85,7 @@ class ShardDataset(TorchStream):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
-    together they deliver every sample exactly once an epoch. ``Opening`` documents *index*, *index_dir*, *fields*,
-    *lazy*, *on_error*, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*, ``EpochOptions``
-    *shuffle*, *seed*, *tail*, *pool*, *block* and *resample*.
+    together they deliver every sample exactly once an epoch. The other options are those of ``Stream.from_shards``.
     Through indexes the epoch is planned: ``len`` is exact, and there may be more ranks and workers than shards.
     Without indexes, whole shards are divided among them.
 
@@ -108,39 +99,13 @@ class ShardDataset(TorchStream):
     fewer shards than ranks and no indexes.
     """
 
-    def __init__(
-        self,
-        urls: Any,
-        *,
-        index: bool | Literal["auto"] = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        tail: Tail | None = None,
-        pool: int | None = None,
-        block: int | None = None,
-        resample: bool | Sequence[float] = False,
-        fields: str | Iterable[str] | None = None,
-        lazy: str | Iterable[str] | None = None,
-        on_error: ErrorPolicy = None,
-        on_damage: OnDamage = "end",
-        split: KeyRule | Split = split_name,
-        end: ArchiveEnd = "required",
-        concatenated: bool = False,
-        allow_pipe: bool = False,
-        remote: Remote | None = None,
-        world: World | None = None,
-    ):
-        names = FieldNames.of(fields)
-        files = lazy_fields(lazy, names)
-        opening = Opening(
-            index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files, index_dir
-        )
-        self.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
+    @takes(ShardOptions)
+    def __init__(self, given: ShardOptions):
+        self.source = open_shards(given.urls, given.opening, given.epoch)
         self.source.ledger.share()
         self.ops = ()
         self.epochs = SharedEpochCounter()
-        self._world = World.of(world)
+        self._world = World.of(given.world)
         self._begin_state()
 
 

@@ -266,9 +266,9 @@ class Choices:
 
 
 class ScheduledChoices:
-    """Like ``Choices``, with changing *quotas*: made in chunks, each from the counts at the end of the previous one.
+    """Like ``Choices``, but by *quotas* that change with the position.
 
-    *start* is another position than 0 to begin at, and the counts there.
+    The choices are made in chunks, each from the counts at the end of the one before.
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):

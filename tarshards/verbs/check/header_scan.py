@@ -8,13 +8,12 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import NamedTuple
 
-from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
 
 LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
-NO_FIELDS = {"__key__", "__url__"}  # reserved in a sample
 
 
 class ScannedShard(NamedTuple):
