@@ -23,15 +23,15 @@ Part = TypeVar("Part", Opening, EpochOptions)
 class ShardOptions(EpochOptions, Opening):
     """The arguments of a dataset of shards, unchanged; its parts check them.
 
-    *urls* is a shard expression or a list of them, and *world* says which rank and worker reads. The others are those
-    of ``Opening`` and ``EpochOptions``.
+    *urls* is a shard expression or a list of them, and *world* is the rank and worker that reads. The other fields are
+    those of ``Opening`` and ``EpochOptions``.
     """
 
     urls: Any
     world: World | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check nothing: its parts do."""
+        """Check nothing; the parts check their own arguments."""
 
     @property
     def opening(self) -> Opening:
@@ -52,8 +52,8 @@ def takes(
 ) -> Callable[[Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, P], Result]]:
     """Let a method accept the arguments of the dataclass *options* and receive them as one value.
 
-    Its signature, its errors and what type checkers see are those of a method that lists them; ``help`` describes the
-    classes that *options* consists of, too.
+    Its signature and errors, also for type checkers, are those of a method that lists them; ``help`` also describes the
+    classes that *options* consists of.
     """
 
     def decorate(method: Callable[[Owner, Options], Result]) -> Callable[Concatenate[Owner, P], Result]:
