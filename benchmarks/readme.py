@@ -1,4 +1,4 @@
-"""The README's tables of figures: rows and columns of the summary in RESULTS.md, in words. Run, it writes them anew."""
+"""The README's tables of figures: rows and columns of the summary in RESULTS.md, in words. Run as a program, it rewrites them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there
     "ours are copies.",
     "stream, .*": "Each sample is a dict with a key and a URL, made in Python; rows avoid these.",
     "arrays, .*": "Labels are decimal text, which is parsed; FFCV's are binary.",
-    "first, shards-10k.*": "The order is over all shards, so that all are looked at before the first sample; "
+    "first, shards-10k.*": "The order covers all shards, so all are inspected before the first sample; "
     "webdataset opens one shard.",
     "train, .*": "The model takes most of the time; the loader's threads share the cores with it.",
 }

@@ -181,7 +181,7 @@ HOW = [
     "decoders, a peer's best. **Bold**: tarshards is slower. ·: the peer cannot do this, failed (the tables say why) "
     "or was not measured. (wrong): the peer delivered wrong samples.",
     "",
-    "Every peer runs in a process and an environment of its own, in its best configuration (`benchmarks/peers`). In "
+    "Every peer runs in its own process and environment, in its best configuration (`benchmarks/peers`). In "
     "each setting, the first epoch includes opening the loader and is reported separately. Then follow 5 rounds (3 if "
     "an epoch takes 0.3 s or more, 2 from 1.2 s on) in which the peers take turns; a round has enough epochs to last "
     f"{LEAST} s. The tables give medians, and the slowest and fastest round. CPU seconds include all processes of a "

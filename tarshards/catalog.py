@@ -186,7 +186,7 @@ class Catalog:
                 return shards
             raise StateError(
                 f"{version.name}/{name} has changed: pinned as {split.digest}, now {found}; restore its manifest, or "
-                "add what it is now as a new version",
+                "add its current content as a new version",
                 url=self.location.name,
             )
         return shards

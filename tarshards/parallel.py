@@ -271,8 +271,8 @@ _FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 class _Process:
     """A process and the pipe to it."""
 
-    # A forked process holds copies of our ends of the pipes to those before it. If we die, the last one finds its pipe
-    # closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
+    # A forked process holds copies of our ends of the pipes to earlier processes. If we die, the last one finds its
+    # pipe closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
     # process reaps others that have ended, whose exit status a join at that moment would miss.
     _one_at_a_time = Lock()
 
@@ -285,7 +285,7 @@ class _Process:
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-                # A signal during the hooks of a fork would call our handlers there, and what they raise would be lost.
+                # A signal during the hooks of a fork would call our handlers there, and their exceptions would be lost.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
                 try:
                     self._process.start()

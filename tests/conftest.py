@@ -1,4 +1,4 @@
-"""What all tests share: small shards made by our writer, tools run by this Python, what is said of skipped tests."""
+"""Fixtures for all tests: small shards, tools run by this Python, and the report on skipped tests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 
 def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
-    """In CI, turn a skip into a failure with its reason; only what no package gives may be missing there."""
+    """In CI, turn a skip into a failure with its reason; only things that no package provides may be missing there."""
     is_there = not item.get_closest_marker("gpu") and not (report.skipped and TUN in str(report.longrepr))
     if report.skipped and os.environ.get("CI") == "true" and is_there:
         report.outcome, report.longrepr = "failed", f"{item.nodeid}: skipped in CI: {report.longrepr[2]}"
@@ -70,7 +70,7 @@ def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_idle_connections():
-    """Close what is kept alive of a test's servers, whose threads would wait for it."""
+    """Close connections kept alive to a test's servers, whose threads would wait for them."""
     yield
     if connections := sys.modules.get("tarshards.storage.connections"):
         connections._pool().close()
@@ -92,7 +92,7 @@ def pytest_make_collect_report(collector):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Say in one line, after all else, how many tests were skipped because of what, and how to install it."""
+    """Report in the last line how many tests were skipped, for which missing programs, and how to install these."""
     yield
     missing: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):

@@ -1,4 +1,4 @@
-"""Shards with bad keys, and what tarfile and the sample convention say of them."""
+"""Shards with bad keys, and their samples according to tarfile and the sample convention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def thousand(fault: str) -> list[tuple[str, bytes]]:
 
 
 class Read(NamedTuple):
-    """What reading a shard gives: the samples, and key, field, offset and reason of each that is refused."""
+    """The result of reading a shard: the samples, and key, field, offset and reason of each refused one."""
 
     samples: list[dict[str, Any]]
     refused: list[tuple[str, str | None, int, str]]

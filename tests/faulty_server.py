@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1 that misbehaves exactly as it is told to."""
+"""An HTTP server on 127.0.0.1 that misbehaves exactly as scripted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from socket import SO_LINGER, SOL_SOCKET
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: what it claims, after how many bytes it breaks off (*cut*), and how it ends."""
+    """One response: its claims, the number of bytes after which it breaks off (*cut*), and how it ends."""
 
     status: str = "200 OK"
     headers: tuple[tuple[str, str], ...] = ()
@@ -82,7 +82,7 @@ class Server:
         return f"{self.url}/shard.tar"
 
     def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
-        """Return the answer to a request, and the body of what it names."""
+        """Return the response to a request, and the body of the requested file."""
         return self.answers.pop(0) if self.answers else self.default, self.body
 
 
@@ -95,7 +95,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 pass
 
     def _answer(self) -> bool:
-        """Answer one request; return whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         script = self.server.script
         line = self.rfile.readline().decode()
         if not line:

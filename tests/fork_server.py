@@ -65,7 +65,7 @@ def serving(folder: Path) -> Iterator[None]:
 
 
 class Client:
-    """What the process *pid* was given; *files* are its open files here, by their numbers there."""
+    """The environment of the process *pid*; *files* are its open files here, by their numbers there."""
 
     def __init__(self, pid: int, files: dict[int, int]):
         self.pid, self.files = pid, files
@@ -81,14 +81,14 @@ class Client:
 
 
 def surroundings(pid: int) -> list[object]:
-    """Return what a fork has of its parent, and cannot take over from process *pid*: namespaces and limits."""
+    """Return the properties that a fork inherits and cannot take over from process *pid*: namespaces and limits."""
     limits = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
     namespaces = [os.readlink(f"/proc/{pid}/ns/{name}") for name in ("mnt", "net", "pid", "user")]
     return [*namespaces, *(resource.prlimit(pid, limit) for limit in limits)]
 
 
 def settings(environment: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], bool]:
-    """Return what Python and packages read of *environment* while they start; last, whether it asks for UTF-8."""
+    """Return the variables of *environment* that Python and packages read at start; last, whether it requests UTF-8."""
     read = {name: value for name, value in environment.items() if name.startswith((b"PYTHON", b"FSSPEC_"))}
     if read.get(b"PYTHONUTF8") == b"1":
         del read[b"PYTHONUTF8"]
@@ -233,7 +233,7 @@ def run(words: list[bytes]) -> int:
 
 
 def leave(code: int) -> None:
-    """Do what the interpreter does at its end, but for freeing all that was imported."""
+    """Do the interpreter's clean-up at exit, except for freeing imported modules."""
     threading._shutdown()
     atexit._run_exitfuncs()
     try:

@@ -1,4 +1,4 @@
-"""An executor without processes, so that what a test patches holds where the work is done."""
+"""An executor without processes, so that a test's patches apply to the work."""
 
 from __future__ import annotations
 

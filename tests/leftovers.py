@@ -48,7 +48,7 @@ def processes_with(marker: str) -> list[str]:
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for what a busy machine takes long to bring about."""
+    """Wait for a condition that may take long on a busy machine."""
     end = time.monotonic() + 100
     while not holds():
         assert time.monotonic() < end, "it did not come to pass"

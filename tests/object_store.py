@@ -1,4 +1,4 @@
-"""moto's S3 on 127.0.0.1; a test may look at each request, delay it, answer it or reset it first."""
+"""moto's S3 on 127.0.0.1; a test may inspect, delay, answer or reset each request first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESET = ("reset", b"")
 
 @dataclass(repr=False)
 class ObjectStore:
-    """The server: its URL, the requests that it got, as (method, path, query), and what looks at them first."""
+    """The server: its URL, its requests as (method, path, query), and the function that inspects them first."""
 
     url: str = ""
     look: Callable[[str, str, str], tuple[str, bytes] | None] | None = None
@@ -46,7 +46,7 @@ class ObjectStore:
         return boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **login)
 
     def reset(self) -> None:
-        """Forget all that was stored and asked, and make `s3://bucket` anew."""
+        """Forget all objects and requests, and recreate `s3://bucket`."""
         self.look = None
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")).close()
         self.client.create_bucket(Bucket="bucket")
@@ -59,7 +59,7 @@ class ObjectStore:
         s3_backends["123456789012"]["aws"].put_object("bucket", name, data)
 
     def objects(self) -> dict[str, bytes]:
-        """Return what is in the bucket."""
+        """Return the objects in the bucket."""
         look, self.look = self.look, None
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket="bucket")
         names = [each["Key"] for page in pages for each in page.get("Contents", ())]

@@ -1,4 +1,4 @@
-"""The programs that tests use, the Debian packages that hold them, and what to do about those that are missing.
+"""The programs that tests use, their Debian packages, and the handling of missing ones.
 
 A test calls :func:`need`, which skips it where a program is missing; ``make programs`` runs this file, which installs
 the missing ones by apt, as root or with sudo.
@@ -82,7 +82,7 @@ def load_kernel(module: str) -> ModuleType:
 
 
 def warnings_of(stderr: str) -> str:
-    """Return what a program wrote to stderr, less the notice that there are no compiled kernels."""
+    """Return a program's stderr without the notice about missing kernels."""
     return "".join(line for line in stderr.splitlines(True) if "native kernels are not compiled" not in line)
 
 

@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 of the files of one folder, with ranges; it counts what is asked of it, and takes files."""
+"""A web server on 127.0.0.1 for the files of one folder, with ranges and uploads; it counts requests."""
 
 from __future__ import annotations
 

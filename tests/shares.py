@@ -1,4 +1,4 @@
-"""What holds at every prefix of a mixture."""
+"""The law that holds for every prefix of a mixture."""
 
 from __future__ import annotations
 

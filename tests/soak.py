@@ -1,4 +1,4 @@
-"""How many times as much the tests of ``make soak`` try: property tests, kills and long schedules."""
+"""The factor by which ``make soak`` multiplies property tests, kills and long schedules."""
 
 import os
 

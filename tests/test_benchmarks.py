@@ -1,4 +1,4 @@
-"""The benchmark suite cannot rot: every peer's file is whole, and a small run of everything checks what it delivers."""
+"""The benchmark suite stays usable: every peer's file is complete, and a small run of everything checks its results."""
 
 from __future__ import annotations
 

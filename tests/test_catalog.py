@@ -1,4 +1,4 @@
-"""Catalogs: versions that are found, pinned and checked, as shard expressions everywhere; Squirrel's own files."""
+"""Catalogs: finding, pinning and checking versions, catalog entries as shard expressions, and Squirrel's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pipe:` runs a command only where a person gave it: never from a list, a manifest or a table, nor without leave."""
+"""`pipe:` runs a command only if the user typed it: never from a list, manifest or table, nor without permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors name the place, are errors of Python too, survive pickling, and can be made from a message alone."""
+"""Errors name their origin, are also Python errors, survive pickling, and can be made from only a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth table tells the truth: three faults on three readers, with the outcomes that are known."""
+"""The fault table is correct: three faults on three readers, with known outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def benchmarks(monkeypatch):
 
 @pytest.fixture
 def examine(tmp_path):
-    """Return a function that says what the faults of a smoke run do to a peer, which runs in this environment."""
+    """Return a function that gives the outcomes of a smoke run's faults for a peer in this environment."""
     from environments import PEERS, read_peer
     from faults import FAULTS, SMOKE_FAULTS
     from faults import examine as outcomes

@@ -1,4 +1,4 @@
-"""Tools that are forks of the fork server do what tools that start by themselves do."""
+"""Tools forked by the fork server behave like tools that start normally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guides show does run: the blocks of a page, in their order, in an empty folder, as a reader would."""
+"""The guides run: the blocks of each page, in order, in an empty folder, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(tmp_path, path_with_tools) -> Callable[..., subprocess.CompletedProcess[
 
 @pytest.fixture
 def follow(run, tmp_path) -> Callable[..., str]:
-    """Return a function that follows a guide, and returns what its steps print."""
+    """Return a function that follows a guide and returns the output of its steps."""
 
     def follow(page: str, **environment: str) -> str:
         printed = ""

@@ -1,4 +1,4 @@
-"""Whatever comes from outside, what is wrong with it is an error of the tree: of files, servers, indexes and states."""
+"""All faults of external input (files, servers, indexes, states) raise errors of our error tree."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ DATA = bytes(range(256)) * 40
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """Serve *answer* to every request, whatever it asks for."""
+    """Serve *answer* to every request."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -307,7 +307,7 @@ def repack(found: dict[str, object]) -> bytes:
 
 
 def use(shard: str, packed: bytes) -> None:
-    """Read a shard in every way through the index *packed*; what an index does not have may be missing."""
+    """Read a shard in every way through the index *packed*; entries that an index lacks may be missing."""
     with open(f"{shard}.index", "wb") as file:
         file.write(packed)
     samples = IndexedShards(shard)

@@ -1,4 +1,4 @@
-"""The Dockerfile builds an image in which the command of a Job runs; here without Docker."""
+"""The Dockerfile builds an image in which the command of a Job runs; tested without Docker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ignored(path: str) -> bool:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """What the Dockerfile copies of this checkout, where it copies it to."""
+    """The files that the Dockerfile copies from this checkout, at their targets."""
     for words in map(str.split, instructions("COPY")):
         *sources, target = words
         for source in sources if not words[0].startswith("--from=") else ():

@@ -1,4 +1,4 @@
-"""``import tarshards`` is light, so are the tools, and its names are all there."""
+"""``import tarshards`` and the tools load little, and all public names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports run downwards: from each package only to those above it in the table, and each engine has one importer."""
+"""Imports run from each package only to those above it in the table, and each engine has one importer."""
 
 from __future__ import annotations
 

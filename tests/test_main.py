@@ -1,4 +1,4 @@
-"""``tarshards --version`` and ``python -m tarshards``: what an installation consists of."""
+"""``tarshards --version`` and ``python -m tarshards`` describe the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is easily got wrong: each mistake is an error of one line, which names what was given and says what to do."""
+"""Easy mistakes: each raises an error of one line that names the argument and says what to do."""
 
 from __future__ import annotations
 

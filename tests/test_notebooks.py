@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and were saved with what that gives."""
+"""The notebooks run from top to bottom, and were saved with the resulting outputs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def output_kinds(cells):
 
 
 def execute(notebook, folder, home):
-    """Run all cells in a fresh kernel of this interpreter, whatever kernels are installed; briefly, where they can."""
+    """Run all cells in a fresh kernel of this interpreter, regardless of installed kernels; briefly, if they can."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient

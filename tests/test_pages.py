@@ -1,4 +1,4 @@
-"""What pages of the documentation show does run, as it is printed."""
+"""The examples on the documentation pages run as printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 @pytest.fixture
 def run(tmp_path) -> Callable[..., str]:
-    """Return a function that runs a program of these blocks, without a warning, and returns what it prints."""
+    """Return a function that runs a program of these blocks, without warnings, and returns its output."""
 
     def run(*blocks: str) -> str:
         (tmp_path / "program.py").write_text("\n".join(blocks))

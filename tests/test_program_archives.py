@@ -30,7 +30,7 @@ def by_tarfile(path: Path) -> dict[str, bytes]:
 
 
 def extracted(command: list[str], path: Path, folder: Path) -> dict[str, bytes]:
-    """What a program extracts, read through the links that it makes."""
+    """The files that a program extracts, read through the links that it makes."""
     folder.mkdir()
     subprocess.run([*command, str(path)], cwd=folder, check=True)
     files = (file for file in folder.rglob("*") if file.is_file())

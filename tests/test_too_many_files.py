@@ -1,4 +1,4 @@
-"""A process that may open no more files: every step that needs one fails once, by name, and leaves nothing behind."""
+"""A process that cannot open more files: every step that needs one fails once, with a name, and leaves nothing."""
 
 from __future__ import annotations
 

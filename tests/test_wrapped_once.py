@@ -1,4 +1,4 @@
-"""Our errors are OSErrors and ValueErrors too; what handles those of Python neither wraps ours nor swallows them."""
+"""Our errors are also OSErrors and ValueErrors; handlers of Python's errors neither wrap nor swallow ours."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tar_of(count: int = 3, size: int = 3) -> bytes:
 
 
 def only(error: TarshardsError, name: str) -> None:
-    """Check that *error* names its place once, and that no error of ours stands behind it with the same place."""
+    """Check that *error* names its origin once, and that none of its causes is our error with the same origin."""
     assert str(error).count(name) == 1, str(error)
     assert error.reason.count(name) == 0
     cause = error.__cause__

@@ -1,4 +1,4 @@
-"""A command line for every tool that writes files, for tests of what holds for all; see ``make_inputs``."""
+"""A command line for every tool that writes files, for tests of common properties; see ``make_inputs``."""
 
 from __future__ import annotations
 

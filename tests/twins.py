@@ -1,4 +1,4 @@
-"""The twins in Python instead of compiled kernels, for a test."""
+"""Replaces compiled kernels by their Python twins, for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server of several files, whose answers may be at fault, as a seeded schedule says."""
+"""A web server of several files whose responses fail according to a seeded schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos that PyAV writes, and what it reads of them."""
+"""Videos written by PyAV, and their contents as PyAV reads them."""
 
 import io
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""torch and those of our names that need it, for modules whose other tests run without it.
+"""torch, and our names that need it, for test modules whose other tests run without torch.
 
 Where torch is missing, each name is a stand-in, and a test that calls one is skipped.
 """

@@ -1,4 +1,4 @@
-"""What the tools share that import and export other formats."""
+"""Common parts of the tools that import and export other formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tarshards.errors import TarshardsError
 
 
 def conversion_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the options of every import and export, which ``convert`` is given."""
+    """Add the options of every import and export, for ``convert``."""
     parallel = parallel_option("Processes", 0)
     for option in (quiet_option, sync_option, overwrite_option, max_errors_option, parallel):
         command = option(command)
@@ -33,7 +33,7 @@ def convert(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Run an import or export with *parallel* processes, and say how many samples are in which files."""
+    """Run an import or export with *parallel* processes, and report the number of samples and the files."""
     from tarshards.parallel import ProcessPool
     from tarshards.samples.ledger import Ledger
 

@@ -1,4 +1,4 @@
-"""A tool as a Unix program: how it starts and ends, what it says on stderr, and how it refuses a command line."""
+"""A tool as a Unix program: start and end, messages on stderr, and refusal of a command line."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ HEADINGS = {
 class Program(click.Command):
     """A click command that runs as a Unix program.
 
-    Every program has -h, --help and --version, and completes its command line in a shell that asks for it by the
-    variable _NAME_COMPLETE, as all programs of click do. *headings* are further ones of its options, as HEADINGS has
-    them; *example* is a command line for the end of --help.
+    Every program has -h, --help and --version, and completes its command line for a shell through the variable
+    _NAME_COMPLETE, like all click programs. *headings* are further headings of its options, like HEADINGS; *example* is
+    a command line for the end of --help.
 
-    Exit codes: 0 done, and no more was lost than --on-error and --max-errors allow, which stderr tells; 1 the data
-    failed, or more was lost; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. When the
-    reader of stdout has gone away the program ends quietly, killed by SIGPIPE. A full disk is an error of one line,
-    also where stdout leads to it, and also for --help.
+    Exit codes: 0 done, with no more errors, listed on stderr, than --on-error and --max-errors allow; 1 the data
+    failed, or had more errors; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. If the
+    reader of stdout has gone away, the program ends quietly, killed by SIGPIPE. A full disk is an error of one line,
+    also if stdout leads to it, and also for --help.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Program(click.Command):
             say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")
             sys.exit(1)
         except Exception as error:
-            # A signal that comes while a lock of Python's is taken back is followed by "release unlocked lock".
+            # A signal during the re-acquisition of a Python lock is followed by "release unlocked lock".
             if (code := _code_of_signal(error)) is None:
                 raise
             sys.exit(code)
@@ -129,7 +129,7 @@ class Program(click.Command):
             gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
 
     def _complete(self) -> None:
-        """Print what a shell asks for, and exit: the script that makes it complete command lines, or completions."""
+        """Print what a shell requests, the script for completion or completions, and exit."""
         variable = f"_{program_name().replace('-', '_').replace('.', '_').upper()}_COMPLETE"
         if instruction := os.environ.get(variable):
             from click.shell_completion import shell_complete
@@ -153,7 +153,7 @@ class Verbs(Program):
 
     @classmethod
     def complete(cls, incomplete: str) -> list[CompletionItem]:
-        """Return the verbs that begin like *incomplete*."""
+        """Return the verbs that begin with *incomplete*."""
         from click.shell_completion import CompletionItem
 
         names = [name for name, verb in cls.verbs.items() if name.startswith(incomplete) and not verb.hidden]
@@ -180,7 +180,7 @@ def _code_of_signal(error: BaseException | None) -> Any:
 
 
 def _occupy_standard_streams() -> None:
-    """Open those of stdin, stdout and stderr that are closed: no other file takes their place, and using them fails."""
+    """Open closed stdin, stdout and stderr, so that no other file gets their descriptors and using them fails."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -210,9 +210,9 @@ def say(text: str) -> None:
 
 
 def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:
-    """Return *line* as it is written to *output*: for a terminal, *spell* escapes the characters that it might obey.
+    """Return *line* in the form for *output*: for a terminal, *spell* escapes the characters that it might interpret.
 
-    It does so as the format of the line demands. Tabs stay as they are.
+    *spell* follows the format of the line. Tabs stay unchanged.
     """
     if output != "-" or line.isprintable() or not sys.stdout.isatty():
         return line
@@ -227,7 +227,7 @@ def refuse(wrong: object, reason: str) -> None:
 
 @contextmanager
 def usage_errors(option: str | None = None) -> Iterator[None]:
-    """Refuse the command line, naming *option*, where a value on it raises ValueError; errors of data are raised."""
+    """Refuse the command line, naming *option*, if one of its values raises ValueError; errors of data are raised."""
     try:
         yield
     except TarshardsError:

@@ -22,7 +22,7 @@ def main(source: Input, omit_binary: bool, output: Location, overwrite: bool) ->
     """Write a line of JSON for each sample of SHARDS: an object with __key__ and the fields, all or those of -f.
 
     Fields such as json and cls are values, those such as txt are strings, and all others {"base64": "..."}. tarcreate
-    --jsonl turns such lines into samples again.
+    --jsonl converts such lines back into samples.
     """
     if output.url != "-":
         check_output(output, overwrite)

@@ -1,4 +1,4 @@
-"""Look after a cache of blocks of remote shards."""
+"""Manage a cache of blocks of remote shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tarshards.storage.cache import CacheFolder
 
-PIECE = 1 << 20  # bytes that are read at once
+PIECE = 1 << 20  # bytes read at once
 
 folder_argument = click.argument("folder", type=FOLDER)
 
@@ -37,10 +37,10 @@ def _complete_verb(context: click.Context, parameter: click.Parameter, incomplet
 )
 @click.argument("words", nargs=-1, metavar="list|verify|warm|purge FOLDER...", shell_complete=_complete_verb)
 def main(words: tuple[str, ...]) -> None:
-    """Look after a cache of blocks of remote shards.
+    """Manage a cache of blocks of remote shards.
 
-    list FOLDER prints what is in it; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches what is not yet in
-    it; purge FOLDER removes blocks.
+    list FOLDER prints its contents; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches missing blocks;
+    purge FOLDER removes blocks.
     """
     *others, last = CacheVerbs.verbs
     known = f"{', '.join(others)} or {last}"
@@ -62,7 +62,7 @@ def _say_foreign(cache: CacheFolder) -> None:
 @tool()
 @folder_argument
 def list_blocks(folder: str) -> None:
-    """Print the number of blocks of each URL, the bytes that they take on the disk, and their sums.
+    """Print the number of blocks of each URL, their bytes on the disk, and the sums.
 
     The columns are separated by tabs.
     """
@@ -83,7 +83,7 @@ def list_blocks(folder: str) -> None:
 @tool()
 @folder_argument
 def verify(folder: str) -> None:
-    """Check the checksums of all blocks, and remove those that are damaged; when needed, they are fetched again.
+    """Check the checksums of all blocks, and remove damaged ones, which are fetched again when needed.
 
     Exit code: 0 all are whole; 1 some were damaged.
     """

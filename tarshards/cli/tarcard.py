@@ -44,7 +44,7 @@ def main(
 ) -> None:
     """Write the card of the dataset SHARDS, as JSON-LD of MLCommons' Croissant.
 
-    It lists every shard with its size and SHA-256, and the fields of the samples. What the manifest does not say is
+    It lists every shard with its size and SHA-256, and the fields of the samples. Values missing in the manifest are
     measured: for a SHA-256 the shard is read.
     """
     refuse(not shards, "name SHARDS, or SPLIT=SHARDS")

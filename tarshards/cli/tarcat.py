@@ -18,9 +18,9 @@ from tarshards.verbs.cat import interleave
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that arrange samples; it gets *arrange*, a function from samples to samples.
+    """Add the options that arrange samples to a command, which gets *arrange*, a function from samples to samples.
 
-    *holds* says whether that holds samples until others are read.
+    *holds* says whether it holds samples until others are read.
 
     The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """

@@ -1,4 +1,4 @@
-"""Look after a catalog of datasets."""
+"""Manage a catalog of datasets."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _complete_verb(context: click.Context, parameter: click.Parameter, incomplet
 )
 @click.argument("words", nargs=-1, metavar="add|ls|show|pin|verify CATALOG...", shell_complete=_complete_verb)
 def main(words: tuple[str, ...]) -> None:
-    """Look after a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
+    """Manage a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
 
-    add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists what is in it; show CATALOG#ENTRY describes an
-    entry; pin CATALOG pins what was written by hand; verify CATALOG compares datasets with what was pinned.
+    add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists its entries; show CATALOG#ENTRY describes an
+    entry; pin CATALOG pins entries written by hand; verify CATALOG compares datasets with their digests.
     """
     *others, last = CatalogVerbs.verbs
     known = f"{', '.join(others)} or {last}"
@@ -64,10 +64,10 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
 @click.option("--op", "ops", multiple=True, metavar="TEXT", help="An op on all samples: NAME, or NAME=JSON; repeat.")
 @sync_option
 def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...]) -> None:
-    """Add a version of a dataset to CATALOG, and pin it: its digests are over what the manifests SHARDS say.
+    """Add a version of a dataset to CATALOG, and pin it: its digests cover the manifests SHARDS.
 
-    A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are those of
-    Stream that say what a sample is, such as --op 'decode="rgb8"'.
+    A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are methods of
+    Stream that define the samples, such as --op 'decode="rgb8"'.
     """
     from tarshards.catalog import Catalog
 
@@ -131,7 +131,7 @@ def show(name: str) -> None:
 @catalog_argument
 @sync_option
 def pin(name: str) -> None:
-    """Give the splits of a catalog that have none their digests; print them.
+    """Add and print the digests of the splits of a catalog that have none.
 
     A split that was pinned and has changed is an error.
     """
@@ -152,7 +152,7 @@ def pin(name: str) -> None:
 def verify(name: str, content: bool) -> None:
     """Compare the manifests of a catalog with its digests, and the sizes of all shards with the manifests.
 
-    Exit code: 0 all is as it was pinned; 1 something differs, is missing or is not pinned.
+    Exit code: 0 everything is as pinned; 1 something differs, is missing or is not pinned.
     """
     catalog, entry = _opened(name)
     wrong = 0

@@ -47,7 +47,7 @@ def main(
 
     SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, pipe:command.
 
-    The report goes to stdout. After damage, reading resumes at the next sound header.
+    The report goes to stdout. After damage, reading resumes at the next valid header.
     """
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards

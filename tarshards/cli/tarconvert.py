@@ -26,9 +26,9 @@ from tarshards.cli.program import refuse, tool
 )
 @conversion_options
 def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
-    """Convert SHARDS of tar to msgpack shards of Squirrel, or msgpack shards to tars, as the suffix of -o says.
+    """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.
 
-    Each shard becomes one. Values become fields, and fields values, as tarimport and tarexport do it. If the command is
+    Each shard becomes one. Values become fields, and fields values, as in tarimport and tarexport. If the command is
     killed, the same command line resumes it.
     """
     from tarshards.formats.exporting import export_dataset

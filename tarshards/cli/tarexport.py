@@ -33,8 +33,8 @@ def main(
 ) -> None:
     """Write each of SHARDS to a file of another format, or their members to files in a folder.
 
-    The columns are __key__ and the fields. Shards that tarimport wrote get the columns back that were imported: their
-    names, types and order. If the command is killed, the same command line resumes it.
+    The columns are __key__ and the fields. Shards written by tarimport get the imported columns back, with names, types
+    and order. If the command is killed, the same command line resumes it.
     """
     from tarshards.formats.exporting import export_dataset
 

@@ -23,7 +23,7 @@ from tarshards.write.shards import write_samples
 
 
 def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the first of SHARDS as the pattern if no option says what to look for."""
+    """Take the first of SHARDS as the pattern if no option gives one."""
 
     @wraps(command)
     def with_pattern(shards: tuple[str, ...], **values: Any) -> Any:
@@ -76,7 +76,7 @@ def main(
     Without -e, --where, --keys and --duplicates the first argument is the PATTERN. If several of these are given, a
     sample must meet all of them; of several -e, one.
 
-    Exits with 1 when nothing is found, as grep does; the output is then an empty tar. With --allow-empty with 0.
+    Exits with 1 if nothing is found, as grep does; the output is then an empty tar. With --allow-empty it exits with 0.
     """
     chosen = most is not None or source.count is not None or source.slice is not None
     refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")

@@ -75,8 +75,8 @@ def main(
     --columns writes SHARD.columns.parquet: the width and height of images, the length of texts, the duration of audio,
     the size of fields, and values in json. --where, and select() in Python, then need not read samples.
 
-    --index-dir FOLDER is for shards that lie where nothing can be written: indexes, columns, manifest and key index are
-    put into FOLDER, where other tools find them by --index-dir, and Python by index_dir=.
+    --index-dir FOLDER is for shards on read-only mounts: indexes, columns, manifest and key index are written to
+    FOLDER, where other tools find them with --index-dir, and Python with index_dir=.
     """
     refuse(not shards.specs, "name SHARDS to index")
     exports, has_manifest = format_ != "index", manifest or no_manifest

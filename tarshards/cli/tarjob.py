@@ -59,7 +59,7 @@ wait_option = click.option("--wait", is_flag=True, help="Wait until the job has 
 
 
 class JobVerbs(Verbs):
-    """The command that submits a job, and those that look after jobs."""
+    """The command that submits a job, and those that manage jobs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" not in args or ctx.resilient_parsing:

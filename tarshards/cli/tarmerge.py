@@ -33,11 +33,11 @@ def main(
     memory: int,
     tmpdir: str | None,
 ) -> None:
-    """Join the samples of SHARDS, two or more inputs, by key: each gets its fields of all inputs.
+    """Join the samples of SHARDS, two or more inputs, by key: each sample gets its fields from all inputs.
 
     Each of SHARDS is one input, all shards of an expression: 'images-{0..9}.tar' labels.tar. The result has the order
-    of the first. Inputs in the same order are joined as they are read; from where the orders differ, the other inputs
-    are read by index, or the rest is sorted.
+    of the first. Inputs in the same order are joined while they are read; once the orders differ, the other inputs are
+    read by index, or the rest is sorted.
     """
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)

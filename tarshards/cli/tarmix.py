@@ -63,7 +63,7 @@ def main(
     output: Location,
     overwrite: bool,
 ) -> None:
-    """Mix samples in given proportions, which hold at every moment: any n samples written have each source's share.
+    """Mix samples in given proportions: for every n, the first n samples contain each source's share.
 
     SHARDS are sources, each a shard expression and its weight: a.tar:0.7 'b-{0..9}.tar:0.3'. Without any weights, all
     are equal. Each source keeps its order; --shuffle shuffles each.

@@ -150,7 +150,7 @@ class _Failures:
         self.refused = 0  # in a run that allows no failures
 
     def refuse(self, sample: Any, error: Exception) -> None:
-        """Leave out a result that the output cannot take; even where failures abort the run, what was done is kept."""
+        """Leave out a result that the output cannot accept, and continue, even if failures abort the run."""
         if self.aborts:
             say(str(error))
             self.refused += 1

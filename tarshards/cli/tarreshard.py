@@ -57,7 +57,7 @@ def main(
     allow_empty: bool,
     quiet: bool,
 ) -> None:
-    """Write the samples of SHARDS to other shards, in a random order of them all.
+    """Write the samples of SHARDS to new shards, in a random order of all samples.
 
     The order depends only on --seed and the input; the bytes are the same for any -j. If the command is killed, the
     same command line resumes it.

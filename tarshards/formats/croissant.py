@@ -103,7 +103,7 @@ _BYTES = ("sc:Text", "application/octet-stream")
 def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], **about: Any) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
-    URLs of shards that lie beside the card or below it are relative to it.
+    URLs of shards beside the card or below it are relative to it.
     """
     import json
 

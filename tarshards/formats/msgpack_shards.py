@@ -28,7 +28,7 @@ MOST_ITEMS = 1 << 20  # of a list or map, whose memory is allocated before they 
 
 
 def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield the samples of all msgpack shards that *urls*, a shard expression, names; values as they are stored.
+    """Yield the samples of all msgpack shards named by *urls*, a shard expression, with the stored values.
 
     A sample without ``__key__`` gets the name of its shard and its number, such as ``shard/000000007``. numpy arrays
     are copies of their bytes. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a function of
@@ -244,9 +244,9 @@ def write_msgpack(
 ) -> tuple[int, int]:
     """Write *samples* to a msgpack shard, and return their number and the bytes before compression.
 
-    Their values are what msgpack holds and numpy arrays; ``__url__`` is left out. The suffix selects the compression;
-    the shard appears under its name when it is complete; Squirrel reads names that end in ``.gz``. A sample that cannot
-    be encoded is passed to *reject* with the error and left out; by default the EncodeError is raised.
+    Values are msgpack values and numpy arrays; ``__url__`` is left out. The suffix selects the compression; the shard
+    appears under its name when it is complete; Squirrel reads names that end in ``.gz``. A sample that cannot be
+    encoded is passed to *reject* with the error and left out; by default the EncodeError is raised.
     """
     location = Location.of(target, sync=sync)
     location.make_folder()

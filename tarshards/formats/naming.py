@@ -188,7 +188,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the bytes of ``{"base64": "..."}``, and any other value as it is."""
+    """Return the bytes of ``{"base64": "..."}``, and any other value unchanged."""
     if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(text := value["base64"], str):
         try:
             data = b64decode(text, validate=True)

@@ -120,7 +120,7 @@ class FilePiece:
 
 
 class Plan(NamedTuple):
-    """The pieces of an input, in order; with the schema of its columns, if it has one, and what the import adds."""
+    """The pieces of an input, in order, with the schema of its columns, if it has one, and the added fields."""
 
     pieces: list[Any]
     schema: Any = None

@@ -206,7 +206,7 @@ class Passes:
             taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
             return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
         state |= {"order": list(self.stream.source.order), "epoch": this.epoch, "delivered": this.delivered}
-        return state | self._place(this.world)
+        return state | self._replay_settings(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass deliver the rest of the epoch after *state*; raise StateError if it does not match."""
@@ -218,10 +218,10 @@ class Passes:
         world = self.world
         if self.maker.plan(0, world.world_size, state) is None:
             check_order(state, source)
-            for name, value in self._place(world).items():
+            for name, value in self._replay_settings(world).items():
                 if state.get(name) != value:
                     raise StateError(
-                        "without indexes a state is replayed, which requires what it was saved with: "
+                        "without indexes a state is replayed, which requires the same settings: "
                         f"{name} {state.get(name)}, not {value}"
                     )
         elif type(batches := state.get("batches", 0)) is not int or batches < 0:
@@ -248,7 +248,7 @@ class Passes:
         whole = self.stream.source.plan(state["epoch"], plan.ranks)
         return -(-(whole.total - plan.total) // (self.maker.size * plan.ranks))
 
-    def _place(self, world: World) -> dict[str, int]:
+    def _replay_settings(self, world: World) -> dict[str, int]:
         return {"batch_size": self.maker.size, "rank": world.rank, "ranks": world.world_size} | self.topology
 
 

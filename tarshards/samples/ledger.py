@@ -116,7 +116,7 @@ class Tally:
 
 @dataclass
 class _Counts:
-    """What a ledger has counted in one process, and how many errors it was called with there."""
+    """The counts of a ledger in one process, and the number of errors it was called with there."""
 
     tally: Tally = field(default_factory=Tally)
     errors: int = 0
@@ -399,7 +399,7 @@ class Ledger:
         self.__dict__.update(state, _counts=PerProcess(_Counts))
         if self._mailbox is not None and self._mailbox.owner != os.getpid():
             return  # a copy in another process, which begins at zero and reports to the original
-        self._mailbox = None  # of a copy that is back in the owner's process, which has received its counts
+        self._mailbox = None  # a copy that returned to the owner's process, which already has its counts
         vars(self._counts()).update(vars(state["_counts"]))
 
 

@@ -166,7 +166,7 @@ class MixedSource(PlannedSource):
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
 
     def selected(self, choose: Any) -> PlannedSource:
-        raise TypeError("select from the datasets, and mix what is selected")
+        raise TypeError("select from the datasets, and mix the selections")
 
     @property
     def order(self) -> list[Any]:
@@ -400,7 +400,7 @@ class MixedPlan(PlannedEpoch):
         return self._look_up(positions)[1:]
 
     def _look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and what ``passes`` returns."""
+        """Return the datasets of *positions*, and the results of ``passes``."""
         positions = np.asarray(positions, np.int64)
         every = max(1, self.choices.total)  # positions past the end repeat the epoch's start
         rest = positions - self.total

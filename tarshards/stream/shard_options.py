@@ -1,4 +1,4 @@
-"""The keywords of datasets of shards, as one value: how shards are opened, what an epoch is, and whose part it is."""
+"""The keywords of datasets of shards, as one value: how shards are opened, what an epoch is, and which part to read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ Part = TypeVar("Part", Opening, EpochOptions)
 
 @dataclass(frozen=True)
 class ShardOptions(EpochOptions, Opening):
-    """What a dataset of shards is made of, as it was given; its parts are checked.
+    """The arguments of a dataset of shards, unchanged; its parts check them.
 
-    *urls* is a shard expression or a list of them, and *world* says which rank and worker reads. The others are those
-    of ``Opening`` and ``EpochOptions``.
+    *urls* is a shard expression or a list of them, and *world* is the rank and worker that reads. The other fields are
+    those of ``Opening`` and ``EpochOptions``.
     """
 
     urls: Any
     world: World | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check nothing: its parts do."""
+        """Check nothing; the parts check their own arguments."""
 
     @property
     def opening(self) -> Opening:
-        """How the shards are opened; raises what ``Opening`` does."""
+        """How the shards are opened; raises like ``Opening``."""
         return self._part(Opening)
 
     @property
     def epoch(self) -> EpochOptions:
-        """What an epoch is; raises what ``EpochOptions`` does."""
+        """What an epoch is; raises like ``EpochOptions``."""
         return self._part(EpochOptions)
 
     def _part(self, kind: type[Part]) -> Part:
@@ -50,10 +50,10 @@ class ShardOptions(EpochOptions, Opening):
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Let a method take the arguments of the dataclass *options*, and get them as one value.
+    """Let a method accept the arguments of the dataclass *options* and receive them as one value.
 
-    Its signature, its errors and what type checkers see are those of a method that lists them; ``help`` describes the
-    classes that *options* consists of, too.
+    Its signature and errors, also for type checkers, are those of a method that lists them; ``help`` also describes the
+    classes that *options* consists of.
     """
 
     def decorate(method: Callable[[Owner, Options], Result]) -> Callable[Concatenate[Owner, P], Result]:

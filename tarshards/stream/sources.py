@@ -465,7 +465,7 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
 
 
 def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
-    """Raise StateError, which names what differs, unless the samples of *state* came in the order of *source*."""
+    """Raise StateError, which names the differences, unless *state* has the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
         raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")

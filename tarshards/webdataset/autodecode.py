@@ -104,13 +104,13 @@ class Decoder:
 
 
 def torch_loads(data: bytes) -> Any:
-    """Load with torch, whatever the data contain."""
+    """Load with torch any content, including code."""
     _refuse_unsafe("torch.loads")
     return require("torch", extra="torch").load(BytesIO(data), map_location="cpu", weights_only=pytorch_weights_only)
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """Unpickle, which runs whatever code the data name."""
+    """Unpickle, which runs any code in the data."""
     _refuse_unsafe("Unpickling")
     return pickle.loads(data)
 

@@ -25,7 +25,7 @@ Outcome = tuple[Any, Any, BaseException | None]  # an item, its result or its ex
 def run_all(
     function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool
 ) -> Generator[Outcome, None, None]:
-    """Yield every item as it is done, with the result of *function* or the error; with *progress*, stderr shows a bar.
+    """Yield every item when it is done, with the result of *function* or the error; *progress* shows a bar on stderr.
 
     The calls run in this process if *executor* is None.
     """

@@ -1,4 +1,4 @@
-"""Large members of plain local files are copied by the system, unread: the same bytes, errors and counts as without."""
+"""The kernel copies large members of plain local files: the same bytes, errors and counts as when they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full disks, and standard streams that are full or closed: one line, exit code 1, and nothing left behind."""
+"""Full disks, and full or closed standard streams: one line, exit code 1, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOOLS = sorted(WRITING.keys() | OTHERS)
 
 
 class Outcome(NamedTuple):
-    """How a line ended: its exit code, the files that it left, and what it said on stderr."""
+    """The result of a command line: its exit code, the files that it left, and its stderr."""
 
     code: int
     left: list[str]

@@ -58,7 +58,7 @@ class Shard:
             self.offsets.append(self.offsets[-1] + len(each))
 
     def holed(self, start: int, size: int) -> bytes:
-        """Return the shard with *size* bytes from *start*, or as many as there are, overwritten with zeros."""
+        """Return the shard with up to *size* bytes from *start* overwritten with zeros."""
         return self.data[:start] + bytes(min(size, len(self.data) - start)) + self.data[start + size :]
 
     def left(self, data: bytes) -> int | None:
@@ -139,7 +139,7 @@ def twin(request, monkeypatch):
 
 
 def assert_nothing_is_lost(shard: Shard, data: bytes, url: Path, name: str) -> str:
-    """Read *data* in one way; return what came of it."""
+    """Read *data* in one way; return the outcome."""
     url.write_bytes(data)
     try:
         found = summary(READERS[name](str(url)))
@@ -213,7 +213,7 @@ def test_resyncing_reads_on_behind_a_hole_and_tells_of_it(tmp_path, count, size)
 
 
 def test_what_an_index_and_a_manifest_tell_of_zeros_at_the_end(tmp_path):
-    """The limit: a zeroed end that looks like padding is found by what knows how many samples there were."""
+    """The limit: only readers that know the number of samples detect a zeroed end that looks like padding."""
     shard, url = Shard(10, 1000, "text"), tmp_path / "a.tar"
     url.write_bytes(shard.data)
     index, manifest = build_index(str(url)), str(tmp_path / "a.shards.json")

@@ -1,4 +1,4 @@
-"""No samples where samples are due: an error of all tools, unless --allow-empty or the options asked for it."""
+"""No samples where some are expected: an error in all tools, unless --allow-empty or other options allow it."""
 
 from __future__ import annotations
 

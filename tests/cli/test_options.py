@@ -1,4 +1,4 @@
-"""The options of all tools: one letter and one name mean one thing; the table of docs/tools/index.md, which lists them.
+"""The options of all tools: each letter and name has one meaning; docs/tools/index.md lists all of them.
 
 ``python tests/cli/test_options.py`` writes the table.
 """

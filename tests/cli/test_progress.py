@@ -1,4 +1,4 @@
-"""The progress bar knows how many samples come where a manifest, an index, --count or --slice says so."""
+"""The progress bar has a total if a manifest, an index, --count or --slice gives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote shards in the tools: what is read, by how many connections, and the cache."""
+"""Remote shards in the tools: data read, connections used, and the cache."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REMOTE["tarpcat"] += " --keep-order"
 
 
 class Place(NamedTuple):
-    """Where files are written: its URL, what it holds, and how to let it refuse."""
+    """A target of writing: its URL, its contents, and how to make it refuse."""
 
     url: str
     files: Callable[[], dict[str, bytes]]

@@ -1,4 +1,4 @@
-"""A key that comes again costs its sample, as --on-error says; the error names both shards and a cure."""
+"""A repeated key is an error of its sample, handled by --on-error; the error names both shards and a remedy."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LINES = {
 
 @pytest.fixture
 def shell(tmp_path, path_with_tools):
-    """Bash in a folder with the slides' shard and images; gsutil is cat, and /mdata lies in the folder."""
+    """Bash in a folder with the slides' shard and images; gsutil is cat, and /mdata is in the folder."""
     rng = np.random.default_rng(0)
     raw = tmp_path / "mdata/imagenet-raw/train"
     raw.mkdir(parents=True)

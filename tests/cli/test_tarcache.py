@@ -1,4 +1,4 @@
-"""tarcache looks after a cache while programs use it, and touches nothing else."""
+"""tarcache manages a cache while programs use it, and touches nothing else."""
 
 from __future__ import annotations
 

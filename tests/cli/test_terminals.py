@@ -1,4 +1,4 @@
-"""Names that others gave, in keys, fields, files and output of commands, reach a terminal without escape sequences."""
+"""Untrusted names, in keys, fields, files and command output, reach a terminal without escape sequences."""
 
 from __future__ import annotations
 

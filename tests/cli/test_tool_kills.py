@@ -1,4 +1,4 @@
-"""Killed at any moment, a tool leaves whole shards or none; run again, it gives what it would have given."""
+"""Killed at any moment, a tool leaves whole shards or none; run again, it gives the same output as without the kill."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def undisturbed(start, line: str, out: Path) -> tuple[dict[str, bytes], float]:
-    """What the line writes, and how long it takes; *out* is emptied again."""
+    """Return the files that the line writes, and its duration; empty *out* again."""
     begun = time.monotonic()
     process = start(line)
     _, errors = process.communicate()

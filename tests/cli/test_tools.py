@@ -1,4 +1,4 @@
-"""What all tools have in common: manners, and damage that never passes silently."""
+"""Common properties of all tools: Unix behaviour, and no silent damage."""
 
 from __future__ import annotations
 

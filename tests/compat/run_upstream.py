@@ -153,7 +153,7 @@ def picture(height: int, width: int, kind: str, seed: int | None = None) -> byte
 
 
 def make_data(folder: Path) -> None:
-    """Write the shards that the tests read, with as many samples, and the fields and shapes that they ask for."""
+    """Write the shards that the tests read, with the numbers of samples, fields and shapes that they expect."""
     folder.mkdir()
     with TarWriter(folder / "imagenet-000000.tgz", sync=False) as writer:
         for number in range(47):
@@ -175,7 +175,7 @@ def make_data(folder: Path) -> None:
 
 
 def unpack(sdist: Path, folder: Path, server: str) -> None:
-    """Write the tests of *sdist* to *folder*, with what they import; they ask *server* and no other."""
+    """Write the tests of *sdist* to *folder*, with the modules that they import; they access only *server*."""
     with tarfile.open(sdist) as archive:
         for member in archive:
             if match := re.fullmatch(r"[^/]+/tests/(test_\w+\.py)", member.name):
@@ -187,7 +187,7 @@ def unpack(sdist: Path, folder: Path, server: str) -> None:
 
 
 def run(sdist: Path, arguments: list[str]) -> dict[str, str]:
-    """Return for each test of *sdist* "" if it passes, else what it says; *arguments* are pytest's."""
+    """Return for each test of *sdist* "" if it passes, else its message; *arguments* are pytest's."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_data(folder / "testdata")
@@ -212,7 +212,7 @@ def run(sdist: Path, arguments: list[str]) -> dict[str, str]:
 
 
 def outcomes(report: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each test and what its failure says."""
+    """Yield the name of each test and the message of its failure."""
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}".removeprefix("tests.")
         failed = [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]

@@ -1,4 +1,4 @@
-"""webdataset's own tests pass over ``tarshards.webdataset``, but for what it does not promise."""
+"""webdataset's own tests pass with ``tarshards.webdataset``, except for unsupported features."""
 
 from __future__ import annotations
 

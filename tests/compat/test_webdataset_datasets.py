@@ -1,4 +1,4 @@
-"""``WebDataset`` and its like over shards: URLs, handlers at damage, ranks and workers, ledgers, states, writers."""
+"""``WebDataset`` and similar classes over shards: URLs, error handlers, ranks and workers, ledgers, states, writers."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_a_state_skips_samples_of_indexed_shards_unread(make_shards):
     ("index", "digest"), [(False, "dda52a5e51fdacc4884cb817e5016704"), (True, "a4151ec6550a87b1a6163b0a540ce3bb")]
 )
 def test_states_that_were_saved_before_are_taken(make_shards, index, digest):
-    """The state of a pipeline of version 0.1.0, and what it goes on with."""
+    """The state of a pipeline of version 0.1.0, and the samples after it."""
     order = "SimpleShardList(None) shuffle(100, 100, 3) single_node_only() split_by_worker() _read_samples(None, None)"
     state = {"version": 1, "digest": digest, "epoch": 0, "order": [order], "taken": 11, "world": [0, 1, 0, 1]}
     dataset = wds.WebDataset(make_shards(4, 5, index=index), shardshuffle=True, seed=3).decode()

@@ -48,7 +48,7 @@ def plain(value):
 
 
 def both(function):
-    """Return what *function* yields with webdataset and with ours; "an error" if it raises."""
+    """Return the results of *function* with webdataset and with ours; "an error" if it raises."""
     results = []
     for module in (theirs, ours):
         try:

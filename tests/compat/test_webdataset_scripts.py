@@ -46,7 +46,7 @@ def make(tmp_path):
 
 
 def run(folder: Path, **options) -> list[dict]:
-    """Run a script on its ranks; return what each reports."""
+    """Run a script on its ranks; return the report of each."""
     folder.mkdir()
     settings = {
         "module": "tarshards.webdataset",

@@ -145,7 +145,7 @@ def test_errors_are_raised_as_they_are_and_can_be_handled(stage, sample, error):
     ],
 )
 def test_handlers(handler, expected, warned):
-    """True goes on without the sample, False ends the stream; the samples before it are delivered all the same."""
+    """True continues without the sample, False ends the stream; earlier samples are delivered in both cases."""
     for stages in (
         [wds.map(fail_at_two, handler=handler)],
         [wds.select(lambda sample: fail_at_two(sample) or True, handler=handler)],

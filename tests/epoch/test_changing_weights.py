@@ -1,4 +1,4 @@
-"""Weights that change: at every prefix each source has come as often as the sum of its shares says, to within one.
+"""Changing weights: in every prefix the count of each source equals the sum of its shares, to within one.
 
 The oracle adds the shares up by itself, in fractions.
 """

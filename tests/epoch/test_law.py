@@ -36,7 +36,7 @@ def delivered(plan: PlannedEpoch, first: np.ndarray) -> list[np.ndarray]:
 
 
 def epochs(plans: Plans, total: int, counts) -> list[np.ndarray]:
-    """Return what each rank has in several epochs."""
+    """Return the samples of each rank in several epochs."""
     first = np.cumsum(counts) - counts
     many = min(MANY, max(1, ENOUGH // total))
     return [samples for epoch in range(many) for samples in delivered(plans(epoch), first) if len(samples)]

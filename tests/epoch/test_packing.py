@@ -1,4 +1,4 @@
-"""Bins take the place of samples as positions: each sample in one bin, the same bins for any ranks and restarts."""
+"""Positions are bins instead of samples: each sample is in one bin, with the same bins for any ranks and restarts."""
 
 from __future__ import annotations
 

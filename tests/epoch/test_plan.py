@@ -1,4 +1,4 @@
-"""The epoch is a sequence: every sample once, in an order that no number of ranks, workers or restarts changes."""
+"""The epoch is a sequence: every sample once, in an order independent of ranks, workers and restarts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def slow_epoch(counts, seed, epoch, lanes, block, pool):
 
 
 def slow_rest(lanes, position, ranks, least):
-    """The lanes of the rest after *position*, laid end to end and cut anew where *ranks* do not divide them."""
+    """The lanes of the rest after *position*, concatenated and cut again if *ranks* do not divide them."""
     taken = Counter(p % len(lanes) for p in range(position))
     rest = [lane[taken[number] :] for number, lane in enumerate(lanes)]
     return cut(list(chain(*rest)), -(-least // ranks) * ranks)
@@ -152,7 +152,7 @@ def test_every_sample_comes_once_and_every_rank_takes_as_many_steps(counts, opti
 
 
 def batches_of_rank(plan, rank, batch_size, workers):
-    """What a rank delivers, worker by worker: batch g is made by worker g mod workers."""
+    """The batches of a rank, worker by worker: worker g mod workers makes batch g."""
     positions = range(rank, len(plan), plan.ranks)
     made = [
         [plan[list(positions[i : i + batch_size])] for i in range(w * batch_size, len(positions), workers * batch_size)]

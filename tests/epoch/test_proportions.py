@@ -1,4 +1,4 @@
-"""A mixture has given every source its share, to within one, at every moment."""
+"""At every position of a mixture, every source has contributed its share, to within one."""
 
 from __future__ import annotations
 

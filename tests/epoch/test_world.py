@@ -1,4 +1,4 @@
-"""Which rank and worker this process is."""
+"""The rank and worker of this process."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def torchrun(ranks: int, folder: Path, *arguments: object, **environment: str) -
 
 
 def records(folder: Path, run: int) -> list[list[dict]]:
-    """What each rank of a run has recorded: where it began, and its batches."""
+    """The records of each rank of a run: where it began, and its batches."""
     paths = sorted(folder.glob(f"{run}-*.jsonl"))
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
     for rank in ranks:
@@ -80,7 +80,7 @@ def undisturbed(digits: Path) -> list[list[str]]:
 
 
 class Chain(NamedTuple):
-    """Runs of the training, each resumed from the one before: how they ended, and what their ranks recorded."""
+    """Runs of the training, each resumed from the previous one: how they ended, and the records of their ranks."""
 
     checkpoint: Path
     runs: list[tuple[str | None, list[list[dict]]]]
@@ -109,7 +109,7 @@ def killed(request, digits, tmp_path_factory) -> Chain:
 
 @pytest.fixture(scope="module")
 def whole(digits) -> str:
-    """What the line of the README prints; its checkpoint is whole.pt."""
+    """The output of the README's command line; its checkpoint is whole.pt."""
     done = torchrun(2, digits, ROOT / line_of_the_readme()[0], *line_of_the_readme()[1:-1], "whole.pt")
     assert done.returncode == 0, done.stderr
     return done.stdout

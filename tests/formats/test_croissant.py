@@ -1,4 +1,4 @@
-"""Dataset cards: what they say is true of the files, and MLCommons' own library takes them and reads the records."""
+"""Dataset cards describe the files correctly, and MLCommons' own library accepts them and reads the records."""
 
 from __future__ import annotations
 

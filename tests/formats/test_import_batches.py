@@ -1,4 +1,4 @@
-"""Rows that are packed together give the bytes and errors of rows that are written one by one."""
+"""Rows packed together give the same bytes and errors as rows written one by one."""
 
 from __future__ import annotations
 

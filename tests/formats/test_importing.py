@@ -1,4 +1,4 @@
-"""What is imported comes back when it is exported: lines of JSON, folders, and datasets of Python."""
+"""Imports survive an export: JSON lines, folders, and Python datasets."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_killed_at_any_step_the_next_run_goes_on_to_the_same_bytes(tmp_path, kil
 
 
 def resume(folder: Path, source: str, options) -> None:
-    """What a rerun does: the same two calls; one that has finished refuses."""
+    """A rerun: the same two calls; a finished one refuses."""
     with suppress(OpenError):
         import_dataset(source, str(folder / "o-%d.tar"), max_bytes=30, **options)
     with suppress(OpenError):

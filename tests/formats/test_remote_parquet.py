@@ -1,4 +1,4 @@
-"""Parquet behind a web server is read by ranges, and gives the shards that the local file gives."""
+"""Parquet on a web server is read by ranges, and gives the same shards as the local file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _no_pauses(monkeypatch):
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports from a server which gives so many *whole* answers, one *fault*, and then *default*."""
+    """A function that imports from a server with *whole* complete responses, then one *fault*, then *default*."""
     body = write(tmp_path / "a.parquet")
     with serving_faults() as server:
 

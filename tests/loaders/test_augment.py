@@ -1,4 +1,4 @@
-"""Augmentations: laws that they keep, loops over single images as oracles, and batches that stay as they were."""
+"""Augmentations: their laws, loops over single images as oracles, and unchanged input batches."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""A batch by itself: batch g made alone is the g-th batch of the loop, whatever makes the loop's batches."""
+"""A single batch: batch g made alone equals the g-th batch of any loader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LOADERS = [shard_loader, array_loader, mixed_loader]
 
 
 def frozen(batch) -> object:
-    """What a batch consists of, to compare."""
+    """The contents of a batch, for comparison."""
     return batch and {
         name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in batch.items()
     }

@@ -1,4 +1,4 @@
-"""Full batches under filters and faults: equal on all ranks, the same by any workers, closed in the ledger."""
+"""Full batches despite filters and faults: equal on all ranks, the same for any workers, with a closing ledger."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def keys(batches) -> list[list[str]]:
 
 
 def close(ledger: Ledger) -> None:
-    """Check that the sum closes: what was planned has one class each, and what was repeated is apart."""
+    """Check that the sum closes: each planned sample is in one class, and repeats count separately."""
     ledger.check()
     tally = ledger._total()
     classes = tally.delivered + tally.filtered.total() + tally.failed + tally.lost + tally.dropped

@@ -1,4 +1,4 @@
-"""The ledger's sum over loaders: what reached the loop is delivered, and what was made ahead is in flight."""
+"""The ledger's sum over loaders: samples that reached the loop are delivered, prefetched ones are in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of more shards than a process may have open: all are read, few are open at once, and changes are still found."""
+"""Datasets with more shards than a process can open: all are read, few are open at once, and changes are detected."""
 
 from __future__ import annotations
 

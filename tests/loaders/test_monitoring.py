@@ -1,4 +1,4 @@
-"""The account of a loader: rates, waits, and what was the limit."""
+"""The monitor of a loader: rates, waits, and the bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed rows and batches of like length come from every loader, for any workers, and resume anywhere."""
+"""Every loader gives packed rows and batches of similar length, for any workers, and resumes anywhere."""
 
 from __future__ import annotations
 

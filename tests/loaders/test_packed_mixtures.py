@@ -1,4 +1,4 @@
-"""Bins over mixtures, selections and draws: the positions of the mixture, put together as those of one dataset."""
+"""Bins over mixtures, selections and draws: positions of the mixture are packed like those of one dataset."""
 
 from __future__ import annotations
 

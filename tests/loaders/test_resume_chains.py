@@ -1,4 +1,4 @@
-"""Chains of processes that resume one epoch, over filters and faults: every ledger's sum closes, and so does theirs."""
+"""Chains of processes that resume one epoch, with filters and faults: each ledger's sum and the total close."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Dataset:
 
 
 def fate(dataset: Dataset, ops: list[list[Any]], number: int) -> str:
-    """What becomes of a sound sample."""
+    """The outcome of an intact sample."""
     for name, *args in ops:
         if name == "filter" and number % args[0] == 0:
             return "filtered"
@@ -103,7 +103,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def closes(counts: dict[str, int]) -> bool:
-    """Whether what was taken of the source is what became of it."""
+    """Whether the outcomes add up to the samples taken from the source."""
     return counts["taken"] == sum(counts[name] for name in CLASSES) + counts["in_flight"]
 
 

@@ -174,7 +174,7 @@ def rest(loader: Any) -> list[Any]:
 
 
 def save(make: Callable[[dict[str, str]], Any], urls: dict[str, str], stop: int) -> tuple[Any, Any]:
-    """Return the state after *stop* deliveries of the second epoch, and what came after it."""
+    """Return the state after *stop* deliveries of the second epoch, and the later deliveries."""
     loader = make(urls)
     loader.set_epoch(1)
     iterator = iter(loader)
@@ -193,7 +193,7 @@ def without_batches(state: Any) -> Any:
 
 
 def write_states() -> dict[str, Any]:
-    """Return what is in the file, with the states that the package saves now."""
+    """Return the content of the file, with the states that the package saves now."""
     saved = json.loads(STATES.read_text())
     with tempfile.TemporaryDirectory() as folder:
         urls = write_sets(Path(folder))

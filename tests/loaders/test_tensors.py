@@ -1,4 +1,4 @@
-"""Batches as torch tensors: the same numbers, on the processor the same memory."""
+"""Batches as torch tensors: the same numbers, and on the CPU the same memory."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_epochs_advance_by_themselves_in_workers(make_shards, method, persistent
 
 
 def test_epochs_are_those_of_one_process(make_shards):
-    """What worker 0 of 1 delivers in epoch n is what the main process delivers."""
+    """Worker 0 of 1 delivers the same in epoch n as the main process."""
     urls = make_shards(6)
     alone, served = ShardDataset(urls, shuffle=True), ShardDataset(urls, shuffle=True)
     assert [classes(alone) for _ in range(3)] == [classes(loader(served, 1)) for _ in range(3)]

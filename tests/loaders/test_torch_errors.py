@@ -1,4 +1,4 @@
-"""Errors of the tree arrive from DataLoader's workers as they were raised: with their place, errno, notes and cause."""
+"""Errors arrive from DataLoader workers unchanged: with origin, errno, notes and cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches go from workers to their loader through shared memory: equal, one's own, and leaving nothing behind."""
+"""Batches go from workers to their loader through shared memory: equal, independent copies, and nothing left behind."""
 
 from __future__ import annotations
 

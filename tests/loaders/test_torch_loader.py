@@ -1,4 +1,4 @@
-"""Batches that do not depend on the workers, states that resume anywhere, and an account of every epoch."""
+"""Batches that do not depend on the workers, states that resume anywhere, and an audit of every epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs: ranks of a process group with workers of their own, killed, resumed, and checked against each other."""
+"""Whole jobs: ranks of a process group with their own workers, killed, resumed, and compared with each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ShardLoader gives by default, and passes of as many steps as one likes."""
+"""The default batches of a ShardLoader, and passes with any number of steps."""
 
 from __future__ import annotations
 

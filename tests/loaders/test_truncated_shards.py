@@ -1,4 +1,4 @@
-"""Shards that are truncated after the places of samples in them were found: an error that names them, never SIGBUS."""
+"""Shards truncated after the offsets of their samples were found: an error that names them, never SIGBUS."""
 
 from __future__ import annotations
 

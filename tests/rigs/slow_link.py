@@ -118,7 +118,7 @@ class Request(NamedTuple):
 
 @dataclass
 class Site:
-    """A server at the far end of a link, and what was asked of it."""
+    """A server at the far end of a link, and its requests."""
 
     url: str
     tls_url: str

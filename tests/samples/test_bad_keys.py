@@ -1,4 +1,4 @@
-"""A bad key concerns its sample, not its shard: with on_error it is left out, and reading goes on."""
+"""A bad key is an error of its sample, not its shard: with on_error the sample is left out, and reading continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def twin(request, monkeypatch):
 
 
 def entries(ledger: Ledger) -> list[tuple]:
-    """Key, field, offset and reason of what is quarantined."""
+    """Key, field, offset and reason of quarantined samples."""
     return [entry[1:] for entry in ledger.quarantined]
 
 

@@ -1,4 +1,4 @@
-"""Conditions and templates that a person types: what they say, and what they cannot do."""
+"""Conditions and templates typed by users: their meaning, and what they cannot do."""
 
 from __future__ import annotations
 

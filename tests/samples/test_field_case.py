@@ -1,4 +1,4 @@
-"""Fields are in lower case; whoever asks for one may write it in any case."""
+"""Fields are in lower case; requests may use any case."""
 
 from __future__ import annotations
 

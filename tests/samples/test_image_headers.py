@@ -1,4 +1,4 @@
-"""What the headers of images say is what Pillow says, and an image that is cut anywhere is found out."""
+"""Image headers agree with Pillow, and truncation at any point is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key rule: WebDataset's, made loud."""
+"""The key rule: WebDataset's, with errors instead of silence."""
 
 from __future__ import annotations
 

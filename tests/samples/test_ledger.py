@@ -1,4 +1,4 @@
-"""The account: counts, threshold, merging over processes."""
+"""The ledger: counts, threshold, merging over processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines come with their places, through compression, and errors about them name these."""
+"""Lines come with their locations, also from compressed files, and errors name these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members as files: any reader of files takes them, and only what is asked for is read."""
+"""Members as files: any reader of files accepts them, and only requested bytes are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of text come with their lines; one that is wrong is an error in its place, and those after it follow."""
+"""Rows of text come with line numbers; a wrong row is replaced by an error, and reading continues."""
 
 from __future__ import annotations
 

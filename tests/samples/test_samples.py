@@ -65,7 +65,7 @@ def test_a_field_that_comes_twice(names):
 
 @given(st.lists(st.integers(0, 12), max_size=30))
 def test_keys_come_back_in_any_order(keys):
-    """Whatever the order, a key that stands in two runs is an error, and else every key is one sample."""
+    """In any order, a key in two runs is an error; otherwise every key is one sample."""
     runs = [key for i, key in enumerate(keys) if i == 0 or keys[i - 1] != key]
     names = [f"{key}.{i}" for i, key in enumerate(keys)]
     if len(set(runs)) == len(runs):

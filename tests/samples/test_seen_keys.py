@@ -1,4 +1,4 @@
-"""Keys that come twice are found however many there are, and others are not."""
+"""Duplicate keys are found among any number of keys, and no others."""
 
 from __future__ import annotations
 

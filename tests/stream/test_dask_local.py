@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore::Deprecati
 
 @pytest.fixture
 def dask():
-    """Dask, with what tarshards needs of it."""
+    """The parts of Dask that tarshards needs."""
     pytest.importorskip("distributed")
     return pytest.importorskip("dask")
 

@@ -1,4 +1,4 @@
-"""A real Dask cluster of two processes, one of which is killed in the midst of it."""
+"""A real Dask cluster of two processes; one is killed during the map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures with un-indexed datasets: in each worker, shares to within one sample at every moment."""
+"""Mixtures with un-indexed datasets: in each worker, shares to within one sample at every position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several datasets as one: shares to within one sample at every moment, one order, one state."""
+"""Several datasets as one: shares to within one sample at every position, one order, one state."""
 
 from __future__ import annotations
 

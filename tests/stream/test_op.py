@@ -1,4 +1,4 @@
-"""Traits: every op says what it is, Stream and the loaders go by that, and what is said is true."""
+"""Traits: every op declares them correctly, and Stream and the loaders follow them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def samples(count: int, name: str = "") -> list:
 
 
 def applied(name: str, stream: Stream) -> Stream:
-    """*stream* with the op *name* and what comes before it."""
+    """*stream* with the op *name* and the ops before it."""
     return getattr(stream.to_tuple("cls") if name == "map_tuple" else stream, name)(*ARGUMENTS[name])
 
 
@@ -132,7 +132,7 @@ def test_per_sample_is_the_same_for_parts(name):
 
 
 class Counted(Iterator):
-    """Counts what is taken."""
+    """Counts the items taken."""
 
     def __init__(self, items: Iterable):
         self.items, self.taken = iter(items), 0
@@ -145,7 +145,7 @@ class Counted(Iterator):
 
 @pytest.mark.parametrize("name", [name for name in LOCAL if traits_of(OPS[name]).resumable])
 def test_resumable_ops_go_on_after_what_they_took(name):
-    """After any number of outputs, an op that starts over after what was taken yields the rest."""
+    """After any number of outputs, an op that restarts after the items taken yields the rest."""
     expected = list(map(repr, OPS[name](samples(10, name), *ARGUMENTS[name])))
     for stop in range(len(expected)):
         upstream = Counted(samples(10, name))

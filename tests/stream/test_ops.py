@@ -1,4 +1,4 @@
-"""Every op does what its one sentence says."""
+"""Every op does what its docstring says."""
 
 from __future__ import annotations
 
@@ -807,7 +807,7 @@ next(results)
 
 
 class Tracker:
-    """Takes what wandb.log and mlflow.log_metrics take, and refuses what they refuse."""
+    """Accepts and refuses the same values as wandb.log and mlflow.log_metrics."""
 
     def __init__(self):
         self.logged = []

@@ -1,4 +1,4 @@
-"""map(rng=True): what is random depends on the seed, the epoch and the sample, and on nothing else."""
+"""map(rng=True): random values depend only on the seed, the epoch and the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selections: an epoch over them is as one over shards that have just these samples, and reads no others."""
+"""Selections: an epoch over them equals one over shards with only these samples, and reads no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream begins with: with an index planned, without one streamed, and never by halves."""
+"""Sources of streams: planned with indexes, streamed without, and never a mixture of both."""
 
 from __future__ import annotations
 

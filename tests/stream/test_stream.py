@@ -1,4 +1,4 @@
-"""Streams: immutable, re-iterable, picklable, and tidy when broken off."""
+"""Streams: immutable, re-iterable, picklable, and cleaned up when an iteration is left early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the tar package share: archives, streams, and the programs that serve as oracles."""
+"""Helpers for the tests of the tar package: archives, streams, and the programs that serve as oracles."""
 
 import io
 import os
@@ -22,7 +22,7 @@ def load_twin(name):
 
 
 def program(name):
-    """Return a function that runs *name* with the arguments given, and returns what it wrote to stdout."""
+    """Return a function that runs *name* with the given arguments, and returns its stdout."""
     need("GNU tar" if name == "tar" else name)
 
     def run(*arguments, **options):
@@ -50,7 +50,7 @@ class Skips(Counter):
 
 
 class Drip:
-    """A stream that cannot seek and gives a few bytes at a time, seldom as many as asked for."""
+    """A stream that cannot seek and returns a few bytes at a time, usually fewer than requested."""
 
     def __init__(self, data, sizes=(511, 1, 513, 7, 1023, 333)):
         self.stream, self.sizes = io.BytesIO(data), cycle(sizes)
@@ -128,7 +128,7 @@ def read_whole(stream, **options):
 
 
 class Block(NamedTuple):
-    """A block of an archive: what it holds, and where the first header of its member lies."""
+    """A block of an archive: its content, and the offset of its member's first header."""
 
     offset: int
     role: str  # "header", "data", "end", or "x data", "L data", ... of an extended header

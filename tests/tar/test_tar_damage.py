@@ -1,4 +1,4 @@
-"""Damage never makes an archive shorter or different in silence: it raises and says where."""
+"""Damage never silently changes or shortens an archive: it raises an error with the offset."""
 
 import gzip
 import tarfile
@@ -51,7 +51,7 @@ def trim(archive):
 
 @pytest.fixture(scope="module")
 def right(archive, twin):
-    """What reading the sound archive gives."""
+    """The result of reading the intact archive."""
     reading = read(archive)
     names = {(member.name, member.data) for member in reading.members}
     assert any(names == set(members_of(name)) for name in SAMPLES)

@@ -1,4 +1,4 @@
-"""Links and sparse members: where links lead, and what is wrong with maps."""
+"""Links and sparse members: targets of links, and faults of maps."""
 
 import io
 import tarfile
@@ -19,7 +19,7 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
 def archive_of(members, format=tarfile.PAX_FORMAT):
-    """Write an archive of (name, type, what it links to); the content of a file is its number."""
+    """Write an archive of (name, type, link target); the content of a file is its number."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
         for number, (name, kind, link) in enumerate(members):
@@ -31,7 +31,7 @@ def archive_of(members, format=tarfile.PAX_FORMAT):
 
 
 def by_tarfile(archive):
-    """What tarfile gives of each file and link: its content, or None."""
+    """The content of each file and link according to tarfile, or None."""
     found = []
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         for info in opened:

@@ -1,4 +1,4 @@
-"""Where an archive ends, where several follow one another, and what is no archive at all."""
+"""Ends of archives, concatenated archives, and files that are not archives."""
 
 import gzip
 import io

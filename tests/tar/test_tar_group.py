@@ -1,4 +1,4 @@
-"""Members grouped in a buffer: both twins find the same samples and say the same of what is in none."""
+"""Members grouped in a buffer: both twins find the same samples and report the same members outside samples."""
 
 import ctypes
 import gc

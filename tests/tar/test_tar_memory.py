@@ -1,4 +1,4 @@
-"""Large members are read into memory that the process has, not into pages that are zeroed for each."""
+"""Large members are read into memory that the process keeps, not into newly zeroed pages."""
 
 import io
 import os

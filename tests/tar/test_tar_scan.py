@@ -1,4 +1,4 @@
-"""Both header parsers: the same results for the same bytes, and what they make of single headers."""
+"""Both header parsers: the same results for the same bytes, and the results for single headers."""
 
 import ctypes
 import tarfile

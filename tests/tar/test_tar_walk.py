@@ -131,7 +131,7 @@ def walk(request):
 
 @pytest.fixture(params=["file", "function"])
 def source(request):
-    """Return a function that makes of bytes what they are read from."""
+    """Return a function that turns bytes into a source to read from."""
     opened = []
 
     def make(content):

@@ -1,4 +1,4 @@
-"""What we write, GNU tar, bsdtar and Python's tarfile read with equal names and bytes."""
+"""GNU tar, bsdtar and Python's tarfile read our archives with equal names and bytes."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""What a check finds in shards, and what it counts."""
+"""The findings and counts of a check."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def tarred(members: list[tuple[str, int, bytes]], form: int, more: int) -> bytes
 
 
 def check_both_ways(urls: list[str]) -> tuple[Report, Report]:
-    """Return what is found with all headers in one call where that is enough, and by a survey of every shard."""
+    """Return the findings with all headers in one call where that is enough, and by a survey of every shard."""
     with pytest.MonkeyPatch.context() as patch:
         found = check_shards(urls)
         patch.setattr(check, "scan_headers", lambda *_: None)

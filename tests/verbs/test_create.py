@@ -1,4 +1,4 @@
-"""Plans, folders and lines become samples, and every mistake is told with its place."""
+"""Plans, folders and lines become samples, and every mistake is reported with its location."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def plain(samples):
-    """The samples without their places."""
+    """The samples without their locations."""
     return [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
 
 

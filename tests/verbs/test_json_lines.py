@@ -1,4 +1,4 @@
-"""Lines of JSON say what Python's json and base64 say, and give back every byte of text and of base64."""
+"""JSON lines agree with Python's json and base64, and preserve every byte of text and base64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A merge is a join by key in the order of the first input, however it is read and whatever the memory."""
+"""A merge is a join by key in the order of the first input, for any input and any memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(samples) -> list[dict]:
 
 
 def outer_join(inputs) -> list[dict]:
-    """What SQLite says: all keys, in the order of the first input that has them."""
+    """The result of SQLite: all keys, in the order of the first input that has them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.execute("create table samples (key, input, place)")
         rows = [(key, number, place) for number, keys in enumerate(inputs) for place, key in enumerate(keys)]

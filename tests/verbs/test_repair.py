@@ -1,4 +1,4 @@
-"""Damage in a shard: what is whole is read, what is not is told, and no byte is left out of the counts."""
+"""Damage in a shard: whole samples are read, others are reported, and the counts include every byte."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def reason(file: PlainFile, key: str) -> str | None:
 
 
 def check(sound: Archive, damaged: bytes, file: PlainFile) -> set[str]:
-    """Check what is read of an archive that one place of damage has changed; return the keys of what is not read."""
+    """Check the samples read from an archive with one damaged range; return the keys of samples that are not read."""
     read = whole_samples(file)
     assert read.keys() <= sound.samples.keys(), "invented"
 
@@ -258,7 +258,7 @@ def test_a_shard_with_many_holes(plain):
 
 
 def test_a_member_that_is_gone_is_seen_by_the_fields_of_the_others(plain):
-    """A hole of a small member is to the byte what ends an archive that another one follows."""
+    """A hole of a small member has exactly the bytes of an archive's end before another archive."""
     sound = ARCHIVES["ours"]
     header, _, _, after = sound.places["s2"][0]
     assert after - header == len(END)
@@ -352,7 +352,7 @@ def test_a_sample_that_comes_again_is_read_once(plain):
 
 
 def nested(inner: dict[str, bytes], inner_end: bytes = END) -> tuple[bytes, int]:
-    """Return an archive of samples with a tar in each, and where the header of the third one's tar lies."""
+    """Return an archive of samples with a tar in each, and the offset of the header of the third one's tar."""
     members = {}
     for i in range(6):
         members[f"s{i}.cls"] = b"7"

@@ -1,4 +1,4 @@
-"""What is selected is what grep finds in the files and Python in the decoded fields; keys that are lacking are told."""
+"""Selections agree with grep on the files and Python on the decoded fields; missing keys are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listings, previews, summaries and contact sheets, friendly to terminals and browsers whatever the data."""
+"""Listings, previews, summaries and contact sheets, safe for terminals and browsers with any data."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_summary_names_duplicates():
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page."""
+    """The elements that a browser would find in a page."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sorting is Python's sorted, whatever the memory; shuffling a uniform permutation; nothing stays on the disk."""
+"""Sorting equals Python's sorted, with any memory; shuffling is a uniform permutation; nothing stays on the disk."""
 
 from __future__ import annotations
 

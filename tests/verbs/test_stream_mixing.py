@@ -1,4 +1,4 @@
-"""A mixture of streams gives every source its share at every moment, and is the one that indexed datasets give."""
+"""A mixture of streams gives every source its share at every position, like a mixture of indexed datasets."""
 
 from __future__ import annotations
 

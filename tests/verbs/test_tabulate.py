@@ -1,4 +1,4 @@
-"""Tables from which every byte can be had back."""
+"""Tables that preserve every byte."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def rows(change=None, *, count: int = 600, stop: int | None = None):
 
 
 class Rows:
-    """A sequence of ``rows``, or with *iterable* what can only be iterated over, again and again."""
+    """A sequence of ``rows``, or with *iterable* a repeatable iterable."""
 
     def __init__(self, *arguments, stop: int | None = None, **options):
         self.rows, self.stop = list(rows(*arguments, **options)), stop

@@ -1,4 +1,4 @@
-"""map_shards: each shard once, whole and told, by any executor, whatever dies."""
+"""map_shards: each shard once, complete and reported, with any executor and any kill."""
 
 from __future__ import annotations
 

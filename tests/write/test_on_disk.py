@@ -1,4 +1,4 @@
-"""What is written is on the disk before it has its name, and the name at the end of the call; or nothing waits."""
+"""Files are flushed before they are renamed, and the name by the end of the call; without sync nothing waits."""
 
 from __future__ import annotations
 

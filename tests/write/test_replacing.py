@@ -1,4 +1,4 @@
-"""A shard that is replaced leaves nothing that describes the old one: no index, no count in a manifest."""
+"""Replacing a shard removes everything that describes the old one: its index, and its counts in manifests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def honest() -> dict[str, int]:
-    """Check what stands beside the shards in the current folder, and return the highest class in each."""
+    """Check the files beside the shards in the current folder, and return the highest class in each."""
     classes = {}
     for path in sorted(Path().glob("*.tar")):
         url = str(path)

@@ -1,4 +1,4 @@
-"""reshard: every sample once, in an order as good as a true permutation, the same however it is made."""
+"""reshard: every sample once, in an order as good as a true permutation, the same for any executor."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_marker_of_an_earlier_output_is_not_that_of_one_without_index(monkey
 
 
 def test_the_indexes_are_those_of_the_shards(monkeypatch):
-    """They are made of the samples that are written, and name the same as what is read."""
+    """They are made from the written samples, and name the same ones as a reader."""
     rng = random.Random(0)
     with ShardWriter("in-%d.tar", max_samples=100) as writer:
         for i in range(300):
@@ -233,7 +233,7 @@ def test_another_call_begins_anew():
 
 
 def test_killed_while_it_removes_its_folder(monkeypatch):
-    """In whatever order the files of the folder go, what remains is not resumed from."""
+    """In any order of removing the folder's files, the rest is not resumed from."""
     make()
 
     def half(folder, ignore_errors=False):

@@ -1,4 +1,4 @@
-"""Runs that were killed go on, also those that an earlier version began.
+"""Killed runs resume, also those begun by an earlier version.
 
 `begun.tar.gz` is what killed runs of version 0.1 left. Each had made its first output; `second` had made the pieces
 between the passes, and two of its three shards.

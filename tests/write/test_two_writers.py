@@ -1,4 +1,4 @@
-"""Of two writers that would write one shard at the same time, the second is refused while the first lives."""
+"""If two writers would write the same shard at once, the second is refused as long as the first is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that are whole or not there, and the same for the same samples."""
+"""Shards are complete or absent, and the same for the same samples."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_written_is_read(tmp_path, suffix):
 
 
 class Sink:
-    """A file that takes a part of what it is given, as raw streams may."""
+    """A file that accepts a part of each write, as raw streams may."""
 
     def __init__(self):
         self.data, self.closed = b"", False
@@ -601,7 +601,7 @@ def sums(pattern: str) -> list[str | None]:
 
 
 def sha256sum(*paths: str) -> list[str]:
-    """What coreutils says."""
+    """The checksum of coreutils."""
     done = subprocess.run(["sha256sum", *paths], capture_output=True, text=True, check=True)
     return [line.split()[0] for line in done.stdout.splitlines()]
 

@@ -64,7 +64,7 @@ class TorchStream(Stream, IterableDataset):
         while (part := getattr(part, "dataset", None)) is not None:
             if part is self:
                 raise WorldError(
-                    "accelerate's prepare() shares out what this dataset delivers to one rank: "
+                    "accelerate's prepare() divides the samples that this dataset delivers to one rank again: "
                     "give the dataset world=World(), or use a ShardLoader"
                 )
 

@@ -28,7 +28,7 @@ FINE = OPEN | {"COMPLETED", "FAILED"}  # markers describe commands that failed
 SCRIPT = """\
 #!/bin/bash
 {directives}
-# Slurm requeues what preemption or a node failure ends, and that is not a try; this script requeues what failed.
+# Slurm requeues tasks after preemption or a node failure, which is not a try; this script requeues failed tasks.
 {worker} {plan}
 status=$?
 tries={folder}/tries/${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
@@ -158,7 +158,7 @@ def _max_array() -> int:
 
 
 def _call(command: list[str]) -> str:
-    """Run one of Slurm's programs and return what it prints; raise OpenError with its complaint."""
+    """Run one of Slurm's programs and return its output; raise OpenError with its error message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:

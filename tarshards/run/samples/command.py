@@ -55,7 +55,7 @@ def map_command(
     ``sample.*`` that remain are the result; ``sample-SUFFIX.EXT`` is another sample; with *subdirs* each subdirectory
     is one.
 
-    A sample fails when its command fails, or runs for more than *timeout* seconds, and *retries* more tries do too.
+    A sample fails if its command fails, or runs for more than *timeout* seconds, and so do *retries* more tries.
     Without *on_error* the first failure ends the run and is raised as OpError. Otherwise ``on_error(sample, error)`` is
     called in the order of the samples, and the sample is left out, or with *keep_failed* yielded unchanged, unless
     *halt* ends the run.

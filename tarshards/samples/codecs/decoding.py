@@ -35,7 +35,7 @@ class FieldChoice(NamedTuple):
 
 
 class ByExtension(NamedTuple):
-    """How fields are decoded by their extension: the options of ``decode_field``."""
+    """Options for decoding fields by their extension, as in ``decode_field``."""
 
     images: str | None
     audio: str | None
@@ -46,7 +46,7 @@ class ByExtension(NamedTuple):
 
     @property
     def decoder(self) -> Handler:
-        """What decodes a field so."""
+        """The function that decodes a field in this way."""
         return partial(decode_field, **self._asdict())
 
 

@@ -26,7 +26,7 @@ def urls(make_uneven: Callable[..., str]) -> str:
 
 @pytest.fixture
 def other(make_uneven) -> str:
-    """What is validated on."""
+    """The validation samples."""
     return make_uneven([30, 9], "other")
 
 
@@ -85,7 +85,7 @@ def test_without_indexes_every_epoch_is_the_dataset(make_shards, make):
 
 
 def test_a_model_predicts_every_sample(urls):
-    """Lightning makes the loader anew for this, from its attributes."""
+    """For this, Lightning recreates the loader from its attributes."""
     for loader in (shard_loader(urls, SIZE), array_loader(urls, SIZE)):
         batches = pl.Trainer(devices=1, **QUIET).predict(Model(), loader)
         assert sorted(key for batch in batches for key in batch) == keys(333)

@@ -24,7 +24,7 @@ EFFECTS = (None, "NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def check_object(made: dict[str, Any]) -> None:
-    """Raise ValueError with what is wrong with a Job, ConfigMap or Service, all of it in one line."""
+    """Raise ValueError with all faults of a Job, ConfigMap or Service in one line."""
     kind = made.get("kind")
     checks = {"Job": _job, "ConfigMap": _config, "Service": _service}
     if kind not in checks:

@@ -87,7 +87,7 @@ def wait_until(holds) -> None:
 
 
 def leftovers() -> list[str]:
-    """What a job that is done must not leave."""
+    """Files that a finished job must not leave."""
     ends = (".tmp", ".started", ".failed")
     return [str(path) for path in Path().rglob("*") if path.name.endswith(ends) or path.parts[0] == "scratch"][1:]
 
@@ -232,7 +232,7 @@ def test_what_failed_is_removed_by_a_later_run_too(tarjob, tool):
 
 
 def test_a_checkpoint_is_kept(tarjob, start, folder):
-    """What another program writes may be the state from which it resumes."""
+    """The output of another program may be the state from which it resumes."""
     command = "echo step >>{2}; test $(wc -l <{2}) -ge 3 || { test -e quick && exit 143; touch quick; sleep 100; }"
     line = ("--inputs", "{0..0}", "--outputs", "model-{0..0}", "--", command)
     process = start(*line)

@@ -44,7 +44,7 @@ def valid(text: str) -> list[dict[str, Any]]:
 
 
 def mounts(pod: dict[str, Any]) -> dict[str, str]:
-    """What is mounted where in the pod's container: the kind of volume by path."""
+    """The mounts of the pod's container: the kind of volume by path."""
     (container,) = pod["containers"]
     kinds = {volume["name"]: next(key for key in volume if key != "name") for volume in pod["volumes"]}
     return {mount["mountPath"]: kinds[mount["name"]] for mount in container["volumeMounts"]}

@@ -29,7 +29,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def serve(tmp_path):
-    """Return a function that maps a server, which naps or fails as it is told, and one that lists what was begun.
+    """Return a function that maps a server, which naps or fails on request, and one that lists the started samples.
 
     That list is of pairs: the number of a sample, and the slot's process.
     """

@@ -66,7 +66,7 @@ def written_by_pyav(format, codec, samples, rate=RATE):
 
 
 def peer_of_pyav(data):
-    """What PyAV reads."""
+    """The samples that PyAV reads."""
     import av
 
     with av.open(io.BytesIO(data)) as container:
@@ -85,7 +85,7 @@ def chunk(name, data):
 
 
 def aac_in_caf(adts):
-    """What Apple's recorders write: the packets of a *adts* stream in a CAF."""
+    """A file like those of Apple's recorders: the packets of an *adts* stream in a CAF."""
     packets, place = [], 0
     while place < len(adts):
         size = (adts[place + 3] & 3) << 11 | adts[place + 4] << 3 | adts[place + 5] >> 5
@@ -346,7 +346,7 @@ def test_a_sphere_that_cannot_be_read_says_why(change, reason, soundfile):
 
 
 def listed():
-    """The extensions, by the words of the page on what of a changed bit is seen."""
+    """The extensions, by the page's words on the detection of a changed bit."""
     rows = re.findall(r"^\| ([a-z0-9, `]+) \| an error \| (an error|unseen) \|", PAGE.read_text(), re.MULTILINE)
     return {name: seen for names, seen in rows for name in re.findall(r"`([a-z0-9]+)`", names)}
 

@@ -26,7 +26,7 @@ from tarshards.samples.codecs import decode_field, decoder, encode_field, encode
 
 @pytest.fixture
 def own_codecs():
-    """Let a test register what it likes; the tables are as before when it ends."""
+    """Let a test register any codecs; restore the tables when it ends."""
     tables = registry.DECODERS, registry.UNSAFE_DECODERS, registry.ENCODERS
     before = [dict(table) for table in tables]
     yield
@@ -118,7 +118,7 @@ def same(value, other) -> bool:
 
 
 def what_comes_back(extension, value):
-    """Return what the README says that ``decode`` gives of a value that the codec of an extension takes."""
+    """Return the result of ``decode`` that the README gives for a value that the codec of an extension accepts."""
     if extension in ("json", "jsn") and isinstance(value, str):
         return json.loads(value)
     if extension in ("json", "jsn", "mp", "msg", "msgpack", "cbor"):

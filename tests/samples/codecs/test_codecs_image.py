@@ -224,7 +224,7 @@ def seen_of_changed_bits(data):
 
 
 def listed():
-    """The extensions, by the words of the page on what of a changed bit is seen."""
+    """The extensions, by the page's words on the detection of a changed bit."""
     rows = re.findall(r"^\| ([a-z0-9 `]+) \| an error \| (an error|unseen) \|", PAGE.read_text(), re.MULTILINE)
     return {name: seen for names, seen in rows for name in names.strip("`").split()}
 
@@ -255,7 +255,7 @@ def test_jpeg_that_libjpeg_calls_corrupt_is_an_error():
 
 
 def read_by(reader, data):
-    """What a reader of an ArrayLoader gives."""
+    """The result of a reader of an ArrayLoader."""
     payloads = Payloads.of([data])
     opened = reader.open("jpg", payloads[0])
     batch = opened.make(1)
